@@ -41,7 +41,7 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(PY) -m dpcore.cli demo --out demo
+	$(PY) -m dpcore demo --out demo
 
 # Workers share the cores, so each computes with one thread.
 test: $(READY)

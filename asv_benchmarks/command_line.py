@@ -31,7 +31,7 @@ from whole_step.record import machine
 from dpcore.methods import dp_sgd
 from dpcore.torch import make_private
 
-DPCORE = [sys.executable, "-m", "dpcore.cli"]
+DPCORE = [sys.executable, "-m", "dpcore"]
 TRAIN = ["train", "--data", "digits", "--epsilon", "3", "--epochs", "2"]
 # Two learning rates and three final runs of each of three contestants: 15 runs.
 COMPARE = ["compare", "--data", "digits", "--methods", "dp_sgd,disk,doppler", "--epsilon", "3", "--epochs", "5",

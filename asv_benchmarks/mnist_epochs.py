@@ -80,7 +80,7 @@ def main() -> None:
                 "--out": f"{folder}/run",
             }  # fmt: skip
             given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
-            command = [sys.executable, "-m", "dpcore.cli", "train", *given]
+            command = [sys.executable, "-m", "dpcore", "train", *given]
             measured = epochs_of(command, Path(folder, "run"), os.environ | threads)
         seconds, processor = (list(each) for each in zip(*measured, strict=True))
         row = {"command": " ".join(["dpcore train", *given]), "seconds": seconds, "processor_seconds": processor}

@@ -18,12 +18,12 @@ import torch
 
 SEEDS = range(3)
 COMMAND = "train --data mnist --model cnn-5 --method dp_sgd --epsilon 3 --delta 1e-5 --epochs 4"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpcore.cli"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dpcore"]
 
 
 def outcome(processes: int, seed: int, data: str) -> dict[str, Any]:
     """Run the command; return its accuracy and its statement."""
-    start = [sys.executable, "-m", "dpcore.cli"] if processes == 1 else TORCHRUN
+    start = [sys.executable, "-m", "dpcore"] if processes == 1 else TORCHRUN
     with tempfile.TemporaryDirectory() as folder:
         given = [*COMMAND.split(), "--data-dir", data, "--seed", str(seed), "--out", f"{folder}/run", "--json"]
         done = subprocess.run([*start, *given], capture_output=True, text=True, check=True)

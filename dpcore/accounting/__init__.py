@@ -28,6 +28,7 @@ from dpcore.accounting.events import (
 from dpcore.accounting.export import neighboring_relation, to_dp_accounting
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
 from dpcore.accounting.opacus import OPACUS_ASSUMPTIONS, from_opacus
+from dpcore.accounting.phases import parts_of
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.renyi.rdp import RdpAccountant
 from dpcore.spec import validate
@@ -172,9 +173,5 @@ def delta_remark(delta: float, dataset_size: int | None) -> str | None:
 
 def known_dataset_size(event: Event) -> int | None:
     """Return the largest number of examples that a part of the event names, None if no part does."""
-    if isinstance(event, Composed):
-        sizes = [known_dataset_size(part) for part in event.events]
-        return max((size for size in sizes if size is not None), default=None)
-    if isinstance(event, SelfComposed):
-        return known_dataset_size(event.repeated)
-    return getattr(event, "dataset_size", None)
+    sizes = (getattr(part, "dataset_size", None) for part, _ in parts_of(event))
+    return max((size for size in sizes if size is not None), default=None)

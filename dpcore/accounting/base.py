@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dpcore.accounting.events import Event
+from dpcore.accounting.events import Event, check_event
 from dpcore.accounting.gaussian import GaussianAccountant
 from dpcore.accounting.pld import PldAccountant
 from dpcore.accounting.renyi.rdp import RdpAccountant
@@ -55,19 +55,13 @@ def find(accountant: str | Accountant | None, event: Event) -> Accountant:
 
 def accountants_for(event: Event) -> tuple[str, ...]:
     """Return the names of the accountants that cover the event, the default first; empty if none does."""
-    event = _checked(event)
+    check_event(event=event)
     return tuple(name for name, accountant in ACCOUNTANTS.items() if accountant.supports(event))
-
-
-def _checked(event: object) -> Event:
-    if not isinstance(event, Event):
-        raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
-    return event
 
 
 def demand_support(accountant: Accountant, event: Event) -> None:
     """Raise `PrivacyError` unless the accountant supports the event."""
-    if accountant.supports(_checked(event)):
+    if accountant.supports(check_event(event=event)):
         return
     names, kind = accountants_for(event), type(event).__name__
     if names:

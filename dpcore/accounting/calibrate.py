@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dpcore.accounting import base
-from dpcore.accounting.events import Composed, Event
+from dpcore.accounting.events import Composed, Event, check_event
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.accounting.phases import AllocationStep, Step, phases
 from dpcore.errors import ArgumentError, ArgumentTypeError
@@ -147,10 +147,8 @@ class _Question:
         self.delta = validate.open_unit(target_delta=target_delta)
         if not callable(make_event):
             raise ArgumentTypeError(f"make_event={make_event!r}: must be a function from the {unknown} to an event")
-        if spent is not None and not isinstance(spent, Event):
-            raise ArgumentTypeError(f"spent={spent!r}: must be an event of dpcore.accounting")
         self._make_event: Callable[[Any], Event] = make_event
-        self._spent = spent
+        self._spent = None if spent is None else check_event(spent=spent)
         self.accountant = base.find(accountant, self.event(PROBES[unknown]))
         self._known: dict[float, float] = {}
         if spent is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dpcore.accounting import events
-from dpcore.accounting.events import Adjacency, Event
-from dpcore.errors import ArgumentTypeError, PrivacyError
+from dpcore.accounting.events import Adjacency, Event, check_event
+from dpcore.errors import PrivacyError
 
 _RELATIONS = {
     None: "ADD_OR_REMOVE_ONE",
@@ -32,8 +32,7 @@ def to_dp_accounting(event: Event) -> Any:
         If dp-accounting is not installed, or has no such event.
     """
     names = _dp_accounting()
-    if not isinstance(event, Event):
-        raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
+    check_event(event=event)
     if isinstance(event, events.NonPrivate):
         return names.NonPrivateDpEvent()
     if isinstance(event, events.Composed):
@@ -69,8 +68,7 @@ def neighboring_relation(event: Event) -> Any:
     _dp_accounting()
     from dp_accounting import NeighboringRelation  # type: ignore[import-untyped]
 
-    if not isinstance(event, Event):
-        raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
+    check_event(event=event)
     return NeighboringRelation[_RELATIONS[event.adjacency]]
 
 

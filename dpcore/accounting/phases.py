@@ -51,6 +51,7 @@ from dpcore.accounting.events import (
     RandomAllocationGaussian,
     SelfComposed,
     TruncatedPoissonSampledGaussian,
+    check_event,
 )
 from dpcore.errors import PrivacyError
 from dpcore.spec import validate
@@ -148,7 +149,7 @@ def phases(event: Event) -> Phases | None:
 
 def demand_phases(event: Event) -> Phases:
     """Return what the event comes down to, or raise `PrivacyError` if some part of it is of a kind unknown here."""
-    found = phases(event)
+    found = phases(check_event(event=event))
     if found is None:
         raise PrivacyError(f"event={type(event).__name__}: it or a part of it is of a kind that no accountant covers")
     return found

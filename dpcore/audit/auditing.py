@@ -30,11 +30,9 @@ from numpy.typing import NDArray
 from dpcore.accounting import Adjacency
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
-from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step
-from dpcore.audit.direct_checks import MEANING, direct_checks, sample_rate
-from dpcore.audit.exposure import secret_batches
-from dpcore.audit.records import Records, joined
-from dpcore.audit.releases import Releases, noisy_bits, records, take_all
+from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step, secret_batches
+from dpcore.audit.checks import direct_checks, failed, sample_rate
+from dpcore.audit.releases import Records, Releases, joined, noisy_bits, records, take_all
 from dpcore.audit.result import AuditResult
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.loop import private_step
@@ -138,7 +136,6 @@ def audit(
     if key is not None:
         check_key(key)
     secret = new_key() if key is None else key
-    replaced = plan.event.adjacency is Adjacency.REPLACE_ONE
     rows = steps * (2 if plan.square_noise_standard_deviation() else 1)
     untouched = max(16, -(-max(_UNTOUCHED, 4 * rows) // (runs * len(names))))
 
@@ -147,9 +144,7 @@ def audit(
             plan,
             RunKeys.new(derive_key(secret, f"dpcore audit run {run}"), exact_key=True),
             coins(secret, run, canaries),
-            replaced=replaced,
             untouched=untouched,
-            backend=load_backend(),
             dtype=dtype,
             make_mechanism=make_mechanism,
             step=step,
@@ -164,7 +159,7 @@ def audit(
             found[0] = replace(found[0], surprises=(*found[0].surprises, UNSEEN))
         if run == 0 and not follows_from_releases(one, releases, canary_run(run)):
             found[0] = replace(found[0], surprises=(*found[0].surprises, MORE))
-    return _judged(plan, joined(found), claimed, delta, confidence, replaced, dtype)
+    return _judged(plan, joined(found), claimed, delta, confidence, dtype)
 
 
 def coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
@@ -173,15 +168,12 @@ def coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
     return np.asarray(words % 2 == 1)
 
 
-def _judged(
-    plan: Plan, records: Records, claimed: float, delta: float, confidence: float, replaced: bool, dtype: str
-) -> AuditResult:
+def _judged(plan: Plan, records: Records, claimed: float, delta: float, confidence: float, dtype: str) -> AuditResult:
     alpha = 1 - confidence
     p_values = direct_checks(plan, records, dtype)
     level = alpha / 2 / len(p_values)
-    findings = [f"{MEANING[name]} (p = {p:.2g})." for name, p in p_values.items() if p <= level]
-    findings += records.surprises
-    values = _scores(plan, records, p_values, level, replaced)
+    findings = [*failed(p_values, level), *records.surprises]
+    values = _scores(plan, records, p_values, level)
     claim = Claim.of(plan.event, claimed)
     chosen = np.arange(values.size) % 2 == 0
     ins = records.coins
@@ -221,9 +213,7 @@ def _judged(
     )
 
 
-def _scores(
-    plan: Plan, records: Records, p_values: dict[str, float], level: float, replaced: bool
-) -> NDArray[np.float64]:
+def _scores(plan: Plan, records: Records, p_values: dict[str, float], level: float) -> NDArray[np.float64]:
     correlated = p_values["repeated"] <= level
     if correlated or p_values["noise"] <= level:
         records = whitened(records, correlated)
@@ -231,7 +221,7 @@ def _scores(
         return known_participation(records)
     if correlated:
         return any_participation(records)
-    return secret_participation(records, sample_rate(plan), replaced)
+    return secret_participation(records, sample_rate(plan), plan.event.adjacency is Adjacency.REPLACE_ONE)
 
 
 MORE = "The parameters are no function of the releases: something else of the data moves them."

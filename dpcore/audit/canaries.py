@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.audit.exposure import direction, most_exposed
+from dpcore.accounting import Adjacency
+from dpcore.accounting.phases import phases
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
+from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
-from dpcore.spec.ops import Backend
+from dpcore.stages.clipping import Grouping
 from dpcore.stages.queries import Point
 
 Floats = NDArray[np.float64]
@@ -40,8 +42,8 @@ class CanaryRun:
     Where users are the unit of privacy, canaries and bystanders are users, and each of a user's examples has the whole
     vector of its user: clipped one by one instead of in sum they would add up to several clip norms.
 
-    The `coins` say which canaries are in; one that is out has the opposite vector if `replaced` (replace-one), and zero
-    otherwise (zero-out, add-remove). Of each tensor nobody touches `untouched` coordinates. `make_mechanism` is called
+    The `coins` say which canaries are in; one that is out has the opposite vector under replace-one, and zero otherwise
+    (zero-out, add-remove). Of each tensor nobody touches `untouched` coordinates. `make_mechanism` is called
     as `Mechanism`, `step` as `dpcore.mechanism.loop.private_step`.
 
     An example's vector is `amount` (+1, 0 or -1, SHORT for some) times a canary's, on coordinate `place`, both (n,);
@@ -54,9 +56,7 @@ class CanaryRun:
         keys: RunKeys,
         coins: NDArray[np.bool_],
         *,
-        replaced: bool,
         untouched: int,
-        backend: Backend[Any],
         dtype: str,
         make_mechanism: MakeMechanism,
         step: Step,
@@ -75,10 +75,11 @@ class CanaryRun:
         self.amount = np.ones(plan.sampler.dataset_size)
         if plan.adaptive_clip is not None:
             self.amount[::2] = SHORT
+        replaced = plan.event.adjacency is Adjacency.REPLACE_ONE
         self.amount[self.members] = np.where(coins, 1.0, -1.0 if replaced else 0.0)
         self.place = np.full(plan.sampler.dataset_size, coins.size + untouched)
         self.place[self.members] = np.arange(coins.size)
-        self.size = coins.size + untouched + 1
+        self.size, backend = coins.size + untouched + 1, load_backend()
         self.parameters = [backend.from_numpy(np.zeros(shape, self.dtype)) for shape in self._shapes()]
         layout = Layout.of([*zip(plan.tensors, self._shapes(), strict=True)])
         self.mechanism = make_mechanism(plan, layout, self.parameters, backend=backend, keys=keys)
@@ -136,3 +137,28 @@ class CanaryRun:
     def values(self) -> list[Floats]:
         """The present parameters."""
         return [np.asarray(self.mechanism.backend.to_numpy(p), np.float64) for p in self.parameters]
+
+
+def secret_batches(plan: Plan) -> bool:
+    """Whether the claim rests on batches that the adversary does not know."""
+    found = phases(plan.event)
+    return found is None or bool(found.steps)
+
+
+def most_exposed(plan: Plan, planned: Sequence[NDArray[np.int64]], matrix: Floats, count: int) -> NDArray[np.int64]:
+    """Return the canaries: where batches are public, the examples whose participation moves C S the most."""
+    if secret_batches(plan):
+        return np.arange(count)
+    uses = np.bincount(np.concatenate(planned), minlength=plan.sampler.dataset_size)
+    candidates = np.sort(np.argsort(-uses, kind="stable")[: max(count, 4096)])
+    moved = matrix @ np.stack([np.isin(candidates, batch) for batch in planned])
+    chosen = np.argsort(-np.linalg.norm(moved, axis=0).round(9), kind="stable")[:count]
+    return np.sort(candidates[chosen])
+
+
+def direction(grouping: Grouping, rule: str) -> Floats:
+    """Return the unit vector, over tensors, of the longest clipped vector with equal entries in a group's tensors."""
+    shares = np.zeros(sum(len(members) for members in grouping.members))
+    for members, bound in zip(grouping.members, grouping.bounds, strict=True):
+        shares[list(members)] = (1.0 if rule == "normalized" else bound) / np.sqrt(len(members))
+    return np.asarray(shares / np.linalg.norm(shares))

@@ -52,7 +52,7 @@ _COMMANDS = {
     "doctor": ("dpcore.cli.reports.doctor:doctor",
         "Examine a model, its data, a loss and a method before they train; status 1 where there is a fault.",
         "dpcore doctor train.py"),
-    "demo": ("dpcore.cli.compare.demo:demo",
+    "demo": ("dpcore.cli.compare.compare:demo",
         "Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta.",
         "dpcore demo --out demo"),
     "inspect": ("dpcore.cli.reports.inspect:inspect", "Look at a filter, or at the gradients that a run released.",
@@ -84,11 +84,10 @@ def application(*commands: str) -> typer.Typer:
         if name in commands:
             module, _, attribute = place.partition(":")
             found = getattr(import_module(module), attribute)
-        more: dict[str, Any] = {"help": words, "epilog": f"Example:  {example}"}
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name, no_args_is_help=False, **more)
+            app.add_typer(found, name=name, no_args_is_help=False, help=words, epilog=f"Example:  {example}")
         else:
-            app.command(name, **more)(found)
+            app.command(name, example=example, help=words)(found)
     return app
 
 

@@ -59,14 +59,24 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Commands(typer.Typer):
-    """Several commands under one name."""
+    """Several commands under one name, which by itself shows their help."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=_Group, rich_markup_mode="rich", **settings)
+        self.callback(invoke_without_command=True)(_show_help)
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
-        """Return the decorator that adds a command."""
+    def command(
+        self, name: str | None = None, *, example: str = "", **settings: Any
+    ) -> Callable[[_Function], _Function]:
+        """Return the decorator that adds a command; its help ends with the example."""
+        if example:
+            settings["epilog"] = f"Example:  {example}"
         return super().command(name, cls=_Command, **settings)
+
+
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 Json = Annotated[bool, flag("--json", "Print one JSON object on standard output, nothing else there.")]
@@ -80,6 +90,9 @@ def picture(value: Any) -> Path:
     if not path.parent.is_dir():
         raise typer.BadParameter(f"{str(value)!r}: there is no folder {path.parent}")
     return path
+
+
+Picture = Annotated[Path | None, option(picture, "FILE.png", "Draw a picture there (.png, .pdf, .svg).")]
 
 
 @cache

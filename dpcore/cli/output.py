@@ -8,9 +8,10 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 # Where nothing tells a width: rich would take 80 and break most rows of a table.
-_WIDTH = 110
+_WIDTH, _NARROWEST = 110, 80
+# With what starting takes, 0.3 to 0.4 seconds, within a second of the call.
+_PATIENCE = 0.5
 
 
 def write_line(text: str = "") -> None:
@@ -64,17 +67,16 @@ class _Trimmed:
 @contextmanager
 def trimmed_output() -> Iterator[None]:
     """Let no line of standard output end with blanks, which tables have and no pipe needs; a terminal hides them."""
-    former = sys.stdout
-    if former.isatty():
+    if sys.stdout.isatty():
         yield
         return
-    sys.stdout = _Trimmed(former)
-    try:
-        yield
-    finally:
-        with suppress(BrokenPipeError):  # its reader has gone, and was told of already
-            sys.stdout.flush()
-        sys.stdout = former
+    trimmed: Any = _Trimmed(sys.stdout)
+    with redirect_stdout(trimmed):
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError):  # its reader has gone, and was told of already
+                trimmed.flush()
 
 
 @contextmanager
@@ -84,17 +86,47 @@ def remarked_warnings() -> Iterator[None]:
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         sys.stderr.write(fitted(f"remark: {message}", sys.stderr) + "\n")
 
-    former = warnings.showwarning
-    warnings.showwarning = show
+    with warnings.catch_warnings():  # which puts both back
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def told_if_slow(words: str) -> Iterator[None]:
+    """Say once, on standard error, what is being computed, if the block takes longer than half a second.
+
+    Nobody should have to guess whether a command still does anything. It decorates functions, too.
+    """
+    stream = sys.stderr
+
+    def tell() -> None:
+        # In one piece, and without rich, whose import the main thread may be in the middle of.
+        stream.write(fitted(f"remark: still computing: {words}; Ctrl-C stops it", stream) + "\n")
+        stream.flush()
+
+    timer = threading.Timer(_PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        warnings.showwarning = former
+        timer.cancel()
+        # What has begun is written before the result, never into it.
+        timer.join()
 
 
 def write_json(content: Any) -> None:
     """Write one JSON object, numbers in full."""
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_answer(as_json: bool, content: Any, *lines: str) -> None:
+    """Write what a command found: one JSON object for a program, or lines for a person."""
+    if as_json:
+        write_json(content)
+        return
+    for line in lines:
+        write_line(line)
 
 
 def known(value: float) -> float | None:
@@ -109,11 +141,39 @@ def remarks() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
-def results() -> Console:
+def remark(sentence: str | None) -> None:
+    """Write a remark on standard error; nothing where there is none."""
+    if sentence is not None:
+        from rich.markup import escape
+
+        remarks().print(f"[yellow]remark:[/] {escape(sentence)}")
+
+
+def results(width: int = _WIDTH) -> Console:
     """Return a console on standard output, likewise, for tables that are legible in a pipe too."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
-        console.width = _WIDTH
+        console.width = width
     return console
+
+
+def write_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", right: int = 0, wraps: int | None = None
+) -> None:
+    """Write a table as a result; the last `right` columns are aligned at the right, and the one at `wraps` may break.
+
+    Nothing is cut off, since the end of a long word may be the figure: on a narrow terminal lines are broken.
+    """
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", show_header=any(head), box=None, pad_edge=False)
+    for index, name in enumerate(head):
+        side: Any = "right" if index >= len(head) - right else "left"
+        table.add_column(name, style="" if index else "bold", justify=side, no_wrap=index != wraps, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = results()
+    console.width = max(console.width, _NARROWEST)
+    console.print(table)

@@ -10,17 +10,12 @@ from dpcore.spec.canonical import read_json_file
 from dpcore.statement.statement import Statement
 
 
-def stored(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the statements under `path` by name, as plain content; the name of a single one is "".
+def stored(path: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Return the statements under `path` by name, as plain content, each with its folder; a single one's name is "".
 
     `path` is a statement.json, or a folder that holds one: a run, an export, or a comparison, whose statement.json
     names the folder of one run for each row of its table.
     """
-    return {name: content for name, (_, content) in stored_in(path).items()}
-
-
-def stored_in(path: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Return the same as `stored`, each with the folder that its file lies in."""
     where, content = _read(path)
     folders = content.get("run_folders")
     if not isinstance(folders, dict):
@@ -43,7 +38,7 @@ def single_statement(path: Path) -> Statement:
     if "" not in found:
         raise DataError(f"{path}: holds the statements of {len(found)} runs; name one of its run folders")
     try:
-        return Statement.from_dict(found[""])
+        return Statement.from_dict(found[""][1])
     except DataError as cause:
         raise DataError(f"{path}: {cause}") from cause
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting import Composed, Event, smallest_epsilon
 from dpcore.accounting.branches import Rows
-from dpcore.errors import ArgumentTypeError, DpcoreError, PrivacyError
+from dpcore.accounting.events import check_event
+from dpcore.errors import DpcoreError, PrivacyError
 from dpcore.ledger.entries import START, Entry, number_in, seal, write
 from dpcore.ledger.privacy_filter import PrivacyFilter, add
 from dpcore.ledger.records import RunRecord, Verification
@@ -29,10 +30,7 @@ EventAfter = Callable[[int, Sequence[Rows]], Event]
 
 def event_of(event_after: EventAfter, steps: int, abandoned: Sequence[Rows] = ()) -> Event:
     """Return the event of so many steps and abandoned rows, checked to be one."""
-    event = event_after(steps, abandoned)
-    if not isinstance(event, Event):
-        raise ArgumentTypeError(f"event_after({steps}, {abandoned})={event!r}: must be an event of dpcore.accounting")
-    return event
+    return check_event(**{f"event_after({steps}, {abandoned})": event_after(steps, abandoned)})
 
 
 def follow(state: State, previous: str, entry: Entry) -> str:
@@ -67,19 +65,12 @@ def _same(a: Any, b: Any) -> bool:
 
 def record(run: Run) -> RunRecord:
     """Return what the ledger says about a run."""
+    alike = ("run_id", "name", "begun", "adjacency", "steps", "releases", "charge", "description", "dataset")
     return RunRecord(
-        run_id=run.run_id,
-        name=run.name,
-        begun=run.begun,
-        adjacency=run.adjacency,
-        steps=run.steps,
-        releases=run.releases,
+        **{name: getattr(run, name) for name in alike},
         forks=len(run.branches) - 1,
         event=Event.from_dict(run.event),
         planned=run.plan,
-        charge=run.charge,
-        description=run.description,
-        dataset=run.dataset,
         marks={name: branch.mark for name, branch in run.branches.items()},
     )
 

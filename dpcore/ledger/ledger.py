@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpcore.accounting import Composed, Event, smallest_epsilon
+from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
+from dpcore.accounting.events import check_event
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import checks
+from dpcore.ledger.allowance import Allowance, after
 from dpcore.ledger.book import Book, now
-from dpcore.ledger.checks import EventAfter, follow
-from dpcore.ledger.entries import START, Entry, seal, write
+from dpcore.ledger.checks import EventAfter, event_of, follow
+from dpcore.ledger.entries import START, Entry, number_out, seal, write
 from dpcore.ledger.places import check_place, check_writable
 from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.ledger.records import Remaining, RunRecord, Total, Verification
-from dpcore.ledger.reservations import Reservations
 from dpcore.ledger.run import LedgerRun
 from dpcore.ledger.state import FORMAT, State
 from dpcore.ledger.storage import Storage, exists
@@ -39,7 +40,7 @@ class Ledger:
             raise ArgumentTypeError(f"storage={storage!r}: open a ledger with Ledger.open(path)")
         self.path = storage.path
         self._book = Book(storage)
-        self._rows = Reservations(self._book)
+        self._allowance = Allowance(self._book)
 
     @classmethod
     def create(
@@ -77,8 +78,30 @@ class Ledger:
         DataError, ArgumentError
             If the file exists or cannot be written safely there; if the budget leaves nothing to spend.
         """
-        storage, place = create(path, budget, order, name, composition, accept_file_system)
-        return cls(storage)._accept(place)
+        target, budget = resolved(path), checked(budget)
+        chosen = PrivacyFilter.of(composition, order, budget)
+        limit = None if budget is None else chosen.limit(*budget)
+        late = chosen.kind == "rdp" and order is None  # fixed with the first row
+        if target.exists():
+            raise exists(target)
+        place = check_place(target, accept_file_system)
+        check_writable(target)
+        body = write(
+            {
+                "entry": 0,
+                "kind": "create",
+                "time": now(),
+                "format": FORMAT,
+                "ledger": secrets.token_hex(8),
+                "name": str(name),
+                "composition": chosen.kind,
+                "order": None if late else chosen.order,
+                "budget": None if budget is None else list(budget),
+                "limit": None if late else limit,
+                "software": __version__,
+            }
+        )
+        return cls(Storage.create(target, [Entry(0, body, seal(START, body))]))._accept(place)
 
     @classmethod
     def open(cls, path: AnyPath, *, read_only: bool = False, accept_file_system: bool = False) -> Ledger:
@@ -145,8 +168,24 @@ class Ledger:
         DataError
             If an entry does not follow from those before it.
         """
-        storage, place = restore(path, exported, accept_file_system)
-        return cls(storage)._accept(place)
+        target = resolved(path)
+        place = check_place(target, accept_file_system)
+        check_writable(target)
+        state, last, entries = State(), START, []
+        try:
+            pairs = list(zip(exported["entries"], exported["seals"], strict=True))
+        except (KeyError, TypeError, ValueError) as cause:
+            raise DataError("exported: must be what `Ledger.export` returned, entries and as many seals") from cause
+        for number, (content, sealed) in enumerate(pairs):
+            entry = Entry(number, write(content), sealed)
+            problem = follow(state, last, entry)
+            if problem:
+                raise DataError(f"exported: {problem}; what cannot be relied on is not restored")
+            last = entry.seal
+            entries.append(entry)
+        if not entries:
+            raise DataError("exported: holds no entry")
+        return cls(Storage.create(target, entries))._accept(place)
 
     def _accept(self, place: str | None) -> Ledger:
         """Write down once that the owner accepted a file system."""
@@ -199,8 +238,61 @@ class Ledger:
             If its adjacency does not go with the ledger's, its event cannot be charged, or its key is in use.
         """
         told = {"name": str(name), "description": description, "dataset": str(dataset)}
-        leased = self._rows.begin(adjacency, steps, event_after, key_digest, left, **told)
-        return LedgerRun(self._rows, *leased, event_after)
+        return self._begin(adjacency, steps, event_after, key_digest, left, **told)
+
+    def _begin(
+        self,
+        adjacency: str | None,
+        steps: int,
+        event_after: EventAfter,
+        key_digest: str,
+        left: bool,
+        released: bool = False,
+        **told: Any,
+    ) -> LedgerRun:
+        """Write down a new run.
+
+        With `released` all of it left already: it is written down in the same transaction, whatever the budget says.
+        Refusing it would not take it back, and the ledger would go on granting what is spent. It is the entry that
+        `resume` writes where an older copy of the ledger was put back, which every reader knows: charges beyond the
+        limit leave nothing (`Allowance.allows`), and the total then states the odometer, which holds for releases that
+        nobody decided on (`dpcore.ledger.privacy_filter`).
+        """
+        steps = validate.integer(steps=steps, minimum=1)
+        kind = None if adjacency is None else str(validate.choice([str(one) for one in Adjacency], adjacency=adjacency))
+        planned, nothing = event_of(event_after, steps), event_of(event_after, 0)
+        if planned.adjacency is not None and planned.adjacency != kind:
+            raise ArgumentError(f"adjacency={kind!r}: the planned event is described under {str(planned.adjacency)!r}")
+        allowance = self._allowance
+        allowance.filter.charge(planned)  # refuses what it does not cover, before anything is written
+        with self._book.writing() as draft:
+            allowance.check_adjacency(kind)
+            allowance.check_key(key_digest)
+            if not released:
+                allowance.demand_room_to_begin(draft, planned, event_after)
+            run_id = f"{self.ledger_id[:8]}-{secrets.token_hex(6)}"
+            branch_id = f"{run_id}.0"
+            draft.append(
+                "begin",
+                run=run_id,
+                branch=branch_id,
+                adjacency=kind,
+                steps=steps,
+                planned=planned.to_dict(),
+                event=nothing.to_dict(),
+                charge=number_out(allowance.filter.charge(nothing)),
+                key_digest=str(key_digest),
+                software=__version__,
+                **told,
+            )
+            token = draft.lease(branch_id)
+            run, _ = self._book.known(run_id, branch_id)
+            if (left or released) and self._book.state.fixed is None:
+                allowance.fix(draft, run, alone=True)
+            if released:
+                allowance.append(draft, run, branch_id, steps, *after(run, branch_id, steps, event_after))
+                draft.release(branch_id)
+        return LedgerRun(allowance, run, branch_id, token, event_after)
 
     def resume(
         self, run_id: str, branch_id: str, row: int, *, event_after: EventAfter, steps: int | None = None
@@ -233,8 +325,22 @@ class Ledger:
         PrivacyError
             If the plan is not the one the run began with.
         """
-        leased, number = self._rows.resume(run_id, branch_id, row, event_after, steps)
-        return LedgerRun(self._rows, *leased, event_after), number
+        row = validate.integer(row=row, minimum=0)
+        with self._book.writing() as draft:
+            run, parent = self._book.known(run_id, branch_id)
+            if row < parent.first:
+                raise ArgumentError(f"row={row!r}: the branch {branch_id} begins at row {parent.first}")
+            steps = run.steps if steps is None else validate.integer(steps=steps, minimum=run.steps)
+            checks.check_plan(run, event_after)
+            if row > parent.mark:
+                # An older copy of the ledger was put back: these rows have left, whatever the budget says.
+                self._allowance.append(draft, run, branch_id, row, *after(run, branch_id, row, event_after))
+            # Random, not counted: an older copy of the ledger that is put back must not give out a number again.
+            number, child = secrets.randbits(63), f"{run_id}.{len(run.branches)}"
+            draft.append("fork", run=run_id, branch=branch_id, child=child, row=row, number=number)
+            draft.append("resume", run=run_id, branch=child, row=row, steps=steps)
+            token = draft.lease(child)
+        return LedgerRun(self._allowance, run, child, token, event_after), number
 
     def charge(
         self, event: Event, *, name: str, description: Any = None, left: bool = False, already_released: bool = False
@@ -257,15 +363,14 @@ class Ledger:
         BudgetError
             If it does not fit, and must not be released.
         """
-        if not isinstance(event, Event):
-            raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
+        check_event(event=event)
         event_after: EventAfter = lambda steps, _abandoned: event if steps else Composed(())  # noqa: E731
         told = {"name": str(name), "description": description, "dataset": ""}
-        known = self._rows.begin(event.adjacency, 1, event_after, "", left, already_released, **told)
+        run = self._begin(event.adjacency, 1, event_after, "", left, already_released, **told)
         if not already_released:
-            (run := LedgerRun(self._rows, *known, event_after)).reserve(0)
+            run.reserve(0)
             run.close(1)
-        return known[0].run_id
+        return run.run_id
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r})"
@@ -293,12 +398,12 @@ class Ledger:
     @property
     def budget(self) -> tuple[float, float] | None:
         """(epsilon, delta), or None."""
-        return self._rows.allowance.budget
+        return self._allowance.budget
 
     @property
     def filter(self) -> PrivacyFilter:
         """How runs add up here. As long as no row is reserved, the order may still become another one."""
-        return self._rows.allowance.filter
+        return self._allowance.filter
 
     @property
     def order(self) -> float | None:
@@ -336,7 +441,7 @@ class Ledger:
         ArgumentError
             If there is neither a delta nor a budget.
         """
-        rows = self._rows.allowance
+        rows = self._allowance
         with self._book.reading() as draft:
             state = self._book.state
             runs = tuple(checks.record(run) for run in state.runs.values())
@@ -381,7 +486,7 @@ class Ledger:
         ArgumentError
             If the ledger has no budget.
         """
-        rows = self._rows.allowance
+        rows = self._allowance
         if rows.budget is None:
             raise ArgumentError(f"budget=None: the ledger {self.path} has none, so there is no end to what is left")
         with self._book.reading() as draft:
@@ -416,59 +521,6 @@ class Ledger:
 
 AnyPath = str | os.PathLike[str]
 Budget = tuple[float, float] | None
-
-
-def create(
-    path: AnyPath, budget: Budget, order: float | None, name: str, composition: str, accept: bool
-) -> tuple[Storage, str | None]:
-    """Make a file, and return it with the file system that its owner has just accepted; see `Ledger.create`."""
-    target = resolved(path)
-    budget = checked(budget)
-    chosen = PrivacyFilter.of(composition, order, budget)
-    limit = None if budget is None else chosen.limit(*budget)
-    late = chosen.kind == "rdp" and order is None  # fixed with the first row
-    if target.exists():
-        raise exists(target)
-    place = check_place(target, accept)
-    check_writable(target)
-    body = write(
-        {
-            "entry": 0,
-            "kind": "create",
-            "time": now(),
-            "format": FORMAT,
-            "ledger": secrets.token_hex(8),
-            "name": str(name),
-            "composition": chosen.kind,
-            "order": None if late else chosen.order,
-            "budget": None if budget is None else list(budget),
-            "limit": None if late else limit,
-            "software": __version__,
-        }
-    )
-    return Storage.create(target, [Entry(0, body, seal(START, body))]), place
-
-
-def restore(path: AnyPath, exported: Mapping[str, Any], accept: bool) -> tuple[Storage, str | None]:
-    """Make a file from an export; see `Ledger.restore`."""
-    target = resolved(path)
-    place = check_place(target, accept)
-    check_writable(target)
-    state, last, entries = State(), START, []
-    try:
-        pairs = list(zip(exported["entries"], exported["seals"], strict=True))
-    except (KeyError, TypeError, ValueError) as cause:
-        raise DataError("exported: must be what `Ledger.export` returned, entries and as many seals") from cause
-    for number, (content, sealed) in enumerate(pairs):
-        entry = Entry(number, write(content), sealed)
-        problem = follow(state, last, entry)
-        if problem:
-            raise DataError(f"exported: {problem}; what cannot be relied on is not restored")
-        last = entry.seal
-        entries.append(entry)
-    if not entries:
-        raise DataError("exported: holds no entry")
-    return Storage.create(target, entries), place
 
 
 def checked(budget: Any) -> Budget:

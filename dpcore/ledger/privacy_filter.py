@@ -117,7 +117,7 @@ class PrivacyFilter:
         """Return the epsilon at `delta` of a sum that was fixed beforehand as the limit."""
         if self.kind == "gdp":
             return gaussian_epsilon(math.sqrt(total), delta)
-        return epsilon_from_rdp(np.array([self.order]), np.array([total]), delta)[0]
+        return epsilon_from_rdp(np.array([self.order]), np.array([total]), delta)
 
     def limit(self, epsilon: float, delta: float) -> float:
         """Return the largest sum that is (epsilon, delta)-private."""

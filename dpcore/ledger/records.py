@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -132,11 +133,8 @@ class Remaining:
     def steps(self, event_after: Callable[[int], Event], most: int) -> int:
         """Return the largest number of steps, at most `most`, of which `event_after` still fits."""
         validate.function(event_after=event_after)
-        low, high = 0, validate.integer(most=most, minimum=0)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(event_after(middle)) else (low, middle - 1)
-        return low
+        counts = range(1, validate.integer(most=most, minimum=0) + 1)
+        return bisect_left(counts, True, key=lambda steps: not self.fits(event_after(steps)))
 
     def noise_multiplier(self, make_event: Callable[[float], Event]) -> float:
         """Return the smallest noise multiplier whose event still fits, rounded up.

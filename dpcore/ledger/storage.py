@@ -133,8 +133,7 @@ class Storage:
     def entries(self, connection: sqlite3.Connection, first: int) -> Iterator[Entry]:
         """Yield the stored entries from number `first` on."""
         rows = connection.execute("SELECT number, body, seal FROM entries WHERE number >= ? ORDER BY number", (first,))
-        for number, body, sealed in rows:
-            yield Entry(number, body, sealed)
+        yield from map(Entry._make, rows)
 
     def salt(self) -> bytes:
         """Return the ledger's random salt."""

@@ -336,10 +336,11 @@ class Mechanism:
             return None
         self._running.add_up(self.peers.added)
         if normals is not None:
-            return self._running.following(float(normals(row, Stream.CLIP_BOUND)[0][0]), self.grid.bits)
-        reference, bits = load_backend("numpy"), self.grid.bits
-        z = reference.normal(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, bits=bits, rng=self.rng)
-        return self._running.following(float(z[0]), bits, 1 + self.grid.raised)
+            z = normals(row, Stream.CLIP_BOUND)[0]
+        else:
+            draw = load_backend("numpy").normal
+            z = draw(self.keys.noise, row, Stream.CLIP_BOUND, 0, 1, bits=self.grid.bits, rng=self.rng)
+        return self._running.following(float(z[0]), self.grid.bits, 1 + self.grid.raised)
 
     def _take(
         self,
@@ -353,8 +354,7 @@ class Mechanism:
         plan, method = self.plan, self.plan.method
         strategy = method.noise.strategy
         scale, square_scale = plan.noise_standard_deviation(row, self.clip_norm), self._square_noise(row)
-        if normals is None:
-            scale, square_scale = scale * (1 + self.grid.raised), square_scale * (1 + self.grid.square_raised)
+        scale, square_scale = scale * (1 + self.grid.raised), square_scale * (1 + self.grid.square_raised)
         bits = self.grid.bits
         noise = NoiseRow(self.keys.noise, row, Stream.GRADIENT, scale, self.rng, bits)
         square_noise = NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT, square_scale, self.rng, bits)

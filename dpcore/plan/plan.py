@@ -28,7 +28,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.queries import Phase
 from dpcore.stages.queries.base import check_query
 from dpcore.stages.strategies import check_steps, check_streaming, for_run, identify
-from dpcore.stages.strategies.bands import bands, largest_column_norm
+from dpcore.stages.strategies.sensitivity import bands, largest_column_norm
 from dpcore.stages.updates.base import check_update
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
@@ -302,7 +302,7 @@ class Plan:
             return self._clips[self.scaled(step)]
         clip = replace(self.method.clip, max_grad_norm=norm)
         grouping = clip.grouping(self.tensors)
-        return clip, grouping, clip.sensitivity(grouping).of_sums(self.sampler.likely_batch_size)
+        return clip, grouping, clip.sensitivity(grouping)
 
     @cached_property
     def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
@@ -313,7 +313,7 @@ class Plan:
         found = {}
         for key, clip in ((False, plain), (True, scaled)):
             grouping = clip.grouping(self.tensors)
-            found[key] = clip, grouping, clip.sensitivity(grouping).of_sums(self.sampler.likely_batch_size)
+            found[key] = clip, grouping, clip.sensitivity(grouping)
         return found
 
     @property
@@ -390,9 +390,9 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
         return Grid(FRACTION_BITS, 0.0, 0.0)
     terms = sampler.likely_batch_size
     growth, rows, carried, moved = 1.0, 0, 1.0, 1 / sigma
-    if strategy is not None:
+    coefficients = None if strategy is None else strategy.coefficients(0)
+    if strategy is not None and (strategy.order or coefficients is None):  # else nothing comes from earlier rows
         growth = math.sqrt(float(np.max(strategy.inverse_row_norms(plan.steps))))
-        coefficients = strategy.coefficients(0)
         rounded = isinstance(coefficients, FilterCoefficients) or getattr(coefficients, "keeps", "") == "output"
         rows, carried = plan.steps, 1.0 if rounded else math.sqrt(plan.steps) * max(growth, 1.0)
         moved *= plan.run_sensitivity or 1.0

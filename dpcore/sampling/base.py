@@ -146,6 +146,9 @@ class BaseSampler:
     Every step draws anew, a unit is an example, and correlated noise is not covered.
     """
 
+    keeps_order: bool = False
+    unit_of_privacy: str = "example"
+
     @property
     def expected_batch_size(self: Any) -> float:
         """The fixed denominator: the batch size as given."""
@@ -160,16 +163,6 @@ class BaseSampler:
     def likely_batch_size(self: Any) -> int:
         """The largest batch; without a maximum the whole data set."""
         return int(self.dataset_size if self.max_batch_size is None else self.max_batch_size)
-
-    @property
-    def keeps_order(self) -> bool:
-        """False: every step draws anew."""
-        return False
-
-    @property
-    def unit_of_privacy(self) -> str:
-        """One example."""
-        return "example"
 
     @property
     def example_count(self: Any) -> int:

@@ -35,26 +35,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from dpcore.accounting import Adjacency, Composed, CyclicPoissonSampledGaussian, Event, Gaussian
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.sampling import draw
-from dpcore.sampling.base import BaseSampler, Indices
+from dpcore.sampling.base import Indices
+from dpcore.sampling.library import LibrarySampler
 from dpcore.sampling.poisson import WORDS
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
 from dpcore.stages.strategies import Strategy
-from dpcore.stages.strategies.bands import bands
+from dpcore.stages.strategies.sensitivity import bands
 
 # Known to everybody: the partition is a public setting, and outlives the run's keys.
 _PUBLIC_KEY = derive_key(bytes(32), "dpcore public partition")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicPoissonSampler(BaseSampler):
+class CyclicPoissonSampler(LibrarySampler):
     """Step t draws Poisson coins among the examples of group t mod `groups`; the groups are fixed and public.
 
     With independent noise or a banded strategy of at most `groups` bands.
@@ -84,21 +84,24 @@ class CyclicPoissonSampler(BaseSampler):
     groups: int
     shuffle: bool = True
 
+    kind = "cyclic poisson"
+    note = (
+        "the groups of a fixed, public partition take turns; each example of the step's group enters it independently "
+        "with the given probability"
+    )
+    stated = ("sample_rate", "groups", "shuffle")
+    adjacency = Adjacency.ZERO_OUT  # removing an example would change the groups
+
     def __post_init__(self) -> None:
-        size = validate.integer(dataset_size=self.dataset_size, minimum=1)
-        groups = validate.integer(groups=self.groups, minimum=1)
+        super().__post_init__()
+        size, groups, batch_size = self.dataset_size, self.groups, self.batch_size
         if groups > size:
             raise ArgumentError(f"groups={groups!r}: must be at most dataset_size={size}, an example for each group")
-        batch_size = validate.positive(batch_size=self.batch_size)
         if Fraction(batch_size) * groups > size:
             raise ArgumentError(
-                f"batch_size={self.batch_size!r}: must be at most {size / groups:g}, the examples of one of "
+                f"batch_size={batch_size:.10g}: must be at most {size / groups:g}, the examples of one of "
                 f"{groups} groups; take fewer groups or smaller batches"
             )
-        object.__setattr__(self, "dataset_size", size)
-        object.__setattr__(self, "batch_size", batch_size)
-        object.__setattr__(self, "groups", groups)
-        object.__setattr__(self, "shuffle", bool(self.shuffle))
         if self._threshold == 0:
             raise ArgumentError(
                 f"batch_size={batch_size!r}: its rate among the {size} examples must be at least 2^-32, below which no "
@@ -118,11 +121,6 @@ class CyclicPoissonSampler(BaseSampler):
     def max_batch_size(self) -> int:
         """The size of the largest group."""
         return -(-self.dataset_size // self.groups)
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out: removing an example would change the groups."""
-        return Adjacency.ZERO_OUT
 
     @property
     def amplified_bands(self) -> int:
@@ -150,12 +148,9 @@ class CyclicPoissonSampler(BaseSampler):
             return np.arange(first, last, dtype=np.int64)
         return np.sort(draw.permutation(_PUBLIC_KEY, self.dataset_size)[first:last])
 
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard)."""
-        words = draw.row_words(key, draw.check_step(step))
+    def _batch(self, key: bytes, step: int) -> Indices:
         members = self.group(step % self.groups)
-        batch = members[draw.coins(words, self._threshold, 0, members.size)]
-        return draw.cut(batch, self.dataset_size, start, stop)
+        return members[draw.coins(draw.row_words(key, step), self._threshold, 0, members.size)]
 
     def event(self, noise_multiplier: float, steps: int) -> CyclicPoissonSampledGaussian:
         """Return the event of `steps` steps with independent noise."""
@@ -206,18 +201,3 @@ class CyclicPoissonSampler(BaseSampler):
             return Composed((own, others))
         # Coins that two branches share: see the module.
         return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * branches, Adjacency.ZERO_OUT)))
-
-    def describe(self) -> dict[str, Any]:
-        """Return the public settings."""
-        return {
-            "sampler": "cyclic poisson",
-            "dataset_size": self.dataset_size,
-            "expected_batch_size": self.batch_size,
-            "sample_rate": self.sample_rate,
-            "groups": self.groups,
-            "shuffle": self.shuffle,
-            "adjacency": self.adjacency.value,
-            "secret": True,
-            "note": "the groups of a fixed, public partition take turns; each example of the step's group enters it "
-            "independently with the given probability",
-        }

@@ -19,15 +19,16 @@ from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
 from dpcore.sampling.users import UserSampler
 from dpcore.spec import validate
 
-_KINDS: Final[dict[str, Any]] = {
-    "poisson": PoissonSampler,
-    "truncated-poisson": TruncatedPoissonSampler,
-    "fixed-size": FixedSizeSampler,
-    "fixed-order": FixedOrderSampler,
-    "shuffled": ShuffledSampler,
-    "cyclic-poisson": CyclicPoissonSampler,
-    "random-allocation": RandomAllocationSampler,
-}
+_SAMPLERS: Final[tuple[Any, ...]] = (
+    PoissonSampler,
+    TruncatedPoissonSampler,
+    FixedSizeSampler,
+    FixedOrderSampler,
+    ShuffledSampler,
+    CyclicPoissonSampler,
+    RandomAllocationSampler,
+)
+_KINDS: Final[dict[str, Any]] = {kind.kind.replace(" ", "-"): kind for kind in _SAMPLERS}
 NAMES: Final = tuple(_KINDS)
 
 

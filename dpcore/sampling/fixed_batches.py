@@ -5,21 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.sampling import draw
-from dpcore.sampling.base import BaseSampler, Indices
+from dpcore.sampling.base import Indices
+from dpcore.sampling.library import LibrarySampler, Patterns
 from dpcore.spec import validate
-from dpcore.stages.strategies import Strategy, sensitivity
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class FixedBatches(BaseSampler):
+class FixedBatches(Patterns, LibrarySampler):
     """Cycles through the given batches; step t takes batch t mod len(batches).
 
     Parameters
@@ -39,6 +37,12 @@ class FixedBatches(BaseSampler):
     batches: tuple[Indices, ...]
     dataset_size: int
     batch_size: float
+    kind = "fixed batches"
+    note = "a public list of batches, cycled through; no amplification by sampling is claimed"
+    stated = ("steps_per_epoch", "batches_sha256")
+    adjacency = Adjacency.ZERO_OUT
+    keeps_order = True  # the batches are given
+    secret = False
 
     def __init__(
         self, batches: Iterable[npt.ArrayLike], *, dataset_size: int | None = None, batch_size: float | None = None
@@ -65,16 +69,6 @@ class FixedBatches(BaseSampler):
         return max(int(batch.size) for batch in self.batches)
 
     @property
-    def keeps_order(self) -> bool:
-        """True: the batches are given."""
-        return True
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out."""
-        return Adjacency.ZERO_OUT
-
-    @property
     def steps_per_epoch(self) -> int:
         """The number of batches: one pass through the list, whatever each example's share in it."""
         return len(self.batches)
@@ -86,10 +80,7 @@ class FixedBatches(BaseSampler):
         return int((rounds * whole + self._uses(rest)).max())
 
     def patterns(self, steps: int) -> list[Indices]:
-        """Return the steps at which one and the same example takes part, among steps 0 .. steps - 1, ascending int64.
-
-        Every pattern that some example shows, once. Examples that are never used show none.
-        """
+        """Return the steps below `steps` at which one and the same example takes part, once for each such pattern."""
         steps, cycle = validate.integer(steps=steps, minimum=0), len(self.batches)
         shown = self.batches[:steps]
         if not any(batch.size for batch in shown):
@@ -108,41 +99,20 @@ class FixedBatches(BaseSampler):
         used = np.concatenate([np.empty(0, np.int64), *self.batches[:count]])
         return np.bincount(used, minlength=self.dataset_size).astype(np.int64)
 
-    def check_strategy(self, strategy: Strategy, steps: int) -> None:
-        """Every strategy is covered: the steps of an example are known before the run."""
-
-    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
-        """Return how far one example moves C times the sums, at the steps of its batch."""
-        return sensitivity(strategy, self.patterns(steps), steps, first)
-
-    def meetings(self, first: int, stop: int) -> int:
-        """Return how often the most used example takes part in steps [first, stop)."""
-        return max((int((steps >= first).sum()) for steps in self.patterns(stop)), default=0)
-
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted, read-only, those in [start, stop) for a shard; the key is not used."""
-        batch = self.batches[draw.check_step(step) % len(self.batches)]
-        return draw.cut(batch, self.dataset_size, start, stop)
+    def _batch(self, key: bytes, step: int) -> Indices:
+        return self.batches[step % len(self.batches)]  # read-only
 
     def event(self, noise_multiplier: float, steps: int) -> Gaussian:
         """Return the event of `steps` steps: Gaussian, with one release for each use of the most used example."""
         return Gaussian(noise_multiplier, self.participations(steps), Adjacency.ZERO_OUT)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the public settings; of the batches their digest, so that a resumed run cannot have others."""
+    @property
+    def batches_sha256(self) -> str:
+        """Digest of the batches, by which a resumed run cannot have others."""
         digest = hashlib.sha256()
         for batch in self.batches:
             digest.update(np.array([batch.size, *batch], dtype="<i8").tobytes())
-        return {
-            "sampler": "fixed batches",
-            "dataset_size": self.dataset_size,
-            "expected_batch_size": self.batch_size,
-            "steps_per_epoch": len(self.batches),
-            "batches_sha256": digest.hexdigest(),
-            "adjacency": self.adjacency.value,
-            "secret": False,
-            "note": "a public list of batches, cycled through; no amplification by sampling is claimed",
-        }
+        return digest.hexdigest()
 
 
 def _batch(number: int, batch: npt.ArrayLike) -> Indices:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from dpcore.accounting import Adjacency, FixedSizeSampledGaussian
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
-from dpcore.sampling.whole_batches import WholeBatches
+from dpcore.sampling.library import WholeBatches
 from dpcore.spec import validate
 
 
@@ -26,15 +25,12 @@ class FixedSizeSampler(WholeBatches):
     Guarantee: all subsets of that size are equally likely (see `dpcore.sampling.draw`).
     """
 
-    @property
-    def adjacency(self) -> Adjacency:
-        """Replace-one: the number of examples is public and does not change."""
-        return Adjacency.REPLACE_ONE
+    kind = "fixed size"
+    note = "each step takes a fresh uniform subset without replacement"
+    adjacency = Adjacency.REPLACE_ONE  # the number of examples is public and does not change
 
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, (batch_size,) int64, sorted; those in [start, stop) for a shard."""
-        batch = draw.subset(draw.row_words(key, draw.check_step(step)), self.dataset_size, self.batch_size)
-        return draw.cut(batch, self.dataset_size, start, stop)
+    def _batch(self, key: bytes, step: int) -> Indices:
+        return draw.subset(draw.row_words(key, step), self.dataset_size, self.batch_size)
 
     def event(self, noise_multiplier: float, steps: int) -> FixedSizeSampledGaussian:
         """Return the event of `steps` steps.
@@ -45,14 +41,3 @@ class FixedSizeSampler(WholeBatches):
         return FixedSizeSampledGaussian(
             self.dataset_size, self.batch_size, validate.non_negative(noise_multiplier=noise_multiplier) / 2.0, steps
         )
-
-    def describe(self) -> dict[str, Any]:
-        """Return the public settings."""
-        return {
-            "sampler": "fixed size",
-            "dataset_size": self.dataset_size,
-            "expected_batch_size": self.batch_size,
-            "adjacency": self.adjacency.value,
-            "secret": True,
-            "note": "each step takes a fresh uniform subset without replacement",
-        }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from dpcore.accounting import Adjacency, PoissonSampledGaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
-from dpcore.sampling.base import BaseSampler, Indices
+from dpcore.sampling.base import Indices
+from dpcore.sampling.library import LibrarySampler
 from dpcore.spec import validate
 
 WORDS = 1 << 32
@@ -42,8 +42,17 @@ def coin(size: int, batch_size: float | None, sample_rate: float | None) -> tupl
     return float(exact * size if batch_size is None else batch_size), threshold
 
 
+def likely(size: int, mean: float) -> int:
+    """Return a size that a batch of `size` independent coins, `mean` heads in all, exceeds with probability < 1e-30.
+
+    Bernstein: Pr[heads >= mean + t] <= exp(-t^2 / (2 mean + 2 t / 3)).
+    """
+    third = -math.log(1e-30) / 3
+    return min(size, math.ceil(mean + third + math.sqrt(third**2 + 6 * third * mean)))
+
+
 @dataclass(frozen=True, init=False)
-class PoissonSampler(BaseSampler):
+class PoissonSampler(LibrarySampler):
     """Each example takes part in each step with probability `sample_rate`, independently of everything else.
 
     Give `batch_size` or `sample_rate`. The coins are 32-bit words, so the rate is rounded **down** to a multiple of
@@ -67,6 +76,11 @@ class PoissonSampler(BaseSampler):
     dataset_size: int
     batch_size: float
     sample_rate: float
+    kind = "poisson"
+    note = "each example enters each step independently with the given probability; batches are never cut off"
+    stated = ("sample_rate",)
+    adjacency = Adjacency.ADD_REMOVE
+    max_batch_size = None  # every example may toss heads at once, and cutting a batch off would void the analysis
 
     def __init__(self, *, dataset_size: int, batch_size: float | None = None, sample_rate: float | None = None) -> None:
         size = validate.integer(dataset_size=dataset_size, minimum=1)
@@ -77,51 +91,15 @@ class PoissonSampler(BaseSampler):
 
     @property
     def likely_batch_size(self) -> int:
-        """A size that a step exceeds with a probability below 1e-30.
-
-        Bernstein: for independent coins of mean m in all, Pr[size >= m + t] <= exp(-t^2 / (2 m + 2 t / 3)).
-        """
-        third = -math.log(1e-30) / 3
-        mean = self.dataset_size * self.sample_rate
-        return min(self.dataset_size, math.ceil(mean + third + math.sqrt(third**2 + 6 * third * mean)))
-
-    @property
-    def max_batch_size(self) -> None:
-        """None: every example may toss heads at once, and cutting a batch off would void the analysis."""
-        return
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Add-remove."""
-        return Adjacency.ADD_REMOVE
+        """A size that a step exceeds with a probability below 1e-30."""
+        return likely(self.dataset_size, self.dataset_size * self.sample_rate)
 
     def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard).
-
-        Returns
-        -------
-        (m,) int64
-            Global indices. The pieces of a step over a partition of the data set join to the whole step.
-        """
-        first = validate.integer(start=start, minimum=0)
-        last = self.dataset_size if stop is None else validate.integer(stop=stop, minimum=first)
-        if last > self.dataset_size:
-            raise ArgumentError(f"stop={stop!r}: must be at most dataset_size={self.dataset_size}")
+        """Return the examples of a step, sorted; a shard, [start, stop), tosses the coins of its own examples only."""
+        first, last = draw.shard(self.dataset_size, start, stop)
         threshold = round(self.sample_rate * WORDS)
         return draw.coins(draw.row_words(key, draw.check_step(step)), threshold, first, last)
 
     def event(self, noise_multiplier: float, steps: int) -> PoissonSampledGaussian:
         """Return the event of `steps` steps; the sensitivity of the sum under add-remove is C itself."""
         return PoissonSampledGaussian(self.sample_rate, noise_multiplier, steps)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the public settings."""
-        return {
-            "sampler": "poisson",
-            "dataset_size": self.dataset_size,
-            "expected_batch_size": self.batch_size,
-            "sample_rate": self.sample_rate,
-            "adjacency": self.adjacency.value,
-            "secret": True,
-            "note": "each example enters each step independently with the given probability; batches are never cut off",
-        }

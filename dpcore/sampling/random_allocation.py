@@ -15,10 +15,8 @@ them, a Gaussian mechanism; so both compose.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +24,14 @@ import numpy.typing as npt
 from dpcore.accounting import Adjacency, RandomAllocationGaussian
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
-from dpcore.sampling.base import BaseSampler, Indices
-from dpcore.sampling.poisson import WORDS
+from dpcore.sampling.base import Indices
+from dpcore.sampling.library import Blocks, LibrarySampler
+from dpcore.sampling.poisson import WORDS, likely
 from dpcore.spec import validate
-from dpcore.stages.strategies import Strategy
-from dpcore.stages.strategies.blocks import block_sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomAllocationSampler(BaseSampler):
+class RandomAllocationSampler(Blocks, LibrarySampler):
     """Every epoch has dataset_size / batch_size steps (rounded up), and each example enters one of them at random.
 
     Parameters
@@ -53,78 +50,38 @@ class RandomAllocationSampler(BaseSampler):
 
     dataset_size: int
     batch_size: float
+    kind = "random allocation"
+    note = (
+        "in every epoch each example enters one of its batches, each with the same probability and independently of "
+        "all others; batches are never cut off"
+    )
+    stated = ("steps_per_epoch",)
+    adjacency = Adjacency.ADD_REMOVE
+    keeps_order = True  # the batches of an epoch are one arrangement
+    max_batch_size = None  # all examples may enter one batch
 
     def __post_init__(self) -> None:
-        size = validate.integer(dataset_size=self.dataset_size, minimum=1)
-        batch_size = validate.positive(batch_size=self.batch_size)
-        if batch_size > size:
-            raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={size}")
-        object.__setattr__(self, "dataset_size", size)
-        object.__setattr__(self, "batch_size", batch_size)
+        super().__post_init__()
+        self._check_batch_size()
         if self.steps_per_epoch > 1 << 24:
             raise ArgumentError(
-                f"batch_size={batch_size!r}: an epoch must have at most 2^24 steps; take larger batches"
+                f"batch_size={self.batch_size!r}: an epoch must have at most 2^24 steps; take larger batches"
             )
-
-    @property
-    def max_batch_size(self) -> None:
-        """None: all examples may enter one batch."""
-        return
 
     @property
     def likely_batch_size(self) -> int:
         """A size that a step exceeds with a probability below 1e-30, by Bernstein as for Poisson sampling."""
-        third = -math.log(1e-30) / 3
-        mean = self.dataset_size / self.steps_per_epoch
-        return min(self.dataset_size, math.ceil(mean + third + math.sqrt(third**2 + 6 * third * mean)))
+        return likely(self.dataset_size, self.dataset_size / self.steps_per_epoch)
 
-    @property
-    def keeps_order(self) -> bool:
-        """True: the batches of an epoch are one arrangement."""
-        return True
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Add-remove."""
-        return Adjacency.ADD_REMOVE
-
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard)."""
-        epoch, place = divmod(draw.check_step(step), self.steps_per_epoch)
+    def _batch(self, key: bytes, step: int) -> Indices:
+        epoch, place = divmod(step, self.steps_per_epoch)
         members, ends = _epoch(key, epoch, self.dataset_size, self.steps_per_epoch)
-        return draw.cut(members[ends[place] : ends[place + 1]], self.dataset_size, start, stop)
+        return members[ends[place] : ends[place + 1]]
 
     def event(self, noise_multiplier: float, steps: int) -> RandomAllocationGaussian:
         """Return the event of `steps` steps: a last epoch counts as a whole one, wherever it ends."""
         epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)
         return RandomAllocationGaussian(self.steps_per_epoch, noise_multiplier, epochs)
-
-    def meetings(self, first: int, stop: int) -> int:
-        """Return how many epochs reach into steps [first, stop)."""
-        epoch = self.steps_per_epoch
-        return -(-stop // epoch) - first // epoch if first < stop else 0
-
-    def check_strategy(self, strategy: Strategy, steps: int) -> None:
-        """Every strategy is covered, without amplification: an example takes part once in each epoch."""
-
-    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
-        """Return how far one example moves C times the sums, at most, at any one step of each epoch."""
-        epoch = self.steps_per_epoch
-        blocks = [np.arange(begin, min(begin + epoch, steps), dtype=np.int64) for begin in range(0, steps, epoch)]
-        return block_sensitivity(strategy, blocks, steps, first)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the public settings."""
-        return {
-            "sampler": "random allocation",
-            "dataset_size": self.dataset_size,
-            "expected_batch_size": self.batch_size,
-            "steps_per_epoch": self.steps_per_epoch,
-            "adjacency": self.adjacency.value,
-            "secret": True,
-            "note": "in every epoch each example enters one of its batches, each with the same probability and "
-            "independently of all others; batches are never cut off",
-        }
 
 
 @lru_cache(maxsize=4)

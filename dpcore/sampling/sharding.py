@@ -37,7 +37,7 @@ class Shard:
         `key` is the run's sampling key, the same in every process.
         """
         batch = self.sampler.indices(key, step)
-        units = self._units(key, step)
+        units = self.sampler.units(key, step)
         if units is None:
             first, last = self._range(batch.size)
         else:  # a unit's vectors are summed before they are clipped, and so stay together
@@ -46,18 +46,15 @@ class Shard:
 
     def first(self, key: bytes, step: int) -> int:
         """Return the place of this process's first example in the whole batch."""
-        units = self._units(key, step)
+        units = self.sampler.units(key, step)
         if units is None:
             return self._range(self.sampler.indices(key, step).size)[0]
         return int(units[: self._range(units.size)[0]].sum())
 
     def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
         """Return how many of `indices` belong to each unit, or None where every example is a unit."""
-        units = self._units(key, step)
+        units = self.sampler.units(key, step)
         return None if units is None else units[slice(*self._range(units.size))]
-
-    def _units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
-        return self.sampler.units(key, step)
 
     def _range(self, count: int) -> tuple[int, int]:
         return self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size

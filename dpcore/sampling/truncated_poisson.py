@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian, binomial
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
-from dpcore.sampling.base import BaseSampler, Indices
+from dpcore.sampling.base import Indices
+from dpcore.sampling.library import LibrarySampler
 from dpcore.sampling.poisson import WORDS, coin
 from dpcore.spec import validate
 
@@ -20,17 +22,17 @@ OVERFLOW: Final = 1e-6
 def smallest_maximum(size: int, sample_rate: float, overflow: float = OVERFLOW) -> int:
     """Return the smallest B with Pr[Bin(size, sample_rate) > B] < overflow, at least 1.
 
-    The tail falls in B and is 0 at B = size, so bisection finds it.
+    The tail falls in B and is 0 at B = size.
     """
-    low, high = 0, size  # the tail at `high` is small enough; the answer is above `low`
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if binomial.more_than(middle, size, sample_rate) < overflow else (middle, high)
-    return high
+
+    def enough(most: int) -> bool:
+        return binomial.more_than(most, size, sample_rate) < overflow
+
+    return 1 + bisect_left(range(1, size), True, key=enough)
 
 
 @dataclass(frozen=True, init=False)
-class TruncatedPoissonSampler(BaseSampler):
+class TruncatedPoissonSampler(LibrarySampler):
     """Poisson coins, and a uniformly random subset of `max_batch_size` where more examples land in a step.
 
     Give `batch_size` or `sample_rate`, as for `PoissonSampler`.
@@ -61,6 +63,13 @@ class TruncatedPoissonSampler(BaseSampler):
     batch_size: float
     sample_rate: float
     max_batch_size: int
+    kind = "truncated poisson"
+    note = (
+        "each example lands in each step independently with the given probability; where more land than the maximum, a "
+        "uniformly random subset of that size is kept"
+    )
+    stated = ("sample_rate", "max_batch_size")
+    adjacency = Adjacency.ZERO_OUT  # without an example's coin, a full batch would have room for another one
 
     def __init__(
         self,
@@ -87,38 +96,16 @@ class TruncatedPoissonSampler(BaseSampler):
         object.__setattr__(self, "sample_rate", rate)
         object.__setattr__(self, "max_batch_size", most)
 
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out: without an example's coin, a full batch would have room for another one."""
-        return Adjacency.ZERO_OUT
-
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted; with `start` and `stop`, those of them in [start, stop) (a shard).
-
-        A shard, too, tosses the coins of all examples: which ones are cut depends on all that landed.
-        """
-        words = draw.row_words(key, draw.check_step(step))
+    def _batch(self, key: bytes, step: int) -> Indices:
+        # A shard, too, tosses the coins of all examples: which ones are cut depends on all that landed.
+        words = draw.row_words(key, step)
         batch = draw.coins(words, round(self.sample_rate * WORDS), 0, self.dataset_size)
         if batch.size > self.max_batch_size:
             batch = batch[draw.subset(draw.after(words, self.dataset_size), batch.size, self.max_batch_size)]
-        return draw.cut(batch, self.dataset_size, start, stop)
+        return batch
 
     def event(self, noise_multiplier: float, steps: int) -> TruncatedPoissonSampledGaussian:
         """Return the event of `steps` steps; under zero-out the sensitivity of the sum is C itself."""
         return TruncatedPoissonSampledGaussian(
             self.dataset_size, self.sample_rate, self.max_batch_size, noise_multiplier, steps, Adjacency.ZERO_OUT
         )
-
-    def describe(self) -> dict[str, Any]:
-        """Return the public settings."""
-        return {
-            "sampler": "truncated poisson",
-            "dataset_size": self.dataset_size,
-            "expected_batch_size": self.batch_size,
-            "sample_rate": self.sample_rate,
-            "max_batch_size": self.max_batch_size,
-            "adjacency": self.adjacency.value,
-            "secret": True,
-            "note": "each example lands in each step independently with the given probability; where more land than "
-            "the maximum, a uniformly random subset of that size is kept",
-        }

@@ -6,18 +6,23 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting import Adjacency, Event
+from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices, Sampler, check_sampler
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
 from dpcore.stages.strategies import Strategy
+
+
+def _of_users(name: str, words: str) -> Any:
+    return property(attrgetter(f"sampler.{name}"), doc=words)
 
 
 @dataclass(frozen=True, init=False)
@@ -66,50 +71,21 @@ class UserSampler:
         )
         object.__setattr__(self, "sha256", hashlib.sha256(users.astype("<i8").tobytes()).hexdigest())
 
-    @property
-    def dataset_size(self) -> int:
-        """The number of users."""
-        return self.sampler.dataset_size
+    unit_of_privacy = "user"
+    # As the sampler of the users.
+    dataset_size = _of_users("dataset_size", "The number of users.")
+    expected_batch_size = _of_users("expected_batch_size", "Expected **users** a step.")
+    steps_per_epoch = _of_users("steps_per_epoch", "Steps after which every user has been used once, or so expected.")
+    max_batch_size = _of_users("max_batch_size", "The most users that any step can have.")
+    likely_batch_size = _of_users("likely_batch_size", "The most users of a step, but with probability < 1e-30.")
+    keeps_order = _of_users("keeps_order", "Whether the batches of all steps are one arrangement.")
+    adjacency = _of_users("adjacency", 'That of the sampler, with "user" for "example".')
+    amplified_bands = _of_users("amplified_bands", "The most bands of correlated noise that sampling amplifies.")
 
     @property
     def example_count(self) -> int:
         """The number of examples; indices lie in [0, example_count)."""
         return int(self.user_of_example.size)
-
-    @property
-    def unit_of_privacy(self) -> str:
-        """What one neighbor differs in: "user"."""
-        return "user"
-
-    @property
-    def expected_batch_size(self) -> float:
-        """Expected **users** a step."""
-        return self.sampler.expected_batch_size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps after which every user has been used once, or once in expectation."""
-        return self.sampler.steps_per_epoch
-
-    @property
-    def max_batch_size(self) -> int | None:
-        """The most users that any step can have."""
-        return self.sampler.max_batch_size
-
-    @property
-    def likely_batch_size(self) -> int:
-        """As the sampler of the users."""
-        return self.sampler.likely_batch_size
-
-    @property
-    def keeps_order(self) -> bool:
-        """As the sampler of the users."""
-        return self.sampler.keeps_order
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """That of the sampler, with "user" for "example"."""
-        return self.sampler.adjacency
 
     def unit_of(self, examples: Indices) -> Indices:
         """Return their users."""
@@ -118,11 +94,6 @@ class UserSampler:
     def meetings(self, first: int, stop: int) -> int:
         """As the sampler of the users."""
         return self.sampler.meetings(first, stop)
-
-    @property
-    def amplified_bands(self) -> int | None:
-        """As the sampler of the users."""
-        return self.sampler.amplified_bands
 
     def check_strategy(self, strategy: Strategy, steps: int) -> None:
         """Refuse what the sampler of the users refuses."""

@@ -1,11 +1,11 @@
-"""The rounding of sums of clipped vectors, and what it adds to the sensitivity of a computed sum."""
+"""The rounding of sums of clipped vectors, by which noise is raised (`dpcore.plan.plan.Grid`)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-ROUNDING_COUNTED: Final = 1e-3
-"""Beyond this share of the clip norm the rounding of sums is part of the sensitivity."""
+ROUNDING_SENT: Final = 1e-3
+"""Up to this share of the clip norm processes send sums in float32."""
 
 ROUNDING_STATED: Final = 1e-6
 """Beyond this share a statement tells of it."""

@@ -8,11 +8,18 @@ from typing import Any
 
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, Provenance
-from dpcore.spec.rounding import ROUNDING_COUNTED, ROUNDING_STATED, rounding
+from dpcore.spec.rounding import ROUNDING_STATED, rounding
 from dpcore.statement.text import counted
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
+"""Of statements before releases had a grid, and of those that do not know the number of coordinates."""
+FLOATS = (
+    "The guarantee holds for the floating-point numbers that are released: sums and noise are whole multiples of one "
+    "grid's step, and the noise is raised by what the grid and the rounding of sums add to the sensitivity. All draws "
+    "together are within the law distance stated above of their law, in total variation; (1 + exp(epsilon)) times that "
+    "is to be added to delta."
+)
 SECRET_KEYS = (
     "The keys are assumed secret and never used again, and with them the secret part of every saved state; whoever "
     "knows them can subtract the noise."
@@ -41,14 +48,21 @@ OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its 
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
 # Before there were plurals.
+_ROUNDING = re.compile(r"(Rounding of float64 sums of up to .* more); that is (not )?counted( in the sensitivity)?\.")
 _RESUMED = re.compile(r"The run was resumed ([0-9]{1,18}) time\(s\)( from a checkpoint, .*)", re.DOTALL)
 _ABANDONED = re.compile(r"Epsilon counts ([0-9]{1,18}) further step\(s\), which were( released and then abandoned\.)")
 
 
-def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the sentences that belong to these settings, with `abandoned` steps; `ledger` as in `Statement`."""
+def assumptions(
+    plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[str, Any], *, on_grid: bool
+) -> tuple[str, ...]:
+    """Return the sentences that belong to these settings, with `abandoned` steps; `ledger` as in `Statement`.
+
+    `on_grid`: the statement has the grid of the releases.
+    """
     unit, origin, forks, terms = plan.sampler.unit_of_privacy, keys.origin, keys.forks, plan.sampler.likely_batch_size
-    said = [PUBLIC_SIZES, REAL_NUMBERS, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
+    numbers = FLOATS if on_grid else REAL_NUMBERS
+    said = [PUBLIC_SIZES, numbers, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
     said.append(SECRET_KEYS)
     if unit == "user":
         said.append(USERS)
@@ -56,10 +70,9 @@ def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[st
         said.append(FILE_SYSTEM.format(", ".join(map(str, ledger["file_systems"]))))
     share = rounding(terms)
     if share > ROUNDING_STATED:
-        share_is = "is counted in the sensitivity" if share > ROUNDING_COUNTED else "is not counted"
         said.append(
             f"Rounding of float64 sums of up to {terms:,} clipped vectors lets one of them move a sum by at most "
-            f"{share:.1e} of the clip norm more; that {share_is}."
+            f"{share:.1e} of the clip norm more; the noise is raised by as much."
         )
     if not plan.sampler.keeps_order:
         said.append(SECRET_BATCHES)
@@ -85,6 +98,8 @@ def assumptions(plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[st
 
 def as_now(sentence: str) -> str:
     """Return a sentence of a stored statement as it is worded now: one that says the same still is the same."""
+    if found := _ROUNDING.fullmatch(sentence):
+        return f"{found[1]}; the noise is raised by as much."
     if found := _RESUMED.match(sentence):
         return f"The run was resumed {counted(int(found[1]), 'time')}{found[2]}"
     if found := _ABANDONED.fullmatch(sentence):

@@ -13,10 +13,11 @@ from dpcore import sampling
 from dpcore.accounting import NonPrivate
 from dpcore.accounting.branches import Rows, count
 from dpcore.plan import scales
-from dpcore.plan.plan import Plan
+from dpcore.plan.plan import Plan, grid_of
 from dpcore.spec.canonical import digest
 from dpcore.spec.keys import Provenance
 from dpcore.spec.layout import Layout
+from dpcore.spec.rounded_normal import distance
 from dpcore.spec.validate import non_negative
 from dpcore.spec.version import __version__
 from dpcore.statement.assumptions import OWN_SAMPLER, assumptions
@@ -42,6 +43,7 @@ def state(
     abandoned: Sequence[Rows] | int = (),
     rng: str = "chacha20",
     layout: Layout | None = None,
+    dimension: int | None = None,
     caller_noise: bool = False,
     caveats: tuple[str, ...] = (),
     note: str = "",
@@ -50,7 +52,8 @@ def state(
 ) -> Statement:
     """Return the privacy statement of a run by `plan` after `steps_taken` steps.
 
-    `abandoned` is as in `Plan.event_after`; with `caller_noise` nothing is private.
+    `abandoned` is as in `Plan.event_after`; with `caller_noise` nothing is private. `dimension` is the layout's by
+    default.
     """
     delta, ledger = non_negative(delta=delta), ledger or {}
     event, planned = (plan.event_after(steps, abandoned) for steps in (steps_taken, plan.steps))
@@ -66,7 +69,9 @@ def state(
     unit = plan.sampler.unit_of_privacy
     if unit != "example":
         sampler["unit"] = unit
-    needed = assumptions(plan, keys, number, ledger)
+    dimension = layout.dimension if layout is not None else dimension
+    grid = {} if dimension is None or caller_noise else _grid(plan, dimension)
+    needed = assumptions(plan, keys, number, ledger, on_grid=bool(grid))
     method = plan.method.describe()
     return Statement(
         adjacency=str(planned.adjacency or "none"),
@@ -78,6 +83,7 @@ def state(
             "mechanism": "Gaussian",
             **_scales(plan),
             **_correlation(plan),
+            **grid,
             **({} if layout is None else {"layout_sha256": layout.digest()}),
         },
         method=method,
@@ -161,6 +167,16 @@ def _scales(plan: Plan) -> dict[str, Any]:
         share = square / (math.sqrt(2) * plan.noise_multiplier)
         return said | {"standard_deviation_on_square": square, "sensitivity_of_square": share}
     return said
+
+
+def _grid(plan: Plan, dimension: int) -> dict[str, Any]:
+    """The grid of the releases, and how far all draws of the planned run are from their law."""
+    if plan.noise_multiplier == 0:
+        return {}
+    rows = plan.steps * (2 if plan.square_noise_standard_deviation() else 1)
+    draws = rows * dimension + (plan.steps if plan.adaptive_clip is not None else 0)
+    bits = grid_of(plan, dimension).bits
+    return {"grid": {"bits": bits, "coordinates": dimension, "law_distance": distance(draws)}}
 
 
 def _correlation(plan: Plan) -> dict[str, Any]:

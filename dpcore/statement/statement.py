@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from dpcore.accounting.branches import count
@@ -17,8 +17,12 @@ FORMAT = 3
 
 # What decides the mechanism and its cost. The rest (steps taken, software, note) may differ between runs of one plan.
 SETTINGS = ("adjacency", "unit", "sampler", "clip", "noise", "method", "steps_planned", "delta")
-_DICTS = ("sampler", "clip", "noise", "method", "event", "event_planned", "randomness", "software", "attacker",
-          "derivation", "ledger")  # fmt: skip
+_EPSILONS = ("epsilon", "epsilon_planned", "epsilon_interval")
+# The JSON types of a field, by that of the dataclass.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "dict": ((dict,), "an object"), "str": ((str,), "text"), "tuple": ((list, tuple), "a list"),
+    "int": ((int,), "a number"), "float": ((int, float), "a number"),
+}  # fmt: skip
 # Written beside the fields, and compared with them when read.
 _DERIVED = ("settings_hash", "statement_hash", "delta_is_below_1/n")
 
@@ -104,9 +108,10 @@ class Statement:
     date: str = ""
 
     def __post_init__(self) -> None:
-        for name in _DICTS:
-            object.__setattr__(self, name, plain(getattr(self, name), name))
-        for name in ("epsilon", "epsilon_planned", "epsilon_interval"):
+        for item in fields(self):
+            if _kind(item) == "dict" and item.name not in _EPSILONS:
+                object.__setattr__(self, item.name, plain(getattr(self, item.name), item.name))
+        for name in _EPSILONS:
             value = getattr(self, name).items()
             object.__setattr__(self, name, {key: _epsilon(number, f"{name}.{key}") for key, number in value})
         object.__setattr__(self, "caveats", tuple(str(caveat) for caveat in self.caveats))
@@ -222,17 +227,14 @@ class Statement:
 
 def _check_types(content: Mapping[str, Any]) -> None:
     """Refuse a field of another JSON type than it is written with."""
-    kinds: dict[str, tuple[type, ...]] = {
-        **dict.fromkeys((*_DICTS, "epsilon", "epsilon_planned", "epsilon_interval"), (dict,)),
-        **dict.fromkeys(("adjacency", "unit", "note", "date"), (str,)),
-        **dict.fromkeys(("steps_planned", "steps_taken", "steps_abandoned"), (int,)),
-        "delta": (int, float),
-        **dict.fromkeys(("caveats", "rows_abandoned"), (list, tuple)),
-    }
-    for name, kind in kinds.items():
-        if not isinstance(content[name], kind) or isinstance(content[name], bool):
-            expected = {dict: "an object", list: "a list", str: "text", int: "a number"}[kind[0]]
-            raise DataError(f"statement: {name}={content[name]!r} must be {expected}")
+    for item in fields(Statement):
+        (kinds, expected), value = _KINDS[_kind(item)], content[item.name]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise DataError(f"statement: {item.name}={value!r} must be {expected}")
+
+
+def _kind(item: Field[Any]) -> str:
+    return str(item.type).partition("[")[0]
 
 
 def _rows(item: Any, steps: int) -> tuple[int, int]:

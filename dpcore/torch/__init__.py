@@ -16,8 +16,7 @@ from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.run import PrivateRun
-from dpcore.torch.state.checkpoint import public_state
-from dpcore.torch.state.saving import save_state
+from dpcore.torch.state.checkpoint import public_state, save_state
 
 __all__ = [
     "Finding",

@@ -7,7 +7,7 @@ guarantee: whoever sees the metrics learns of them, so they must be public, or n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,8 +97,8 @@ class HeldOut:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the method's output, tell the trackers, and return the metrics; `stop` says whether to go on."""
         private = self._private
-        with private.averaged(), evaluating(private.model), torch.no_grad():
-            found = self._means()
+        with private.averaged():
+            found = means(private.model, self._batches(), self._metrics)
         value = self._sign * found[self.monitor]
         if value > self._best:  # never true of NaN
             self._best, self._waited, self.best_state = value, 0, private.output_state_dict()
@@ -114,24 +114,29 @@ class HeldOut:
                 log(told, private.steps_taken)
         return found
 
-    def _means(self) -> dict[str, float]:
-        totals, examples = dict.fromkeys(self._metrics, 0.0), 0
-        for batch in self._batches():
-            inputs, targets = batches.normalize(batch)
-            output, count = batches.call(self._private.model, inputs), batches.size(batch)
-            for name, metric in self._metrics.items():
-                totals[name] += count * _number(name, metric(output, *targets))
-            examples += count
-        if not examples:
-            raise ArgumentError("data with 0 examples: must have at least one to evaluate on")
-        return {name: total / examples for name, total in totals.items()}
-
     def _batches(self) -> Iterator[Any]:
         if isinstance(self._data, DataLoader):
             for batch in self._data:
                 yield batches.tree_map(lambda tensor: tensor.to(self._device), batch)
             return
         yield from self._data.in_order(self._size)
+
+
+def means(
+    model: nn.Module, data: Iterable[batches.Tree], metrics: Mapping[str, Callable[..., Any]]
+) -> dict[str, float]:
+    """Return the mean of each metric over all examples of some batches, in evaluation mode."""
+    totals, examples = dict.fromkeys(metrics, 0.0), 0
+    with evaluating(model), torch.no_grad():
+        for batch in data:
+            inputs, targets = batches.normalize(batch)
+            output, count = batches.call(model, inputs), batches.size(batch)
+            for name, metric in metrics.items():
+                totals[name] += count * _number(name, metric(output, *targets))
+            examples += count
+    if not examples:
+        raise ArgumentError("data with 0 examples: must have at least one to evaluate on")
+    return {name: total / examples for name, total in totals.items()}
 
 
 def _number(name: str, value: Any) -> float:

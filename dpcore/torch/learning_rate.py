@@ -8,17 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import nn
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.method import Method
-from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.gradients.per_example import Loss
-from dpcore.torch.held_out import evaluating
+from dpcore.torch.held_out import means
 from dpcore.torch.make_private import make_private
 
 _RATES = tuple(10.0 ** (power / 2) for power in range(-8, 3))  # 1e-4 to 10, two a decade
@@ -121,10 +119,5 @@ def find_learning_rate(
 
 def _loss(model: nn.Module, public: Any, loss: Loss, collate_fn: Callable[[list[Any]], Any] | None) -> float:
     data = Data(public, next(model.parameters()).device, collate_fn)
-    total = 0.0
-    with evaluating(model), torch.no_grad():
-        for batch in data.in_order(256):
-            inputs, targets = batches.normalize(batch)
-            total += batches.size((inputs, *targets)) * float(loss(batches.call(model, inputs), *targets))
-    mean = total / data.length
+    mean = means(model, data.in_order(256), {"loss": loss})["loss"]
     return mean if math.isfinite(mean) else math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import hmac
 import warnings
 import weakref
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,16 +19,14 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DeltaWarn
 from dpcore.ledger import Ledger
 from dpcore.ledger.checks import different_data
 from dpcore.mechanism.ledger_account import LedgerAccount
-from dpcore.mechanism.peers import Peers, by_the_first
+from dpcore.mechanism.peers import by_the_first
 from dpcore.mechanism.shared_account import SharedAccount
 from dpcore.sampling import Sampler
 from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
-from dpcore.torch.assemble import assembled, layout_of
-from dpcore.torch.check_processes import check_alike, check_alone, check_plain
+from dpcore.torch.assemble import assembled, layout_of, plan_of, sampler_of, with_noise
 from dpcore.torch.data import batches
-from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import check_once
 from dpcore.torch.data.remarks import remarks
@@ -42,10 +38,9 @@ from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.memory import keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.model.modes import Modes
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
-from dpcore.torch.peers import gradient_of, peers_of, way_of
-from dpcore.torch.planning import plan_of, sampler_of, with_noise
+from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of, way_of
 from dpcore.torch.processes import caveats_of
-from dpcore.torch.randomness import CAVEAT, step_seed
+from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
@@ -285,39 +280,7 @@ def _check_classes(gradient: PerExampleGradient, source: Data) -> None:
             check_labels(labels, gradient.classes, getattr(loss, "ignore_index", -100))
 
 
-_COMPARED = 64
 _PIECE = 1 << 22
-
-
-def check_same_data(peers: Peers, data: Data, keys: RunKeys) -> None:
-    """Refuse processes whose data differ: in an example, or in their order.
-
-    Notes
-    -----
-    Shares are disjoint sets of *indices*. Where an index is another example elsewhere, one example may be in two shares
-    of a step, and moves the sum by twice the clip norm. Tensors are compared whole. Of a dataset, 64 examples are read
-    that the run's key draws: two orders that differ in a share s of the places pass with probability (1 - s)^64, so
-    that any shuffled, sorted or shifted order is found, and two examples that changed places mostly are not. An example
-    that reads differently at a second reading in one process cannot be compared.
-
-    Digests are keyed by the run's key: the bare ones of private data would let anybody who sees the messages test a
-    guess of them.
-    """
-    if peers.world_size == 1:
-        return
-    secret = step_seed(keys, "comparison of data", 0)
-    failure: Exception | None = None
-    found = dict[str, str]()
-    try:
-        found |= {name: _digest(secret, tree) for name, tree in _examples(data, secret)}
-    except Exception as cause:  # noqa: BLE001 - all must be told before this one raises
-        failure = cause
-    told = hashlib.sha256(repr([*found.items(), failure is not None]).encode()).hexdigest()
-    try:
-        peers.check_alike({"data (an example, or their order)": told})
-    finally:
-        if failure is not None:
-            raise failure
 
 
 def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -> None:
@@ -351,27 +314,6 @@ def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -
                 f"labels: must lie in [0, {classes}), one for each of the model's {classes} outputs, or be "
                 f"ignore_index={ignore_index}; some do not (none is shown, as labels are private)"
             )
-
-
-def _examples(data: Data, secret: bytes) -> Iterator[tuple[str, Tree]]:
-    if data.tensors is not None:
-        yield "all", data.tensors
-        return
-    for number in range(min(_COMPARED, data.length)):
-        draw = hmac.digest(secret, b"place %d" % number, "sha256")
-        place = np.array([int.from_bytes(draw[:8], "big") % data.length])
-        first, second = (data.batch(place, secret) for _ in range(2))
-        if _digest(secret, first) == _digest(secret, second):
-            yield str(number), first
-
-
-def _digest(secret: bytes, tree: Tree) -> str:
-    total = hmac.new(secret, digestmod="sha256")
-    for tensor in batches.leaves(tree):
-        whole = tensor.detach().contiguous().cpu()
-        total.update(f"{tuple(whole.shape)} {whole.dtype}".encode())
-        total.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
-    return total.hexdigest()
 
 
 def open_ledger(ledger: Any) -> Ledger:

@@ -1,17 +1,31 @@
-"""Which processes train a model, and what follows of it for how its gradients are found."""
+"""Which processes train a model, what they must agree on, and what follows of it for how gradients are found."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.peers import Alone, Peers
+from dpcore.plan.plan import Plan
+from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
 from dpcore.stages.method import Method
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.data import Data
 from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.processes import Processes
+from dpcore.torch.randomness import step_seed
+
+_COMPARED = 64  # examples of a dataset
 
 
 def peers_of(process_group: Any, model: nn.Module) -> Peers:
@@ -73,3 +87,93 @@ def way_of(peers: Peers, method: Method, gradients: str) -> str:
     from dpcore.torch.check_shards import check_run_of_shards
 
     return check_run_of_shards(method, gradients)
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse a model that another engine has taken apart already."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ArgumentError(
+            f"model={type(model).__name__!r}: must be the model itself (model.module); dpcore adds the sums of all "
+            "processes, after each has clipped its own"
+        )
+
+
+def check_alone(peers: Peers, **asked: object) -> None:
+    """Refuse what a run of several processes cannot do yet."""
+    for name in (name for name, given in asked.items() if given and peers.world_size > 1):
+        raise ArgumentError(
+            f"{name} in a run of {peers.world_size} processes: must be left out, or train in one process"
+        )
+
+
+def check_alike(
+    peers: Peers, model: nn.Module, plan: Plan, layout: Layout, backend: str, data: Data, more: Mapping[str, Any]
+) -> None:
+    """Refuse processes that would not train one model by one plan, before any of them draws a batch."""
+    if peers.world_size == 1:
+        return
+    settings = {
+        "method": plan.method.describe(),
+        "sampling": plan.sampler.describe(),
+        "number of steps": plan.steps,
+        "model (names and shapes of what is trained)": layout.to_list(),
+        "backend": backend,
+        "data (number of examples)": data.length,
+        "augmentations": data.views,
+        "prefetch": data.prefetch,
+    }
+    peers.check_alike({**settings, **more})
+    values = {name: value for name, value in model.state_dict().items() if not hasattr(value, "to_local")}
+    peers.check_alike({f"values of {name!r} in the model": value for name, value in values.items()})
+
+
+def check_same_data(peers: Peers, data: Data, keys: RunKeys) -> None:
+    """Refuse processes whose data differ: in an example, or in their order.
+
+    Notes
+    -----
+    Shares are disjoint sets of *indices*. Where an index is another example elsewhere, one example may be in two shares
+    of a step, and moves the sum by twice the clip norm. Tensors are compared whole. Of a dataset, 64 examples are read
+    that the run's key draws: two orders that differ in a share s of the places pass with probability (1 - s)^64, so
+    that any shuffled, sorted or shifted order is found, and two examples that changed places mostly are not. An example
+    that reads differently at a second reading in one process cannot be compared.
+
+    Digests are keyed by the run's key: the bare ones of private data would let anybody who sees the messages test a
+    guess of them.
+    """
+    if peers.world_size == 1:
+        return
+    secret = step_seed(keys, "comparison of data", 0)
+    failure: Exception | None = None
+    found = dict[str, str]()
+    try:
+        found |= {name: _digest(secret, tree) for name, tree in _examples(data, secret)}
+    except Exception as cause:  # noqa: BLE001 - all must be told before this one raises
+        failure = cause
+    told = hashlib.sha256(repr([*found.items(), failure is not None]).encode()).hexdigest()
+    try:
+        peers.check_alike({"data (an example, or their order)": told})
+    finally:
+        if failure is not None:
+            raise failure
+
+
+def _examples(data: Data, secret: bytes) -> Iterator[tuple[str, Tree]]:
+    if data.tensors is not None:
+        yield "all", data.tensors
+        return
+    for number in range(min(_COMPARED, data.length)):
+        draw = hmac.digest(secret, b"place %d" % number, "sha256")
+        place = np.array([int.from_bytes(draw[:8], "big") % data.length])
+        first, second = (data.batch(place, secret) for _ in range(2))
+        if _digest(secret, first) == _digest(secret, second):
+            yield str(number), first
+
+
+def _digest(secret: bytes, tree: Tree) -> str:
+    total = hmac.new(secret, digestmod="sha256")
+    for tensor in batches.leaves(tree):
+        whole = tensor.detach().contiguous().cpu()
+        total.update(f"{tuple(whole.shape)} {whole.dtype}".encode())
+        total.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+    return total.hexdigest()

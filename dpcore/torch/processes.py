@@ -18,7 +18,7 @@ from dpcore.mechanism.peers import LOST, Alone, Peers
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
-from dpcore.spec.rounding import ROUNDING_COUNTED, ROUNDING_STATED, message_rounding
+from dpcore.spec.rounding import ROUNDING_SENT, ROUNDING_STATED, message_rounding
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def caveats_of(peers: Peers) -> tuple[str, ...]:
         return ()
     if peers.rounding <= ROUNDING_STATED:
         return (CAVEAT,)
-    told = f"{peers.rounding:.1e} of the clip norm more; that is not counted."
+    told = f"{peers.rounding:.1e} of the clip norm more; the noise is raised by as much."
     return CAVEAT, f"Sums are rounded to float32 between processes, which lets one example move a sum by at most {told}"
 
 
@@ -57,7 +57,7 @@ class Processes(Alone):
     -----
     A step sends two large messages: each process the others' pieces of its clipped sums, and the pieces that it moved:
     as much as plain data parallel training sends. The sums are float64; they are sent in the parameters' dtype where
-    what that rounds is below what counts (`dpcore.spec.rounding.message_rounding`), and added in float64 again. Each
+    what that rounds is small (`dpcore.spec.rounding.message_rounding`), and added in float64 again. Each
     process keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
     """
 
@@ -72,7 +72,7 @@ class Processes(Alone):
 
     def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
         """See `Peers.totals`: views of one vector, whose length is a multiple of the number of processes."""
-        narrow = dtype_name(like[0]) == "float32" and message_rounding(terms) <= ROUNDING_COUNTED
+        narrow = dtype_name(like[0]) == "float32" and message_rounding(terms) <= ROUNDING_SENT
         self._sent, self.rounding = (torch.float32, message_rounding(terms)) if narrow else (torch.float64, 0.0)
         sizes = [vector.shape[0] for vector in like]
         length = -(-sum(sizes) // self.world_size) * self.world_size

@@ -22,14 +22,13 @@ from dpcore.plan.plan import Plan
 from dpcore.spec import validate
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import counted, format_epsilon, format_number
-from dpcore.torch.check_processes import check_alone
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
-from dpcore.torch.explain import explain
-from dpcore.torch.explanation import Explanation
+from dpcore.torch.explain import Explanation, explain
 from dpcore.torch.model.functional import whole_state
 from dpcore.torch.model.modes import Modes
 from dpcore.torch.optimizer import PrivateOptimizer
+from dpcore.torch.peers import check_alone
 from dpcore.torch.rehearsal import Rehearsal
 
 

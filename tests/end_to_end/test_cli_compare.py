@@ -19,7 +19,6 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
-from dpcore.cli.compare import worker
 from dpcore.cli.compare.budget import Payer, whole_runs
 from dpcore.cli.compare.comparison import FINAL, SEARCH
 from dpcore.cli.train.settings import Settings
@@ -374,7 +373,7 @@ def test_runs_side_by_side_stop_before_one_that_is_not_paid_for(tmp_path, capsys
 def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
     out, begun = tmp_path / "comparison", []
 
-    class Counted(worker.Worker):
+    class Counted(compare_runs.Worker):
         def __init__(self, stop: Any) -> None:
             super().__init__(stop)
             begun.append(self)
@@ -393,17 +392,17 @@ def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_and_one_that_fails_are_told(tmp_path, monkeypatch):
-    stop = worker.shared_stop()
-    process = worker.Worker(stop)
+    stop = compare_runs.shared_stop()
+    process = compare_runs.Worker(stop)
     settings = Settings(epsilon=3.0, epochs=1, batch_size=256, data="npz", data_dir=str(tmp_path / "absent"))
-    process.begin(worker.Task(settings, tmp_path / "run", None, "one"))
+    process.begin(compare_runs.Task(settings, tmp_path / "run", None, "one"))
     assert process.receive() == ("failed", f"data_dir='{tmp_path / 'absent'}': no such folder")
     # It lives on, and makes the next run.
-    process.begin(worker.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two"))
+    process.begin(compare_runs.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two"))
     while (told := process.receive())[0] == "steps":
         pass
     assert told[0] == "done"
     process._process.kill()
     process._process.join()
-    process.begin(worker.Task(settings, tmp_path / "run", None, "three"))
+    process.begin(compare_runs.Task(settings, tmp_path / "run", None, "three"))
     assert process.receive() == ("died", "was ended by signal 9")

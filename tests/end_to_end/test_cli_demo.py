@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 from dpcore.cli import main
-from dpcore.cli.compare import demo
+from dpcore.cli.compare import compare as demo
 from dpcore.statement import Statement
 from tests.end_to_end.command_line import say
 

@@ -185,7 +185,7 @@ def test_epsilon_inspect_and_help_need_no_torch():
 
 
 def test_a_reader_that_leaves_early_is_no_error():
-    command = f"{sys.executable} -m dpcore.cli train --help | head -1; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m dpcore train --help | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
         env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},

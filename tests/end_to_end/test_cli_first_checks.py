@@ -14,7 +14,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.accounting import Gaussian
 from dpcore.cli import main
-from dpcore.cli.train import quick_checks
+from dpcore.cli.train.run import check_beside
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.ledger import Ledger
 
@@ -32,7 +32,7 @@ MISSING = set()
 find = __import__("importlib.util").util.find_spec
 __import__("importlib.util").util.find_spec = lambda name, *more: None if name == "tensorboard" else find(name, *more)
 sys.meta_path.insert(0, Refuse())
-import dpcore.cli.train.quick_checks as quick
+import dpcore.cli.train.run as quick
 quick.find_spec = __import__("importlib.util").util.find_spec
 from dpcore.cli import main
 print(json.dumps([main(words.split()) for words in json.loads(sys.argv[1])]))
@@ -139,7 +139,7 @@ def test_a_plan_of_the_checks_is_that_of_the_run(tmp_path, capsys):
 
     assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    plan = quick_checks.plan_of(Settings(epsilon=3.0, epochs=1).resolved(len(load())), len(load()))
+    plan = Settings(epsilon=3.0, epochs=1).resolved(len(load())).plan(len(load()))
     assert plan.steps == told["statement"]["steps_planned"] == 23
     assert (told["epsilon"], told["delta"]) == (told["statement"]["epsilon"]["pld"], 1e-5)
 
@@ -150,5 +150,5 @@ def test_a_ledger_that_is_opened_early_is_not_written_to(tmp_path):
     ledger = Ledger.create(tmp_path / "people.ledger", budget=(3, 1e-5))
     ledger.charge(Gaussian(9.0), name="a count")
     before = ledger.path.read_bytes()
-    quick_checks.check_beside(Settings(epsilon=3.0), ledger.path)
+    check_beside(Settings(epsilon=3.0), ledger.path)
     assert ledger.path.read_bytes() == before

@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib")
 import dpcore_command
 from dpcore import accounting
 from dpcore.cli import datasets, main
-from dpcore.cli.train.callbacks import JsonLines
+from dpcore.cli.train.run_folder import RunFolder
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
 from tests.end_to_end.command_line import say
@@ -47,7 +47,7 @@ def start() -> Iterator[Start]:
 
 
 def _start(out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dpcore.cli", "train", "--noise-multiplier", "2", "--epochs", str(EPOCHS)]
+    command = [sys.executable, "-m", "dpcore", "train", "--noise-multiplier", "2", "--epochs", str(EPOCHS)]
     environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     return subprocess.Popen(
         [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -196,7 +196,7 @@ def test_a_failure_in_mid_run_leaves_an_upper_bound_too(tmp_path, capsys, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "disk")
 
-    monkeypatch.setattr(JsonLines, "on_epoch", full)
+    monkeypatch.setattr(RunFolder, "log", full)
     printed = say(capsys, ["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")], 2).err
     assert printed.endswith("dpcore: disk: No space left on device\n")
     assert "states an upper bound" in printed

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from dpcore.statement.text import format_epsilon
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("accelerate", exc_type=ImportError)
 
-from dpcore.torch.hosts import PrivateTrainer, arguments  # noqa: E402
+from dpcore.torch.data.reading import Reader  # noqa: E402
+from dpcore.torch.hosts import PrivateTrainer, arguments, hugging_face  # noqa: E402
 from dpcore.torch.hosts.arguments import check_arguments  # noqa: E402
 
 # Warnings of those packages to each other.
@@ -115,6 +117,21 @@ def test_it_trains_what_a_plain_loop_trains(tmp_path: Path):
     spent = {"epsilon": run.epsilon(), "epsilon_planned": run.epsilon(), "delta": 1e-3}
     assert output.metrics == {"train_steps": 10, **spent}
     assert math.isnan(output.training_loss)
+
+
+def test_a_collators_own_generator_is_found_where_labels_are_taken_out(tmp_path: Path):
+    class Noisy:
+        def __init__(self) -> None:
+            self.generator = random.Random(0)
+
+        def __call__(self, rows: list[Any]) -> Any:
+            return transformers.default_data_collator(rows)
+
+    collator = Noisy()
+    found = trainer(tmp_path, label_smoothing_factor=0.1, data_collator=collator)
+    reader = Reader(*hugging_face.data_of(found), 0, torch.device("cpu"))
+    reader.find_generators()
+    assert reader.generators == [collator.generator]
 
 
 @pytest.mark.parametrize("kind", ["compute_loss_func", "label_smoothing_factor"])

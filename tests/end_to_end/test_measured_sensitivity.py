@@ -311,9 +311,9 @@ class Watched:
     def normal(self, key: bytes, row: int, stream: int) -> np.ndarray:
         entries = self.run.layout.entries
         if stream == Stream.CLIP_BOUND:
-            return self.backend.normal(key, row, stream, 0, 1, dtype="float64")
+            return self.backend.normal(key, row, stream, 0, 1)
         return np.concatenate(
-            [self.backend.normal(key, row, stream, e.first, e.size, dtype="float64") for e in entries]
+            [self.backend.normal(key, row, stream, e.first, e.size) for e in entries]
         )
 
     def save(self) -> tuple:

@@ -321,7 +321,7 @@ def test_the_group_can_send_what_the_model_is_made_of(config: str, device: str, 
 
 def command_in_processes(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "dpcore.cli", "train", "--out", str(folder), *arguments]
+    command += ["-m", "dpcore", "train", "--out", str(folder), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpcore.errors import PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.methods import disk, dp_sgd
-from dpcore.torch.data.sampler import DrawnBatch
+from dpcore.torch.data.loader import DrawnBatch
 from tests.end_to_end.test_processes import COMMON, in_processes
 from tests.unit.torch_runs import DATA, finish, model, start, values
 

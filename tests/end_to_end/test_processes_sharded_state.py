@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dpcore.errors import DataError
-from dpcore.torch.state import saving
+from dpcore.torch.state import checkpoint
 from tests.end_to_end.test_processes import in_processes
 from tests.unit.torch_runs import METHODS, finish, keep_keys, model, start, values
 
@@ -59,16 +59,16 @@ def failing(rank: int, folder: Path) -> None:
     finish(run, stop=2)
     run.optimizer.save_sharded(folder / "state")
     finish(run, stop=4)
-    real = saving.os.fsync
+    real = checkpoint.os.fsync
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     if rank == 1:
-        saving.os.fsync = full
+        checkpoint.os.fsync = full
     with pytest.raises(DataError, match="cannot be written" if rank == 1 else "1 of 2 processes could not"):
         run.optimizer.save_sharded(folder / "state")
-    saving.os.fsync = real
+    checkpoint.os.fsync = real
     again = begin("adam")
     again.optimizer.load_sharded(folder / "state")
     assert again.steps_taken == 2

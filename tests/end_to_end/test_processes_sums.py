@@ -11,7 +11,7 @@ import torch
 
 import dpcore_torch as backend
 from dpcore.spec.layout import Layout
-from dpcore.spec.rounding import ROUNDING_COUNTED, message_rounding
+from dpcore.spec.rounding import ROUNDING_SENT, message_rounding
 from dpcore.torch import processes
 from dpcore.torch.processes import CAVEAT, Processes, caveats_of
 from tests.end_to_end.test_processes import in_processes
@@ -67,8 +67,8 @@ def test_messages_round_as_stated(tmp_path: Path):
 
 def test_messages_never_round_what_counts():
     # The most examples whose sums are sent in float32, and one more.
-    most = int(ROUNDING_COUNTED * 2**23)
-    assert message_rounding(most) <= ROUNDING_COUNTED < message_rounding(most + 1)
+    most = int(ROUNDING_SENT * 2**23)
+    assert message_rounding(most) <= ROUNDING_SENT < message_rounding(most + 1)
 
 
 def test_one_example_moves_rounded_sums_by_no_more_than_the_bound():

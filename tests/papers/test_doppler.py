@@ -114,7 +114,7 @@ def two_tensors(x: np.ndarray, i: int) -> np.ndarray:
 
 def layout_normals(t: int) -> np.ndarray:
     """The vector begins at the next multiple of 4096."""
-    parts = (normal(KEY, t, 0, 0, M * COLUMNS, dtype="float64"), normal(KEY, t, 0, 4096, 5, dtype="float64"))
+    parts = (normal(KEY, t, 0, 0, M * COLUMNS), normal(KEY, t, 0, 4096, 5))
     return np.concatenate(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpcore.accounting.events.base import Adjacency, Event
+from dpcore.accounting.events.base import Adjacency, Event, check_event
 from dpcore.accounting.events.composed import Composed, NonPrivate, SelfComposed
 from dpcore.accounting.events.gaussian import Gaussian, MatrixGaussian
 from dpcore.accounting.events.sampled import (
@@ -26,4 +26,5 @@ __all__ = [
     "RandomAllocationGaussian",
     "SelfComposed",
     "TruncatedPoissonSampledGaussian",
+    "check_event",
 ]

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
@@ -28,11 +29,34 @@ class Adjacency(StrEnum):
     """One example is replaced by another. The sum changes by at most 2C."""
 
 
+def _adjacency(*, adjacency: str) -> Adjacency:
+    return Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=adjacency))
+
+
+def _name(*, strategy: str) -> str:
+    if not str(strategy).strip():
+        raise ArgumentError(f"strategy={strategy!r}: must be the name or the digest of the matrix")
+    return strategy
+
+
+_ANY: Final = partial(validate.integer, 0)
+_SOME: Final = partial(validate.integer, 1)
+
+
 @dataclass(frozen=True)
-class Event:
-    """Base of every event."""
+class Event(validate.Checked):
+    """Base of every event. A field that several have means the same in all, and is checked by one rule."""
 
     _kinds: ClassVar[dict[str, type[Event]]] = {}
+    rules: ClassVar[validate.Rules] = {
+        "sample_rate": validate.fraction,
+        "noise_multiplier": validate.non_negative,
+        "sensitivity": validate.non_negative,
+        **dict.fromkeys(("steps", "count", "epochs"), _ANY),
+        **dict.fromkeys(("dataset_size", "batch_size", "max_batch_size", "groups", "batches"), _SOME),
+        "strategy": _name,
+        "adjacency": _adjacency,
+    }
 
     def __init_subclass__(cls) -> None:
         """Make the class known to `from_dict` by its name."""
@@ -45,11 +69,7 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as a dict of JSON values: its class name under "event", then its fields."""
-        result: dict[str, Any] = {"event": type(self).__name__}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            result[item.name] = value.value if isinstance(value, Adjacency) else value
-        return result
+        return {"event": type(self).__name__} | {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Event:
@@ -67,7 +87,7 @@ class Event:
             if name != "event":
                 validate.choice(known, field=name)
         try:
-            arguments = kind._decode({name: data[name] for name in known if name in data})
+            arguments = {name: _from_plain(data[name]) for name in known if name in data}
         except RecursionError as cause:
             raise ArgumentError("data: events are nested too deep") from cause
         try:
@@ -78,13 +98,24 @@ class Event:
             missing = [name for name in known if name not in data]
             raise ArgumentError(f"data={dict(data)!r}: {kind.__name__} also needs {', '.join(missing)}") from cause
 
-    @classmethod
-    def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields with events in place of the dicts that describe them."""
-        return arguments
+
+def _plain(value: Any) -> Any:
+    """Return a field of an event as JSON values."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value.to_dict() if isinstance(value, Event) else value.value if isinstance(value, Adjacency) else value
 
 
-def adjacency_of(event: Event, adjacency: str) -> None:
-    """Set the field `adjacency` of an event under construction, checked."""
-    chosen = Adjacency(validate.choice([kind.value for kind in Adjacency], adjacency=adjacency))
-    object.__setattr__(event, "adjacency", chosen)
+def _from_plain(value: Any) -> Any:
+    """Return what `_plain` described."""
+    if isinstance(value, (list, tuple)):
+        return tuple([_from_plain(item) for item in value])
+    return Event.from_dict(value) if isinstance(value, Mapping) and "event" in value else value
+
+
+def check_event(**values: Any) -> Event:
+    """Return the value if it is an event; raise ArgumentTypeError otherwise."""
+    ((name, value),) = values.items()
+    if not isinstance(value, Event):
+        raise ArgumentTypeError(f"{name}={value!r}: must be an event of dpcore.accounting")
+    return value

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from dpcore.accounting.events.base import Adjacency, Event
+from dpcore.accounting.events.base import Adjacency, Event, check_event
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec import validate
 
 _DEEPEST = 100  # events within events; far below what Python's own recursion allows
 
@@ -64,14 +62,6 @@ class Composed(Event):
         kinds = {event.adjacency for event in self.events} - {None}
         return Adjacency.ZERO_OUT if len(kinds) > 1 else next(iter(kinds), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the event as a dict of JSON values, its parts as a list under "events"."""
-        return {"event": "Composed", "events": [event.to_dict() for event in self.events]}
-
-    @classmethod
-    def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {"events": tuple(Event.from_dict(item) for item in arguments.get("events", ()))}
-
 
 @dataclass(frozen=True)
 class SelfComposed(Event):
@@ -89,20 +79,11 @@ class SelfComposed(Event):
     count: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.repeated, Event):
-            raise ArgumentTypeError(f"repeated={self.repeated!r}: must be an event of dpcore.accounting")
+        super().__post_init__()
+        check_event(repeated=self.repeated)
         object.__setattr__(self, "_depth", _depth((self.repeated,)))
-        object.__setattr__(self, "count", validate.integer(count=self.count, minimum=0))
 
     @property
     def adjacency(self) -> Adjacency | None:
         """That of the repeated event."""
         return self.repeated.adjacency
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the event as a dict of JSON values, the repeated one as a dict."""
-        return {**super().to_dict(), "repeated": self.repeated.to_dict()}
-
-    @classmethod
-    def _decode(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {name: Event.from_dict(value) if name == "repeated" else value for name, value in arguments.items()}

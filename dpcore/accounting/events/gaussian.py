@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpcore.accounting.events.base import Adjacency, Event, adjacency_of
-from dpcore.errors import ArgumentError
-from dpcore.spec import validate
+from dpcore.accounting.events.base import Adjacency, Event
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,6 @@ class Gaussian(Event):
     noise_multiplier: float
     count: int = 1
     adjacency: Adjacency = Adjacency.ADD_REMOVE
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
-        object.__setattr__(self, "count", validate.integer(count=self.count, minimum=0))
-        adjacency_of(self, self.adjacency)
 
 
 @dataclass(frozen=True)
@@ -79,14 +72,6 @@ class MatrixGaussian(Event):
     steps: int
     strategy: str
     adjacency: Adjacency = Adjacency.ZERO_OUT
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
-        object.__setattr__(self, "sensitivity", validate.non_negative(sensitivity=self.sensitivity))
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
-        if not str(self.strategy).strip():
-            raise ArgumentError(f"strategy={self.strategy!r}: must be the name or the digest of the matrix")
-        adjacency_of(self, self.adjacency)
 
     @property
     def mu(self) -> float:

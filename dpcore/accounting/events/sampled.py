@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from dpcore.accounting.events.base import Adjacency, Event, adjacency_of
+from dpcore.accounting.events.base import Adjacency, Event
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
@@ -36,11 +37,6 @@ class PoissonSampledGaussian(Event):
     steps: int
     adjacency = Adjacency.ADD_REMOVE
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
-        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
-
 
 @dataclass(frozen=True)
 class FixedSizeSampledGaussian(Event):
@@ -66,12 +62,9 @@ class FixedSizeSampledGaussian(Event):
     adjacency = Adjacency.REPLACE_ONE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
-        object.__setattr__(self, "batch_size", validate.integer(batch_size=self.batch_size, minimum=1))
+        super().__post_init__()
         if self.batch_size > self.dataset_size:
             raise ArgumentError(f"batch_size={self.batch_size!r}: must be at most dataset_size={self.dataset_size}")
-        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
 
 
 @dataclass(frozen=True)
@@ -114,12 +107,7 @@ class TruncatedPoissonSampledGaussian(Event):
     adjacency: Adjacency = Adjacency.ZERO_OUT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset_size", validate.integer(dataset_size=self.dataset_size, minimum=1))
-        object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
-        object.__setattr__(self, "max_batch_size", validate.integer(max_batch_size=self.max_batch_size, minimum=1))
-        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
-        adjacency_of(self, self.adjacency)
+        super().__post_init__()
         if self.dataset_size > _MOST_EXAMPLES:
             raise ArgumentError("dataset_size: must be at most 2^53, beyond which float64 holds no exact counts")
         if self.adjacency is Adjacency.REPLACE_ONE:
@@ -167,15 +155,7 @@ class CyclicPoissonSampledGaussian(Event):
     steps: int
     strategy: str = "identity"
     adjacency = Adjacency.ZERO_OUT
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sample_rate", validate.fraction(sample_rate=self.sample_rate))
-        object.__setattr__(self, "groups", validate.integer(groups=self.groups, minimum=1))
-        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
-        object.__setattr__(self, "sensitivity", validate.positive(sensitivity=self.sensitivity))
-        object.__setattr__(self, "steps", validate.integer(steps=self.steps, minimum=0))
-        if not str(self.strategy).strip():
-            raise ArgumentError(f"strategy={self.strategy!r}: must be the name or the digest of the matrix")
+    rules: ClassVar[validate.Rules] = {**Event.rules, "sensitivity": validate.positive}
 
     @property
     def participations(self) -> int:
@@ -215,9 +195,6 @@ class RandomAllocationGaussian(Event):
     adjacency = Adjacency.ADD_REMOVE
 
     def __post_init__(self) -> None:
-        batches = validate.integer(batches=self.batches, minimum=1)
-        if batches > _MOST_BATCHES:
-            raise ArgumentError(f"batches={batches}: must be at most 2^24, beyond which nothing is certified")
-        object.__setattr__(self, "batches", batches)
-        object.__setattr__(self, "noise_multiplier", validate.non_negative(noise_multiplier=self.noise_multiplier))
-        object.__setattr__(self, "epochs", validate.integer(epochs=self.epochs, minimum=0))
+        super().__post_init__()
+        if self.batches > _MOST_BATCHES:
+            raise ArgumentError(f"batches={self.batches}: must be at most 2^24, beyond which nothing is certified")

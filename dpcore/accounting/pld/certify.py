@@ -16,16 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dpcore.accounting.pld import discretize
 from dpcore.accounting.pld.compose import MOST_POINTS, compose
 from dpcore.accounting.pld.deltas import Curve
-from dpcore.accounting.pld.interval import Interval
-from dpcore.accounting.pld.moments import Moments
+from dpcore.accounting.pld.moments import Moments, plain, tilt_at
 from dpcore.accounting.pld.problem import Problem
-from dpcore.accounting.pld.tilt import plain, tilt_at
 
 _FIRST = 0.085  # standard deviations of a step's loss
 _SCOUT = 0.3
@@ -33,6 +32,18 @@ _WIDEST = 100.0  # step of a grid: e^h has to be a number
 _FINE = 48
 _ROUNDS = 10
 _LOOKS = 2  # at tails that only show under a tilt
+
+
+class Interval(NamedTuple):
+    """Certified bounds: lower <= the number <= upper; both may be infinity. ``lower, upper = interval``."""
+
+    lower: float
+    upper: float
+
+    @property
+    def gap(self) -> float:
+        """Upper minus lower, 0 where both are the same infinity."""
+        return 0.0 if self.lower == self.upper else self.upper - self.lower
 
 
 @dataclass(eq=False)

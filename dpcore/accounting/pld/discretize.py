@@ -28,11 +28,15 @@ is a shift of epsilon by T eta and a factor e^(T eta) on delta; `compose` adds t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting.pld.losses import Array, Losses
+from dpcore.accounting.pld.loss import Array
+
+if TYPE_CHECKING:
+    from dpcore.accounting.pld.allocation import Losses
 
 Integers = npt.NDArray[np.int64]
 

@@ -8,26 +8,17 @@ from functools import lru_cache
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
-from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, phases
-from dpcore.accounting.pld import certify, tilt
-from dpcore.accounting.pld.interval import Interval
+from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, demand_phases, phases
+from dpcore.accounting.pld import certify
+from dpcore.accounting.pld.certify import Interval
+from dpcore.accounting.pld.moments import saddle, tilt_at
 from dpcore.accounting.pld.problem import problem
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
 _LEAST_NOISE = 1e-6  # losses are of the order of its inverse square: single ones leave the range of the grid
 _MOST_STEPS = 1 << 40  # the rounding of so many adds half a unit to epsilon; of 2^48, more than float64 holds to delta
-
-
-def taken_apart(event: Event) -> Phases:
-    """Return the phases of an event that has them; raise otherwise."""
-    if not isinstance(event, Event):
-        raise ArgumentTypeError(f"event={event!r}: must be an event of dpcore.accounting")
-    found = phases(event)
-    if found is None:
-        raise PrivacyError(f"event={type(event).__name__}: the PLD accountant does not cover it or one of its parts")
-    return found
 
 
 def epsilon_interval(event: Event, delta: float, tolerance: float | None = None) -> Interval:
@@ -73,7 +64,7 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     """
     delta = validate.open_unit(delta=delta)
     tolerance = None if tolerance is None else validate.positive(tolerance=tolerance)
-    return _epsilon(taken_apart(event), delta, tolerance)
+    return _epsilon(demand_phases(event), delta, tolerance)
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +86,7 @@ def _epsilon(found: Phases, delta: float, tolerance: float | None) -> Interval:
     if _too_quiet(found):
         return Interval(0.0, whole)
     target = max(math.log(delta), _LEAST_LOG_DELTA)
-    sides = certify.start(problem(found, target), lambda moments: tilt.saddle(moments, target))
+    sides = certify.start(problem(found, target), lambda moments: saddle(moments, target))
     interval = certify.refine(
         sides, lambda curve: curve.epsilon(delta), lambda now: tolerance or max(1e-3 * now.lower, 1e-4), retilt=True
     )
@@ -122,7 +113,7 @@ def delta_interval(event: Event, epsilon: float, tolerance: float | None = None)
     """
     epsilon = validate.non_negative(epsilon=epsilon)
     tolerance = None if tolerance is None else validate.positive(tolerance=tolerance)
-    return _delta(taken_apart(event), epsilon, tolerance)
+    return _delta(demand_phases(event), epsilon, tolerance)
 
 
 @lru_cache(maxsize=64)
@@ -175,23 +166,23 @@ def delta_sides(found: Phases, epsilon: float) -> list[certify.Side]:
     expected = _LEAST_LOG_DELTA
     for direction in task.directions:
         rough = task.rough(direction)
-        theta = tilt.tilt_at(rough, epsilon)
+        theta = tilt_at(rough, epsilon)
         value, mean, variance = rough(theta)
         # An order below the saddle-point formula, so that the tails are resolved far enough in any case.
         size = math.log1p(theta * (1.0 + theta) * math.sqrt(2.0 * math.pi * variance))
         expected = max(expected, value - theta * max(mean, epsilon) - size - 3.0)
-    return certify.start(problem(found, min(expected, -1.0)), lambda moments: tilt.tilt_at(moments, epsilon))
+    return certify.start(problem(found, min(expected, -1.0)), lambda moments: tilt_at(moments, epsilon))
 
 
 def expected_epsilon(event: Event, delta: float) -> float:
     """Return about what epsilon is at delta, a few percent off; no bound."""
-    found = taken_apart(event)
+    found = demand_phases(event)
     if math.isinf(found.mu):
         return math.inf
     found = merged(found)
     if not found.steps:
         return gaussian_epsilon(found.mu, delta)
-    sides = certify.start(problem(found, math.log(delta)), lambda moments: tilt.saddle(moments, math.log(delta)))
+    sides = certify.start(problem(found, math.log(delta)), lambda moments: saddle(moments, math.log(delta)))
     return max(certify.scout(side, lambda curve: curve.epsilon(delta)) for side in sides)
 
 

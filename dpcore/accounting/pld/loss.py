@@ -26,12 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.phases import PoissonStep, Step
 from dpcore.spec import special
+
+if TYPE_CHECKING:
+    from dpcore.accounting.pld.allocation import Losses
 
 Array = npt.NDArray[np.float64]
 
@@ -186,3 +190,20 @@ def _remove_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Arra
 def _add_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
     p, q = _remove_masses(-edges[:, ::-1], rate, sigma)
     return q[:, ::-1], p[:, ::-1]
+
+
+def center(family: Losses, direction: str, width: float) -> Array:
+    """Return per step (steps, 1) a loss r such that P/Q = e^r on the losses within width/2 of r, where P is thick.
+
+    The rare-event case needs it: nearly all of P lies within much less than a grid cell, and moving it by a part of a
+    cell in every one of T steps would move the total by T parts of a cell.
+    """
+    if family.subset:
+        return np.zeros((family.weights.shape[0], 1))
+    r = family.thick(direction)
+    for _ in range(12):
+        p, q = family.masses(direction, np.hstack([r - 0.5 * width, r + 0.5 * width]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moved = np.log(p) - np.log(q)
+        r = np.where(np.isfinite(moved), np.clip(moved, r - 0.5 * width, r + 0.5 * width), r)
+    return r

@@ -10,9 +10,8 @@ import numpy as np
 
 from dpcore.accounting.phases import AllocationStep, Phases, PoissonStep
 from dpcore.accounting.pld import discretize, loss
-from dpcore.accounting.pld.allocation import Allocation
-from dpcore.accounting.pld.loss import Family
-from dpcore.accounting.pld.losses import Array, Losses, center
+from dpcore.accounting.pld.allocation import Allocation, Losses
+from dpcore.accounting.pld.loss import Array, Family, center
 from dpcore.accounting.pld.moments import Moments
 from dpcore.spec import special
 

@@ -25,11 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.events import Event
-from dpcore.accounting.pld import certify, tilt
+from dpcore.accounting.phases import demand_phases
+from dpcore.accounting.pld import certify
+from dpcore.accounting.pld.certify import Interval
 from dpcore.accounting.pld.discretize import Integers
-from dpcore.accounting.pld.interval import Interval
-from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged, taken_apart
+from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged
 from dpcore.accounting.pld.loss import Array
+from dpcore.accounting.pld.moments import tilt_at
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
@@ -90,7 +92,7 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
 
 def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:
     """Return what `curve` does; but at epsilon 0, a gap of `enough` is near enough."""
-    found = taken_apart(event)
+    found = demand_phases(event)
     lower, upper = np.zeros_like(wanted), np.ones_like(wanted)
     if math.isinf(found.mu):
         return np.ones_like(wanted), upper
@@ -141,10 +143,10 @@ def _narrow(
     first, last = float(epsilons[these].min()), float(epsilons[these].max())
     ends, later = np.zeros(len(these)), []
     for side in sides:
-        side.aim(tilt.tilt_at(side.rough, first))
-        side.aim(tilt.tilt_at(side.rough, min(last, first + ahead * side.spread)))
+        side.aim(tilt_at(side.rough, first))
+        side.aim(tilt_at(side.rough, min(last, first + ahead * side.spread)))
         beyond = max(first, side.reference) + 0.75 * ahead * side.spread
-        side.settle(share * _CLOSE, tilt.tilt_at(side.rough, min(last, beyond)))
+        side.settle(share * _CLOSE, tilt_at(side.rough, min(last, beyond)))
         curve, below = side.curves(behind=side.reference - first + 4.0 * side.h)
         found = np.array([max(0.0, curve.delta(float(epsilon))) for epsilon in epsilons[these]])
         ends = np.maximum(ends, found)

@@ -27,22 +27,20 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 
-def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> tuple[float, float]:
-    """Return the smallest epsilon over the orders, each above 1, and the order it comes from.
+def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> float:
+    """Return the smallest epsilon over the orders, each above 1.
 
     `rdp` (m,) bounds the divergence at the orders: 0 or more, possibly infinity.
     """
     bound = rdp + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
     bound = np.where(delta * delta > -np.expm1(-rdp), 0.0, bound)
-    best = int(np.argmin(bound))
-    return max(0.0, float(bound[best])), float(orders[best])
+    return max(0.0, float(bound.min()))
 
 
-def delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> tuple[float, float]:
-    """Return the smallest delta over the orders, at most 1, and its order; the inverse of `epsilon_from_rdp`."""
+def delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> float:
+    """Return the smallest delta over the orders, at most 1; the inverse of `epsilon_from_rdp`."""
     logs = np.minimum(log_delta_by_kl(rdp), log_delta_improved(orders, rdp, epsilon))
-    best = int(np.argmin(logs))
-    return min(1.0, math.exp(min(0.0, float(logs[best])))), float(orders[best])
+    return math.exp(min(0.0, float(logs.min())))
 
 
 def log_delta_improved(orders: Array, rdp: Array, epsilon: float) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Annotated, Any
 
 from dpcore import accounting
@@ -11,9 +12,8 @@ from dpcore.accounting import Event
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.accounting.opacus import OpacusHistory
 from dpcore.cli.options import flag, option, takes
-from dpcore.cli.output import remarks
+from dpcore.cli.output import remark, told_if_slow
 from dpcore.cli.values import one_of
-from dpcore.cli.waiting import tells_if_slow
 from dpcore.errors import PrivacyError
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon
@@ -35,13 +35,18 @@ def accounts(where: str = "") -> Callable[[Callable[..., Any]], Callable[..., An
     `where` says what makes one bound into many, as ", at every point of the curve".
     """
 
-    def words(given: dict[str, Any]) -> str:
-        steps = given.get("steps")
-        whose = "a plan" if steps is None else counted(steps, "step")
-        whose = "what Opacus recorded" if given.get("opacus") else whose
-        return f"certified bounds on the privacy loss of {whose}{where}"
+    def changed(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def told(*args: Any, **given: Any) -> Any:
+            steps = given.get("steps")
+            whose = "a plan" if steps is None else counted(steps, "step")
+            whose = "what Opacus recorded" if given.get("opacus") else whose
+            with told_if_slow(f"certified bounds on the privacy loss of {whose}{where}"):
+                return command(*args, **given)
 
-    return lambda command: takes(EventOptions)(tells_if_slow(words)(command))
+        return takes(EventOptions)(told)
+
+    return changed
 
 
 def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
@@ -56,11 +61,6 @@ def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
     if not names:
         raise PrivacyError(f"event={type(event).__name__}: no accountant of this version covers it")
     return min(names, key=lambda name: bound(event, at, name))
-
-
-def every(bound: _Bound, event: Event, at: float) -> dict[str, float]:
-    """Return the bound by accountant, of all that cover the event."""
-    return {name: bound(event, at, name) for name in accounting.accountants_for(event)}
 
 
 def sentence(accountant: str, plan: EventOptions | OpacusHistory, event: Event) -> str:
@@ -82,8 +82,7 @@ def remark_on_delta(delta: float, plan: EventOptions | OpacusHistory, event: Eve
         sentence = accounting.delta_remark(min(float(format_epsilon(delta)), 0.9999), size)
     elif size is None:
         sentence = large_delta(delta)
-    if sentence is not None:
-        remarks().print(f"[yellow]remark:[/] {sentence}")
+    remark(sentence)
     return sentence
 
 

@@ -14,7 +14,7 @@ from dpcore.accounting import Composed, Event
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.options import Json, option
-from dpcore.cli.output import write_json, write_line
+from dpcore.cli.output import write_answer
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
@@ -63,44 +63,36 @@ def calibrate(
             "(--noise-multiplier) is needed, or a larger epsilon"
         )
     remark = answer.remark_on_delta(delta, plan, event) if 0 < delta < 1 else None
-    granted = None if spent is None else _granted(spent, plan, unknown, value)
-    if as_json:
-        write_json({unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
-            "target_epsilon": epsilon, "delta": delta, "accountant": name, **answer.described(event),
-            **({} if spent is None else {"ledger": spent.to_dict(granted)}),
-            **({} if remark is None else {"remark": remark})})  # fmt: skip
-        return
-    write_line(f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}")
-    at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
-    write_line(f"gives epsilon = {format_epsilon(reached)} at delta = {at}")
-    said = answer.sentence(name, known, event)
-    write_line(said.rpartition(", noise")[0] if unknown == "noise-multiplier" else said)
-    if unknown == "steps":
-        _tell_epochs(int(value), known)
-    if spent is not None:
-        for line in spent.words(unknown, value, granted):
-            write_line(line)
 
-
-def _granted(spent: Spent, plan: EventOptions, unknown: str, value: float) -> float | None:
-    """Return what the ledger itself pays for, of what was found."""
-
-    def make_event(found: float) -> Event:
+    def make_event(found: Any) -> Event:
         return (plan if unknown == "delta" else plan.with_(unknown, found)).event()
 
-    return spent.pays_for(unknown, value, make_event)
+    granted = None if spent is None else spent.pays_for(unknown, value, make_event)
+    told = {unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
+        "target_epsilon": epsilon, "delta": delta, "accountant": name, **answer.described(event),
+        **({} if spent is None else {"ledger": spent.to_dict(granted)}),
+        **({} if remark is None else {"remark": remark})}  # fmt: skip
+    said = answer.sentence(name, known, event)
+    at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
+    write_answer(
+        as_json,
+        told,
+        f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}",
+        f"gives epsilon = {format_epsilon(reached)} at delta = {at}",
+        said.rpartition(", noise")[0] if unknown == "noise-multiplier" else said,
+        *(_epochs(int(value), known) if unknown == "steps" else ()),
+        *(() if spent is None else spent.words(unknown, value, granted)),
+    )
 
 
-def _tell_epochs(steps: int, known: EventOptions) -> None:
-    """Say how many passes over the data so many steps are."""
+def _epochs(steps: int, known: EventOptions) -> list[str]:
+    """Return how many passes over the data so many steps are; nothing where a step is one, or nothing tells it."""
     epoch = known.steps_per_epoch
     if epoch is None or epoch == 1:
-        return
+        return []
     whole, more = divmod(steps, epoch)
-    write_line(
-        f"{counted(steps, 'step')}: {counted(whole, 'epoch')} of {epoch:,} steps"
-        + (f", and {more:,} more" if more else "")
-    )
+    rest = f", and {more:,} more" if more else ""
+    return [f"{counted(steps, 'step')}: {counted(whole, 'epoch')} of {epoch:,} steps{rest}"]
 
 
 def _unknown(plan: EventOptions, delta: float | None, asked: str | None) -> str:

@@ -18,7 +18,7 @@ from dpcore.accounting.pld import trade_off
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.options import Json, option, picture
-from dpcore.cli.output import write_json, write_line
+from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, PrivacyError
@@ -185,29 +185,24 @@ def _trade_off(subject: Subject) -> Points:
 
 
 def _draw(out: Path, points: Points, subject: Subject) -> None:
-    from dpcore.cli.plots import curve_plots
+    from dpcore.cli.plots import plots
 
     arrays = points.x, points.lower, points.upper
     if points.kind == "delta":
-        curve_plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
+        plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
     elif points.kind == "steps":
         title = f"{subject.words}, delta = {format_number(subject.delta or 0.0)}"
-        curve_plots.steps_curve(out, *arrays, title=title, taken=subject.taken, unit=subject.unit)
+        plots.steps_curve(out, *arrays, title=title, taken=subject.taken, unit=subject.unit)
     else:
-        curve_plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])
+        plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])
 
 
 def _tell(points: Points, subject: Subject) -> None:
     """Print a few of the points."""
     write_line(f"{subject.words}, {subject.event.adjacency} adjacency")
     chosen = np.unique(np.linspace(0, len(points.x) - 1, min(9, len(points.x))).round().astype(int))
-    rows: list[tuple[str, str, str]] = [
-        (_x(points, i), format_lower(points.lower[i]), format_epsilon(points.upper[i])) for i in chosen
-    ]
-    head = points.x_name, f"{points.y_name} at least", "at most"
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(3)]
-    for row in [head, *rows]:
-        write_line("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    rows = [(_x(points, i), format_lower(points.lower[i]), format_epsilon(points.upper[i])) for i in chosen]
+    write_table((points.x_name, f"{points.y_name} at least", "at most"), rows, right=3)
     if "advantage" in points.beside:
         write_line(f"advantage: the two rates differ by at most {format_epsilon(points.beside['advantage'])}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +9,11 @@ import typer
 
 from dpcore.accounting import Event
 from dpcore.cli.accounting.answer import large_delta
-from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.accounting.opacus import OpacusHistory, asked
+from dpcore.cli.accounting.opacus import history
 from dpcore.cli.options import Commands, Json, flag, option
-from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
 from dpcore.cli.values import one_of, real
-from dpcore.cli.waiting import tells_if_slow
 from dpcore.errors import ArgumentError, BudgetError, DataError
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon, format_number
@@ -28,25 +25,11 @@ if TYPE_CHECKING:
 ledger = Commands()  # its words stand in dpcore.cli.app
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's file.")]
-_Accept = Annotated[
-    bool,
-    typer.Option(
-        "--accept-file-system",
-        metavar=" ",
-        help="Let it lie on a file system that is not known to be safe; every statement will say so.",
-    ),
-]
+_Accept = Annotated[bool, flag("--accept-file-system",
+    "Let it lie on a file system that is not known to be safe; every statement will say so.")]  # fmt: skip
 
 
-@ledger.callback(invoke_without_command=True)
-def _start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@ledger.command(
-    "create", epilog="Example:  dpcore ledger create patients.ledger --budget-epsilon 3 --budget-delta 1e-5"
-)
+@ledger.command("create", example="dpcore ledger create patients.ledger --budget-epsilon 3 --budget-delta 1e-5")
 def create_command(
     file: _File,
     budget_epsilon: Annotated[Any, option(real, "EPSILON", "What all runs together must not cross.")] = None,
@@ -65,29 +48,28 @@ def create_command(
         raise ArgumentError("--budget-epsilon and --budget-delta: give both, or neither for a ledger without a budget")
     budget = None if budget_epsilon is None else (budget_epsilon, budget_delta)
     if budget is not None and 0 < budget_delta < 1:
-        _remark_on_delta(budget_delta)
+        remark(large_delta(budget_delta))
     made = Ledger.create(
         file, budget=budget, name=name, composition=composition, order=order, accept_file_system=accept_file_system
     )
-    if as_json:
-        write_json({"file": str(made.path), **_header(made)})
-        return
-    write_line(f"made    {made.path}")
-    write_line(f"budget  {_budget(made)}")
+    header = {"file": str(made.path), **_header(made)}
+    write_answer(as_json, header, f"made    {made.path}", f"budget  {_budget(made)}")
 
 
-@ledger.command("show", epilog="Example:  dpcore ledger show patients.ledger --delta 1e-6")
-@tells_if_slow(lambda _given: "what the runs of the ledger come to together")
+@ledger.command("show", example="dpcore ledger show patients.ledger --delta 1e-6")
+@told_if_slow("what the runs of the ledger come to together")
 def show_command(
     file: _File,
     delta: Annotated[Any, option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the runs, what they cost together, and what the budget leaves."""
+    from rich.markup import escape
+
     shown = _open(file)
     total = shown.total(1e-5 if delta is None and shown.budget is None else delta)
     if delta is not None:
-        _remark_on_delta(delta)
+        remark(large_delta(delta))
     if as_json:
         runs = [run.to_dict() | {"epsilon": plain(run.epsilon(total.delta))} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
@@ -99,11 +81,19 @@ def show_command(
     if shown.file_systems:
         write_line(f"lies on {', '.join(shown.file_systems)}, on its owner's word")
     if total.runs:
-        _table(shown, total.delta)
+        rows = [
+            (run.run_id.partition("-")[2], escape(run.name), run.begun[:16].replace("T", " "),
+             f"{run.releases:,} / {run.steps:,}", str(run.forks), format_epsilon(run.epsilon(total.delta)))
+            for run in shown.runs()
+        ]  # fmt: skip
+        write_line()
+        head = "run", "name", "begun", "steps", "forks", "epsilon alone"
+        write_table(head, rows, right=3, wraps=1)
+        write_line()
     _tell(total)
 
 
-@ledger.command("verify", epilog="Example:  dpcore ledger verify patients.ledger")
+@ledger.command("verify", example="dpcore ledger verify patients.ledger")
 def verify_command(
     file: _File,
     seal: Annotated[str | None, typer.Option("--seal", metavar="SHA256",
@@ -113,19 +103,17 @@ def verify_command(
 ) -> int:  # fmt: skip
     """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
     found = _open(file, accept_file_system).verify(seal=seal)
-    if as_json:
-        write_json(
-            {"valid": found.valid, "entries": found.entries, "seal": found.seal, "problems": list(found.problems)}
-        )
-    else:
-        for problem in found.problems:
-            write_line(f"problem  {problem}")
-        word = "valid" if found.valid else "NOT valid"
-        write_line(f"{word}: {counted(found.entries, 'entry', 'entries')}, the last with the seal {found.seal}")
+    write_answer(
+        as_json,
+        {"valid": found.valid, "entries": found.entries, "seal": found.seal, "problems": list(found.problems)},
+        *(f"problem  {problem}" for problem in found.problems),
+        f"{'valid' if found.valid else 'NOT valid'}: {counted(found.entries, 'entry', 'entries')}, the last with the "
+        f"seal {found.seal}",
+    )
     return 0 if found.valid else 2
 
 
-@ledger.command("export", epilog="Example:  dpcore ledger export patients.ledger > patients.json")
+@ledger.command("export", example="dpcore ledger export patients.ledger > patients.json")
 def export_command(
     file: _File,
     as_json: Json = False,  # noqa: ARG001 (it always is)
@@ -141,7 +129,7 @@ def export_command(
         content = salvage(file)
         if not content["entries"]:
             raise
-        remarks().print(f"remark: {problem}", markup=False)
+        remark(str(problem))
         write_json({"damaged": str(problem), **content})
         return 2
     write_json(content)
@@ -149,7 +137,7 @@ def export_command(
 
 
 @ledger.command(
-    "charge", epilog="Example:  dpcore ledger charge patients.ledger --statement runs/old --name 'before the ledger'"
+    "charge", example="dpcore ledger charge patients.ledger --statement runs/old --name 'before the ledger'"
 )
 def charge_command(
     file: _File,
@@ -164,19 +152,24 @@ def charge_command(
 ) -> None:  # fmt: skip
     """Charge a release that the ledger did not pay for step by step."""
     opened = _open(file)
-    run_id = charge(opened, statement, opacus, name, already_released)
+    if (statement is None) == (opacus is None):
+        raise ArgumentError("--statement and --opacus: give one of the two, which says what was released")
+    if not name.strip():
+        raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
+    if opacus is not None:
+        recorded = history(opacus)
+        event, description = recorded.event(), {"opacus": recorded.described()}
+    else:
+        event, description = _of_statement(statement, opened)
+    try:
+        run_id = opened.charge(event, name=name, description=description, already_released=already_released)
+    except BudgetError as cause:
+        raise BudgetError(
+            f"{cause}; if it was released already, add --already-released, which writes it down and leaves no budget"
+        ) from cause
     total = opened.total(1e-5 if opened.budget is None else None)
-    if as_json:
-        write_json({"file": str(opened.path), "run": run_id, "total": total.to_dict()})
-        return
-    write_line(f"charged  {name}, as run {run_id.partition('-')[2]}")
-    write_line(_spent(opened, total))
-
-
-def _remark_on_delta(delta: float) -> None:
-    sentence = large_delta(delta)
-    if sentence is not None:
-        remarks().print(f"[yellow]remark:[/] {sentence}")
+    told = {"file": str(opened.path), "run": run_id, "total": total.to_dict()}
+    write_answer(as_json, told, f"charged  {name}, as run {run_id.partition('-')[2]}", _spent(opened, total))
 
 
 def _open(file: Path, accept_file_system: bool = False) -> Ledger:
@@ -195,27 +188,6 @@ def _header(shown: Ledger) -> dict[str, Any]:
         "composition": shown.filter.kind, "order": shown.order, "file_systems": list(shown.file_systems)}  # fmt: skip
 
 
-def charge(ledger: Ledger, statement: Path | None, opacus: Path | None, name: str, already_released: bool) -> str:
-    """Charge what a file says was released, and return the run's id."""
-    if (statement is None) == (opacus is None):
-        raise ArgumentError("--statement and --opacus: give one of the two, which says what was released")
-    if not name.strip():
-        raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
-    event, description = _of_opacus(opacus) if opacus is not None else _of_statement(statement, ledger)
-    try:
-        return ledger.charge(event, name=name, description=description, already_released=already_released)
-    except BudgetError as cause:
-        raise BudgetError(
-            f"{cause}; if it was released already, add --already-released, which writes it down and leaves no budget"
-        ) from cause
-
-
-def _of_opacus(path: Path) -> tuple[Event, dict[str, Any]]:
-    history = asked(path, {item.name: item.default for item in fields(EventOptions)})
-    assert isinstance(history, OpacusHistory)
-    return history.event(), {"opacus": history.described()}
-
-
 def _of_statement(path: Path | None, ledger: Ledger) -> tuple[Event, dict[str, Any]]:
     assert path is not None
     read = single_statement(path)
@@ -227,7 +199,6 @@ def _of_statement(path: Path | None, ledger: Ledger) -> tuple[Event, dict[str, A
     return Event.from_dict(read.event), hashes
 
 
-_NARROWEST = 80
 _CALIBRATE = "dpcore calibrate --ledger FILE --dataset-size N --batch-size B --epochs E"
 
 
@@ -241,34 +212,6 @@ def _budget(shown: Ledger) -> str:
         return f"none; {how}"
     epsilon, delta = shown.budget
     return f"epsilon = {format_number(epsilon)} at delta = {format_number(delta)}; {how}"
-
-
-def _table(shown: Ledger, delta: float) -> None:
-    """Write the table of runs."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from dpcore.cli.output import results
-
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "name", "begun", "steps", "forks", "epsilon alone"):
-        made.add_column(
-            column,
-            justify="right" if column in ("steps", "forks", "epsilon alone") else "left",
-            no_wrap=column != "name",
-            overflow="fold",
-        )
-    for run in shown.runs():
-        begun = run.begun[:16].replace("T", " ")
-        counted = f"{run.releases:,} / {run.steps:,}"
-        alone = format_epsilon(run.epsilon(delta))
-        made.add_row(run.run_id.partition("-")[2], escape(run.name), begun, counted, str(run.forks), alone)
-    console = results()
-    # On a narrower terminal lines are broken, and no figure is cut off.
-    console.width = max(console.width, _NARROWEST)
-    write_line()
-    console.print(made)
-    write_line()
 
 
 def _spent(shown: Ledger, total: Total) -> str:

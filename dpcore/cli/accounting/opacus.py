@@ -71,16 +71,18 @@ def asked(file: Path | None, given: Mapping[str, Any]) -> EventOptions | OpacusH
     extra = [item.name for item in fields(EventOptions) if given[item.name] != item.default]
     if extra:
         raise ArgumentError(f"opacus: the file says what was run; leave out --{extra[0].replace('_', '-')}")
+    return history(file)
+
+
+def history(file: Path) -> OpacusHistory:
+    """Return the run in a file."""
     try:
         state = _read(file)
-        return OpacusHistory(str(state.get("mechanism")), _covered(from_opacus(state)))
+        event = from_opacus(state)
+        demand_phases(event)  # counts that add up beyond float64 are refused here, with the file's name
+        return OpacusHistory(str(state.get("mechanism")), event)
     except (ArgumentError, ArgumentTypeError) as cause:
         raise DataError(f"{file}: {str(cause).removeprefix('state: ')}") from cause
-
-
-def _covered(event: Event) -> Event:
-    demand_phases(event)  # counts that add up beyond float64 are refused here, with the file's name
-    return event
 
 
 def _read(file: Path) -> Mapping[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Commands, Json, flag, option, picture
-from dpcore.cli.output import remarks, write_json, write_line
+from dpcore.cli.options import Commands, Json, flag, option, picture, takes
+from dpcore.cli.output import remarks, write_answer
 from dpcore.cli.values import count, names, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
@@ -17,7 +19,7 @@ from dpcore.stages.strategies.search.kinds import KINDS, WITH_BANDS
 from dpcore.statement.text import counted
 
 if TYPE_CHECKING:
-    from dpcore.stages.strategies import Optimum, Strategy, Workload
+    from dpcore.stages.strategies import Strategy, Workload
     from dpcore.stages.strategies.search.single import Bracket
 
 strategy = Commands()  # its words stand in dpcore.cli.app
@@ -25,91 +27,103 @@ strategy = Commands()  # its words stand in dpcore.cli.app
 WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
 
 _Steps = Annotated[int, option(count, "N", "Of the run.")]
-_Workload = Annotated[str, option(one_of(WORKLOADS), "NAME",
-    "What is wanted of the noisy sums: prefix (the iterates of SGD), momentum, weight-decay, average (of the "
-    "iterates, exponential) or srg (DP-SRG, with --momentum).")]  # fmt: skip
-_Momentum = Annotated[float, option(real, "M", "Of the update, for momentum and srg.")]
-_Decay = Annotated[Any, option(real, "D", "For weight-decay, average and srg: 0.01, 0.999 and exp(-2.5) if left out.")]
-_Epochs = Annotated[int, option(count, "K", "How often each example takes part, in a fixed order.")]
 _Bands = Annotated[Any, option(count, "B", "Of banded, banded-toeplitz, banded-inverse and bifr; 32 if left out.")]
 _Buffers = Annotated[Any, option(count, "M", "Of blt; 4 if left out.")]
 _NoCache = Annotated[bool, flag("--no-cache", "Search again, and keep nothing on disk.")]
 _Largest = Annotated[bool, flag("--largest", "Lower the largest error of any step, not the mean; for dense.")]
+_Kept = Annotated[Any, option(Path, "FILE", "Keep the strategy in this file (.npz).")]
 
 
-@strategy.callback(invoke_without_command=True)
-def _start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+@dataclass(frozen=True)
+class _Wanted:
+    """What the noise is to be good for: options of all these commands."""
+
+    # fmt: off
+    workload: Annotated[str, option(one_of(WORKLOADS), "NAME",
+        "What is wanted of the noisy sums: prefix (the iterates of SGD), momentum, weight-decay, average (of the "
+        "iterates, exponential) or srg (DP-SRG, with --momentum).")] = "prefix"
+    momentum: Annotated[float, option(real, "M", "Of the update, for momentum and srg.")] = 0.9
+    decay: Annotated[Any, option(real, "D",
+        "For weight-decay, average and srg: 0.01, 0.999 and exp(-2.5) if left out.")] = None
+    epochs: Annotated[int, option(count, "K", "How often each example takes part, in a fixed order.")] = 1
+    # fmt: on
+
+    def over(self, steps: int) -> Workload:
+        """Return the workload of a run of `steps` steps."""
+        from dpcore.stages.strategies import workloads
+
+        if steps < 1:
+            raise ArgumentError(f"--steps {steps}: must be at least 1")
+        if self.workload == "prefix":
+            return workloads.ones(steps)
+        if self.workload == "momentum":
+            return workloads.momentum(steps, self.momentum)
+        if self.workload == "weight-decay":
+            return workloads.weight_decay(steps, 0.01 if self.decay is None else self.decay)
+        if self.workload == "average":
+            return workloads.exponential_average(steps, 0.999 if self.decay is None else self.decay)
+        return workloads.srg(steps, math.exp(-2.5) if self.decay is None else self.decay, self.momentum)
 
 
 @strategy.command(
-    "optimize", epilog="Example:  dpcore strategy optimize --kind blt --workload prefix --steps 1024 --out blt.npz"
+    "optimize", example="dpcore strategy optimize --kind blt --workload prefix --steps 1024 --out blt.npz"
 )
+@takes(_Wanted)
 def optimize_command(
     steps: _Steps,
     kind: Annotated[str, option(one_of(KINDS), "NAME", ", ".join(KINDS) + ".")] = "dense",
-    workload: _Workload = "prefix",
-    momentum: _Momentum = 0.9,
-    decay: _Decay = None,
-    epochs: _Epochs = 1,
     bands: _Bands = None,
     buffers: _Buffers = None,
     largest: _Largest = False,
-    tolerance: Annotated[
-        Any,
-        option(real, "SHARE", "How near a dense strategy must come; 5e-6, or 1e-6 for several epochs, if left out."),
-    ] = None,
-    out: Annotated[Any, option(Path, "FILE", "Keep the strategy in this file (.npz).")] = None,
+    tolerance: Annotated[Any, option(real, "SHARE",
+        "How near a dense strategy must come; 5e-6, or 1e-6 for several epochs, if left out.")] = None,
+    out: _Kept = None,
     no_cache: _NoCache = False,
     as_json: Json = False,
-) -> None:
+    **given: Any,
+) -> None:  # fmt: skip
     """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
     from dpcore import strategies
 
-    if out is not None and Path(out).suffix != ".npz":
-        raise ArgumentError(f"--out {out}: must end in .npz")
-    wanted = _workload_of(workload, steps, momentum, decay)
-    given = {} if tolerance is None else {"tolerance": tolerance}
+    _check_ending(out)
+    wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
-        keep=not no_cache, told=None if as_json else _teller(), **given)  # fmt: skip
+        keep=not no_cache, told=None if as_json else _teller(),
+        **({} if tolerance is None else {"tolerance": tolerance}))  # fmt: skip
     if out is not None:
         strategies.save(out, found.strategy)
-    if as_json:
-        write_json({"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs, "largest": largest,
-            **_figures(found), "finished": found.finished, "strategy": plain(_described(found.strategy))})  # fmt: skip
-        return
     what = "largest" if largest else "root mean squared"
-    write_line(f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms")
+    near = "how near it is to the best is not known for so many steps"
     if found.lower_bound is not None:
-        write_line(
-            f"no mechanism is below {found.lower_bound:.6g}: this one is at most {found.above:.2%} above the best"
-        )
-    else:
-        write_line("how near it is to the best is not known for so many steps")
-    write_line(f"found in {found.seconds:.2f} s{'' if found.finished else '; interrupted: the best so far'}")
-    if out is not None:
-        write_line(f"kept in {out}; dpcore.strategies.load reads it")
+        near = f"no mechanism is below {found.lower_bound:.6g}: this one is at most {found.above:.2%} above the best"
+    write_answer(
+        as_json,
+        {"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs, "largest": largest,
+            "error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds,
+            "finished": found.finished, "strategy": plain(_described(found.strategy))},
+        f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms",
+        near,
+        f"found in {found.seconds:.2f} s{'' if found.finished else '; interrupted: the best so far'}",
+        *([] if out is None else [f"kept in {out}; dpcore.strategies.load reads it"]),
+    )  # fmt: skip
 
 
-@strategy.command("compare", epilog="Example:  dpcore strategy compare --steps 1024 --out strategies.png")
+@strategy.command("compare", example="dpcore strategy compare --steps 1024 --out strategies.png")
+@takes(_Wanted)
 def compare_command(
     steps: _Steps,
-    workload: _Workload = "prefix",
-    momentum: _Momentum = 0.9,
-    decay: _Decay = None,
-    epochs: _Epochs = 1,
     bands: _Bands = None,
     buffers: _Buffers = None,
     kinds: Annotated[Any, option(names(KINDS), "A,B,...", "Of those that are searched for.")] = KINDS,
     out: Annotated[Any, option(picture, "FILE", "Draw the errors beside the bound, and the noise over time.")] = None,
     no_cache: _NoCache = False,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Compare strategies on a workload, each with its distance from the best of all."""
     from dpcore import strategies
 
-    wanted = _workload_of(workload, steps, momentum, decay)
+    wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found: dict[str, tuple[Strategy, float]] = {}
     for kind in kinds:
         own = {"bands": bands} if kind in WITH_BANDS else {"buffers": buffers} if kind == "blt" else {}
@@ -119,39 +133,33 @@ def compare_command(
         chosen = strategies.strategy(name, steps)
         found[name] = chosen, strategies.error_of(chosen, wanted, epochs)
     bound = strategies.lower_bound(wanted, epochs=epochs)
+    title = f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
     if out is not None:
-        from dpcore.cli.plots.strategy_plots import strategies_picture
+        from dpcore.cli.plots.plots import strategies_picture
 
         noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
-        errors = {name: error for name, (_, error) in found.items()}
-        strategies_picture(
-            out, errors, bound, noise, title=f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
-        )
-    if as_json:
-        write_json({"workload": wanted.name, "steps": steps, "epochs": epochs, "lower_bound": bound, "errors":
+        strategies_picture(out, {name: error for name, (_, error) in found.items()}, bound, noise, title=title)
+    costs = {name: strategies.streaming_cost(chosen, steps) for name, (chosen, _) in found.items()}
+    write_answer(
+        as_json,
+        {"workload": wanted.name, "steps": steps, "epochs": epochs, "lower_bound": bound, "errors":
             {name: {"error": error, "above": error / bound - 1, "state_vectors": chosen.order,
-                    "streaming": asdict(strategies.streaming_cost(chosen, steps))}
-             for name, (chosen, error) in found.items()}})  # fmt: skip
-        return
-    write_line(
-        f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}; no mechanism is below {bound:.5g}"
-    )
-    write_line(f"{'strategy':<18}{'error':>10}{'above the best':>16}  streaming")
-    for name, (chosen, error) in sorted(found.items(), key=lambda item: item[1][1]):
-        words = strategies.streaming_cost(chosen, steps).words
-        write_line(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {words}")
+                    "streaming": asdict(costs[name])} for name, (chosen, error) in found.items()}},
+        f"{title}; no mechanism is below {bound:.5g}",
+        f"{'strategy':<18}{'error':>10}{'above the best':>16}  streaming",
+        *(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {costs[name].words}"
+          for name, (_, error) in sorted(found.items(), key=lambda item: item[1][1])),
+    )  # fmt: skip
 
 
-@strategy.command("show", epilog="Example:  dpcore strategy show blt.npz --steps 1024 --out blt.png")
+@strategy.command("show", example="dpcore strategy show blt.npz --steps 1024 --out blt.png")
+@takes(_Wanted)
 def show_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Of dpcore strategy optimize, or with a matrix.")],
     steps: Annotated[Any, option(count, "N", "Of the run; all that the strategy has if left out.")] = None,
-    workload: _Workload = "prefix",
-    momentum: _Momentum = 0.9,
-    decay: _Decay = None,
-    epochs: _Epochs = 1,
     out: Annotated[Any, option(picture, "FILE", "Draw C and its inverse.")] = None,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Say what a strategy in a file is, costs and leaves as an error."""
     from dpcore import strategies
@@ -160,93 +168,66 @@ def show_command(
     if steps is None and chosen.steps is None:
         raise ArgumentError(f"{file}: has any number of steps; say how many with --steps")
     length = int(chosen.steps or 0) if steps is None else steps
-    wanted = _workload_of(workload, length, momentum, decay)
+    wanted, epochs = _Wanted(**given).over(length), given["epochs"]
     strategies.check_steps(chosen, length)
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
-    cost = strategies.streaming_cost(chosen, length)
+    cost, title = strategies.streaming_cost(chosen, length), f"{chosen.describe()['kind']}, {counted(length, 'step')}"
     if out is not None:
-        from dpcore.cli.plots.strategy_plots import matrices_picture
+        from dpcore.cli.plots.plots import matrices_picture
 
-        matrices_picture(out, chosen.matrix(length), title=f"{chosen.describe()['kind']}, {counted(length, 'step')}")
-    if as_json:
-        write_json({"strategy": plain(_described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
-            "error": error, "lower_bound": bound, "above": error / bound - 1,
-            "state_vectors": chosen.order, "streaming": asdict(cost)})  # fmt: skip
-        return
-    write_line(f"{chosen.describe()['kind']}, {counted(length, 'step')}")
-    write_line(f"streams with {cost.words}")
-    write_line(
-        f"error of {wanted.name} at mu = 1: {error:.6g} clip norms, {error / bound - 1:.2%} above the best of all"
-    )
+        matrices_picture(out, chosen.matrix(length), title=title)
+    write_answer(
+        as_json,
+        {"strategy": plain(_described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
+            "error": error, "lower_bound": bound, "above": error / bound - 1, "state_vectors": chosen.order,
+            "streaming": asdict(cost)},
+        title,
+        f"streams with {cost.words}",
+        f"error of {wanted.name} at mu = 1: {error:.6g} clip norms, {error / bound - 1:.2%} above the best of all",
+    )  # fmt: skip
 
 
-@strategy.command(
-    "recommend", epilog="Example:  dpcore strategy recommend --steps 2350 --epochs 10 --workload momentum"
-)
+@strategy.command("recommend", example="dpcore strategy recommend --steps 2350 --epochs 10 --workload momentum")
+@takes(_Wanted)
 def recommend_command(
     steps: _Steps,
-    epochs: _Epochs = 1,
-    workload: _Workload = "prefix",
-    momentum: _Momentum = 0.9,
-    decay: _Decay = None,
     vectors: Annotated[int, option(count, "V", "Vectors of the model's size that the noise may keep.")] = 4,
     rows: Annotated[int, option(count, "R", "Rows of noise that may be drawn in a step.")] = 1,
     bands: Annotated[Any, option(count, "B", "The most bands: the groups of cyclic-poisson.")] = None,
-    out: Annotated[Any, option(Path, "FILE", "Keep the strategy in this file (.npz).")] = None,
+    out: _Kept = None,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Name the strategy with the least error that streams in so much memory, and why it is this one."""
     from dpcore import strategies
 
-    if out is not None and Path(out).suffix != ".npz":
-        raise ArgumentError(f"--out {out}: must end in .npz")
-    wanted = _workload_of(workload, steps, momentum, decay)
+    _check_ending(out)
+    wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.candidates(wanted, epochs=epochs, vectors=vectors, rows=rows, bands=bands)
     first, best = found[0], min(one.error for one in found)
     if out is not None:
         strategies.save(out, first.strategy)
-    if as_json:
-        write_json({"workload": wanted.name, "steps": steps, "epochs": epochs, "recommended": first.kind,
-            "strategy": plain(_described(first.strategy)), "candidates": [
-                {"kind": one.kind, "error": one.error, "streaming": asdict(one.cost)} for one in found]})  # fmt: skip
-        return
-    write_line(f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}, at most {vectors} vectors kept")
-    write_line(f"take {first.kind}: {first.strategy!r}" if len(repr(first.strategy)) < 200 else f"take {first.kind}")
     why = "its error is the least of those that fit"
     if first.error > best:
         why = f"its error is {first.error / best - 1:.2%} above the least of those that fit, and it keeps less"
-    write_line(f"because {why}; independent noise has {_error(found, 'identity') / first.error:.3g} times its error")
-    for one in found:
-        write_line(f"  {one.kind:<16}{one.error:>10.5g}  {one.cost.words}")
-    if out is not None:
-        write_line(f"kept in {out}; dpcore train --strategy {out} takes it")
+    independent = next(one.error for one in found if one.kind == "identity")
+    whole = repr(first.strategy)
+    write_answer(
+        as_json,
+        {"workload": wanted.name, "steps": steps, "epochs": epochs, "recommended": first.kind,
+            "strategy": plain(_described(first.strategy)), "candidates": [
+                {"kind": one.kind, "error": one.error, "streaming": asdict(one.cost)} for one in found]},
+        f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}, at most {vectors} vectors kept",
+        f"take {first.kind}: {whole}" if len(whole) < 200 else f"take {first.kind}",
+        f"because {why}; independent noise has {independent / first.error:.3g} times its error",
+        *(f"  {one.kind:<16}{one.error:>10.5g}  {one.cost.words}" for one in found),
+        *([] if out is None else [f"kept in {out}; dpcore train --strategy {out} takes it"]),
+    )  # fmt: skip
 
 
-def _error(found: list[Any], kind: str) -> float:
-    return next(float(one.error) for one in found if one.kind == kind)
-
-
-def _workload_of(name: str, steps: int, momentum: float, decay: float | None) -> Workload:
-    """Return the workload that the options name."""
-    import math
-
-    from dpcore.stages.strategies import workloads
-
-    if steps < 1:
-        raise ArgumentError(f"--steps {steps}: must be at least 1")
-    if name == "prefix":
-        return workloads.ones(steps)
-    if name == "momentum":
-        return workloads.momentum(steps, momentum)
-    if name == "weight-decay":
-        return workloads.weight_decay(steps, 0.01 if decay is None else decay)
-    if name == "average":
-        return workloads.exponential_average(steps, 0.999 if decay is None else decay)
-    return workloads.srg(steps, math.exp(-2.5) if decay is None else decay, momentum)
-
-
-def _figures(found: Optimum) -> dict[str, Any]:
-    return {"error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds}
+def _check_ending(out: Path | None) -> None:
+    if out is not None and out.suffix != ".npz":
+        raise ArgumentError(f"--out {out}: must end in .npz")
 
 
 def _described(chosen: Strategy) -> dict[str, Any]:
@@ -255,8 +236,6 @@ def _described(chosen: Strategy) -> dict[str, Any]:
 
 
 def _teller() -> Any:
-    import time
-
     console, begun, last = remarks(), time.monotonic(), [0.0]
 
     def told(bracket: Bracket) -> None:

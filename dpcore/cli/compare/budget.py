@@ -32,7 +32,7 @@ def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
     return ledger
 
 
-def remark(ledger: Ledger, events: Sequence[Event]) -> str | None:
+def shortage(ledger: Ledger, events: Sequence[Event]) -> str | None:
     """Return a sentence where the budget ends before runs of these events, made one after the other; or None."""
     paid = whole_runs(ledger, events)
     if paid == len(events):
@@ -80,7 +80,7 @@ class Payer:
 def whole_runs(ledger: Ledger, events: Sequence[Event], rest: float = 0.0) -> int:
     """Return how many runs of these events come to their end, one after the other and from the first on.
 
-    As `dpcore.ledger.reservations` decides: what is begun before the first row is fixed beforehand if the budget
+    As `dpcore.ledger.allowance` decides: what is begun before the first row is fixed beforehand if the budget
     affords it, and settles the filter's order; all that comes later is held to the filter. `rest` is what runs under
     way still add to the filter's sum.
     """

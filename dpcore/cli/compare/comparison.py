@@ -60,10 +60,8 @@ class Comparison:
     search_seeds: int = 1
     search_epochs: int | None = None
     account_for_tuning: bool = False
-    _named: dict[str, Contestant] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_named", {item.name: item for item in self.contestants})
         if not self.contestants:
             raise ArgumentError("methods=(): name at least one method, or contestants in a file with --config")
         if len(self._named) < len(self.contestants):
@@ -86,6 +84,10 @@ class Comparison:
             for rate in self.grid(contestant.name):
                 if not rate > 0:
                     raise ArgumentError(f"lr of {contestant.name}={rate!r}: must be greater than 0")
+
+    @cached_property
+    def _named(self) -> dict[str, Contestant]:
+        return {item.name: item for item in self.contestants}
 
     @cached_property
     def shared(self) -> Settings:
@@ -161,7 +163,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values, in the form of a configuration file."""
-        own = {key: value for key, value in asdict(self).items() if key not in ("contestants", "common", "_named")}
+        own = {key: value for key, value in asdict(self).items() if key not in ("contestants", "common")}
         tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
         return {"backend": self.shared.backend, **self.common, **own, "contestants": tables}
 

@@ -67,8 +67,8 @@ class Record:
 class Log:
     """The runs of a comparison, with those of an earlier call of the same command."""
 
-    def __init__(self, folder: RunFolder, records: list[Record]) -> None:
-        self.folder, self.records = folder, records
+    def __init__(self, folder: RunFolder, comparison: Comparison, records: list[Record]) -> None:
+        self.folder, self.comparison, self.records = folder, comparison, records
         self.summary: dict[str, Any] | None = None
 
     @classmethod
@@ -76,10 +76,10 @@ class Log:
         """Begin a comparison in a folder, or take up the one with the same settings that is there; else DataError."""
         records = earlier(path, comparison, ledger, overwrite=overwrite)
         if records is not None:
-            return cls(RunFolder.existing(path, COMPARISON), records)
+            return cls(RunFolder(path, kind=COMPARISON, existing=True), comparison, records)
         folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)
         folder.write_config(_settings(comparison), ledger)
-        log = cls(folder, [])
+        log = cls(folder, comparison, [])
         log.write()
         return log
 
@@ -106,6 +106,10 @@ class Log:
     def accuracies(self) -> dict[Run, float]:
         """Return held-out accuracy at the end of each complete run."""
         return {run: record.accuracy[-1] for run, record in self.complete().items()}
+
+    def due(self) -> list[Run]:
+        """Return the runs that may begin now."""
+        return self.comparison.due(self.accuracies())
 
     def events(self) -> list[Event]:
         """Return what every run released or may have released, those that were stopped or killed too."""

@@ -6,17 +6,16 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from dpcore import accounting
-from dpcore.cli.compare import budget, report, words
+from dpcore.cli.compare import budget, report
 from dpcore.cli.compare.comparison import Comparison
 from dpcore.cli.compare.log import Log, earlier
-from dpcore.cli.compare.runs import Display, Previews, check_plans, make_runs, preview
+from dpcore.cli.compare.runs import Display, Plans, check_plans, events_of, make_runs, preview
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
-from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.plots.comparison_plots import Curves, by_epsilon
+from dpcore.cli.output import remark, remarks, results, write_json, write_line
+from dpcore.cli.plots.plots import Curves, by_epsilon
 from dpcore.cli.train.run import BUDGET_STATUS
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
@@ -36,11 +35,9 @@ def run_comparison(
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
     console = remarks()
-    warning = accounting.delta_remark(shared.delta, len(dataset))
-    if warning:
-        console.print(f"[yellow]remark:[/] {warning}")
+    remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"{counted(comparison.total, 'run')} {'is' if comparison.total == 1 else 'are'} planned.")
-    plans = preview(comparison, dataset, ledger, lambda said: console.print(f"[yellow]remark:[/] {escape(said)}"))
+    plans = preview(comparison, dataset, ledger)
     paying = None if ledger is None else budget.ledger_for(ledger, [plan.event for plan in plans.values()])
     payer = None if paying is None else budget.Payer(paying)
     _announce(comparison, plans, console)
@@ -51,66 +48,51 @@ def run_comparison(
             were = "was made before and is" if complete == 1 else "were made before and are"
             console.print(f"{complete} of {counted(comparison.total, 'run')} {were} kept.")
         if paying is not None:
-            due = [plans[run.contestant, run.epsilon, run.role].event for run in comparison.ahead(log.accuracies())]
-            remark = budget.remark(paying, due)
-            if remark:
-                console.print(f"[yellow]remark:[/] {remark}")
+            remark(budget.shortage(paying, events_of(plans, comparison.ahead(log.accuracies()))))
         try:
             with Display(console, complete, comparison.total) as display:
-                make_runs(comparison, log, dataset, jobs, display, interruption, plans, payer)
+                make_runs(log, dataset, jobs, display, interruption, plans, payer)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
             ) from stop
         except BudgetError as end:
-            _tell_unpaid(log, comparison, report.rows(comparison, log, plans), str(end), as_json)
+            stopped = report.stopped(log, "the ledger's budget", goes_on=False)
+            said = f"{stopped} {str(end)[:1].upper()}{str(end)[1:]}."
+            _end(log, report.rows(log, plans), "the ledger's budget", said, as_json)
             return BUDGET_STATUS
         except OSError:
-            console.print(f"remark: {words.kept(log, comparison)}", markup=False)
+            remark(report.kept(log))
             raise
-        if comparison.due(log.accuracies()):
-            said = words.stopped(log, comparison, interruption.name)
-            _write_statements(log, [said], comparison, [])
-            if as_json:
-                write_json({"status": f"stopped by {interruption.name}", "words": said, "folder": str(out)})
-            else:
-                write_line(said)
+        if log.due():
+            said = report.stopped(log, interruption.name)
+            _end(log, [], interruption.name, said, as_json)
             return interruption.status
-        made = report.rows(comparison, log, plans)
-        _finish(log, comparison, made)
-    _tell(log, comparison, made, as_json)
+        _finish(log, report.rows(log, plans), as_json)
     return 0
 
 
-def _tell_unpaid(log: Log, comparison: Comparison, made: list[report.Row], why: str, as_json: bool) -> None:
-    """Keep and show the runs that are complete, where the ledger does not pay for the others."""
-    stopped = words.stopped(log, comparison, "the ledger's budget", goes_on=False)
-    said = f"{stopped} {why[:1].upper()}{why[1:]}."
-    folder, tuned = log.folder.path, report.tuning(comparison, log)
+def _end(log: Log, made: list[report.Row], by: str, said: str, as_json: bool) -> None:
+    """Keep a comparison that ended early, and show the rows that are made."""
+    comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log)
     log.summary = report.to_dict(made, tuned, said, []) if made else None
     log.write()
-    _write_statements(log, [said], comparison, made)
+    _write_statements(log, [said], made)
     if as_json:
-        ended = {"status": "stopped by the ledger's budget", "words": said, "folder": str(folder)}
+        ended = {"status": f"stopped by {by}", "words": said, "folder": str(folder)}
         write_json({**ended, "settings": comparison.to_dict(), **(log.summary or {})})
         return
     if made:
-        _console().print(words.table(comparison, made, seconds=True))
+        results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
     write_line(said)
     write_line(f"Statements: {folder / 'statement.txt'}")
 
 
-def _announce(comparison: Comparison, plans: Previews, console: Console) -> None:
+def _announce(comparison: Comparison, plans: Plans, console: Console) -> None:
     """Say, where asked, what all runs cost together; refuse where nobody can say."""
     if not comparison.account_for_tuning:
         return
-    events = []
-    for epsilon in comparison.epsilon:
-        for contestant in comparison.contestants:
-            name = contestant.name
-            runs = [*comparison.search(name, epsilon), *comparison.final(name, epsilon, comparison.grid(name)[0])]
-            events += [plans[name, epsilon, run.role].event for run in runs]
-    whole = report.together(events, comparison.shared.delta)
+    whole = report.together(events_of(plans, comparison.ahead({})), comparison.shared.delta)
     if not whole:
         raise PrivacyError(
             "account_for_tuning=True: no accountant covers all runs together (they have different neighbors, or plans "
@@ -120,23 +102,34 @@ def _announce(comparison: Comparison, plans: Previews, console: Console) -> None
     console.print(f"All of them together will spend {stated}.")
 
 
-def _finish(log: Log, comparison: Comparison, made: list[report.Row]) -> None:
-    tuned = report.tuning(comparison, log)
-    lines = words.footer(comparison, made, tuned)
-    log.summary = report.to_dict(made, tuned, words.verdict(made), lines)
+def _finish(log: Log, made: list[report.Row], as_json: bool) -> None:
+    comparison, folder = log.comparison, log.folder.path
+    tuned, verdict = report.tuning(log), report.verdict(made)
+    lines = report.footer(comparison, made, tuned)
+    log.summary = report.to_dict(made, tuned, verdict, lines)
     log.write()
-    log.folder.write("table.txt", _text(comparison, made, lines).encode())
-    _write_statements(log, lines[-1:], comparison, made)
+    file = StringIO()
+    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
+    log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
+    _write_statements(log, lines[-1:], made)
     panels: dict[str, dict[str, Curves]] = {}
     shared, seeds = comparison.shared, f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     for row in made:
         panel = f"epsilon = {format_number(row.target_epsilon)}, delta = {format_number(shared.delta)}"
         panels.setdefault(panel, {})[row.contestant] = row.curves
-    by_epsilon(log.folder.path / "comparison.png", panels, title=f"{shared.data}, {shared.model}, {seeds}")
+    by_epsilon(folder / "comparison.png", panels, title=f"{shared.data}, {shared.model}, {seeds}")
+    if as_json:
+        content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **log.summary}
+        write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
+        return
+    results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
+    for line in (verdict, "", *lines):
+        write_line(line)
+    write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
 
 
-def _write_statements(log: Log, said: list[str], comparison: Comparison, made: list[report.Row]) -> None:
-    tuned = report.tuning(comparison, log)
+def _write_statements(log: Log, said: list[str], made: list[report.Row]) -> None:
+    tuned = report.tuning(log)
     once = dict.fromkeys([*said, tuned.words])
     head = "Privacy statement of a comparison\n" + "=" * 33 + "\n\n" + "\n\n".join(once) + "\n"
     parts = [f"\n\n{_heading(row)}\n\n{row.statement.text()}" for row in made]
@@ -147,27 +140,3 @@ def _write_statements(log: Log, said: list[str], comparison: Comparison, made: l
 
 def _heading(row: report.Row) -> str:
     return f"{row.contestant}, each run at epsilon = {format_number(row.target_epsilon)}"
-
-
-def _text(comparison: Comparison, made: list[report.Row], lines: list[str]) -> str:
-    file = StringIO()
-    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(words.table(comparison, made, seconds=False))
-    return "\n".join([file.getvalue().rstrip(), "", words.verdict(made), "", *lines]) + "\n"
-
-
-def _tell(log: Log, comparison: Comparison, made: list[report.Row], as_json: bool) -> None:
-    folder, summary = log.folder.path, log.summary
-    assert summary is not None
-    if as_json:
-        content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **summary}
-        write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
-        return
-    _console().print(words.table(comparison, made, seconds=True))
-    for line in (summary["verdict"], "", *summary["remarks"]):
-        write_line(line)
-    write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_FILES)

@@ -12,11 +12,12 @@ Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits"
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import os
 import zlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +28,6 @@ _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E
 _CHUNK = 1 << 20
 # A compressed file of a few megabytes can unpack to thousands of times its size.
 MOST_BYTES = 4 << 30
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 def read(
@@ -66,7 +63,7 @@ def read(
     return values
 
 
-def _parse(file: _Readable, path: Path, most: float = math.inf) -> npt.NDArray[Any]:
+def _parse(file: io.BufferedIOBase, path: Path, most: float = math.inf) -> npt.NDArray[Any]:
     magic = _take(file, 4, path)
     if magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
         raise DataError(f"{path}: does not start like an IDX file (first bytes {magic.hex(' ')})")
@@ -86,7 +83,7 @@ def _parse(file: _Readable, path: Path, most: float = math.inf) -> npt.NDArray[A
     return values.astype(dtype.newbyteorder("="))
 
 
-def _take(file: _Readable, size: int, path: Path) -> bytearray:
+def _take(file: io.BufferedIOBase, size: int, path: Path) -> bytearray:
     """Read exactly `size` bytes, in chunks: a corrupt header must not reserve memory that the file cannot fill."""
     content = bytearray()
     while len(content) < size:

@@ -1,14 +1,43 @@
-"""The picture of a run: held-out accuracy and the epsilon spent, by epoch."""
+"""All pictures: of a run, a comparison, a guarantee, a filter, released gradients and strategies.
+
+What all functions share is said in `dpcore.cli.plots.figure`.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.cli.plots.figure import COLORS, DOTTED, PathLike, drawing, label, note, rows, whole_epochs
+from dpcore.cli.intervals import mean_interval
+from dpcore.cli.plots.figure import (
+    COLORS,
+    DOTTED,
+    GRAY,
+    Array,
+    PathLike,
+    drawing,
+    frequency_axes,
+    label,
+    note,
+    rows,
+    whole_epochs,
+)
+from dpcore.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_TICKS = 6
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_FREQUENCY = "frequency (cycles per step)"
+# Decibels would be one more thing to know: powers of ten, and nothing below one in ten thousand.
+_LEAST_POWER = 1e-4
 
 
 def learning_curve(
@@ -60,4 +89,367 @@ def learning_curve(
             if target_epsilon is not None and np.isfinite(target_epsilon):
                 second.axhline(target_epsilon, color=COLORS[1], linewidth=0.8, alpha=0.5)
                 note(second, "target", y=target_epsilon, left=True)
+    return Path(path)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Held-out accuracy in [0, 1] of several seeds, shape (seeds, len(epochs)), and the epsilon spent by each epoch."""
+
+    epochs: tuple[float, ...]
+    accuracy: npt.ArrayLike
+    epsilon: tuple[float, ...] = ()
+
+
+def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> Path:
+    """Draw a column for each panel, by title: accuracy by epoch above, the final runs below.
+
+    A contestant has the same color in every panel.
+    """
+    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
+    if not names:
+        raise ArgumentError("panels: hold no contestant; must have at least one")
+    for panel in panels.values():
+        for name, curves in panel.items():
+            shape = np.shape(curves.accuracy)
+            if len(shape) != 2 or shape[1] != len(curves.epochs) or not math.prod(shape):
+                raise ArgumentError(f"panels: {name!r} has shape {shape}; must be (seeds, {len(curves.epochs)})")
+    height = 3.3 + 1.3 + 0.3 * len(names)
+    several = any(np.shape(curves.accuracy)[0] > 1 for panel in panels.values() for curves in panel.values())
+    said = "bars: 95 % interval of the mean over seeds" if several else "one run each"
+    title = f"{title}\n{said}" if title else said
+    with drawing(path, (max(6.4, 4.6 * len(panels)), height), title) as figure:
+        ratios = (3.3, 0.6 + 0.3 * len(names))
+        axes = figure.subplots(2, len(panels), squeeze=False, height_ratios=ratios)
+        for column, (words, panel) in enumerate(panels.items()):
+            way, end = axes[0][column], axes[1][column]
+            for index, name in enumerate(names):
+                if name in panel:
+                    _way(way, index, name, panel[name], (index - (len(names) - 1) / 2) * _apart(panel, len(names)))
+                    _end(end, index, panel[name])
+            way.set_title(words)
+            way.set_xlabel("epoch")
+            _epsilon_ticks(way, list(panel.values()))
+            end.set_yticks(range(len(names)), names if column == 0 else [""] * len(names), color="#222222")
+            end.set_ylim(len(names) - 0.4, -0.6)
+            end.grid(axis="y", visible=False)
+            end.margins(x=0.14)
+            end.set_xlabel("held-out accuracy at the end (%)")
+        axes[0][0].set_ylabel("held-out accuracy (%)")
+        axes[0][0].legend(loc="lower right", fontsize=8)
+    return Path(path)
+
+
+def _style(index: int) -> tuple[str, str]:
+    return COLORS[index % len(COLORS)], _MARKERS[index // len(COLORS) % len(_MARKERS)]
+
+
+def _apart(panel: Mapping[str, Curves], count: int) -> float:
+    """Return how far to the side of the last contestant one is drawn, so that bars do not hide each other."""
+    gaps = [float(np.diff(curves.epochs).min()) for curves in panel.values() if len(curves.epochs) > 1]
+    return 0.3 * min(gaps, default=1.0) / count
+
+
+def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> None:
+    color, marker = _style(index)
+    values, x = 100 * np.asarray(curves.accuracy, float), np.asarray(curves.epochs, float) + aside
+    intervals = [mean_interval(column) for column in values.T]
+    mean = np.array([interval.center for interval in intervals])
+    half = np.nan_to_num([interval.half_width for interval in intervals])
+    axes.plot(x, mean, color=color, marker=marker, markersize=3.5, linewidth=1.6, label=name)
+    # With few seeds the interval can be wider than the range of an accuracy.
+    axes.vlines(x, np.clip(mean - half, 0, 100), np.clip(mean + half, 0, 100), color=color, linewidth=1.2, alpha=0.5)
+    whole_epochs(axes)
+    if len(x) > 1:
+        axes.margins(x=0.02)
+    else:
+        axes.set_xlim(curves.epochs[0] - 0.5, curves.epochs[0] + 0.5)
+        axes.set_xticks(curves.epochs)
+
+
+def _epsilon_ticks(axes: Axes, curves: list[Curves]) -> None:
+    """Say on a second horizontal axis how much epsilon some of the epochs had spent, where that is the same for all."""
+    epochs, epsilon = curves[0].epochs, curves[0].epsilon
+    if len({(item.epochs, item.epsilon) for item in curves}) > 1 or not epsilon or not np.isfinite(epsilon).all():
+        return
+    # Every so many epochs, back from the last one: so the gaps are equal.
+    chosen = range(len(epochs) - 1, -1, -max(1, math.ceil(len(epochs) / _MOST_TICKS)))
+    second = axes.secondary_xaxis(-0.17)
+    shown = [f"{epsilon[index]:.2g}" for index in chosen]
+    second.set_xticks([epochs[index] for index in chosen], shown, color=GRAY, fontsize=9)
+    second.set_xlabel("epsilon spent", color=GRAY, fontsize=9)
+    second.spines["bottom"].set_visible(False)
+    second.tick_params(length=0)
+
+
+def _end(axes: Axes, index: int, curves: Curves) -> None:
+    color, marker = _style(index)
+    final = 100 * np.asarray(curves.accuracy, float)[:, -1]
+    interval = mean_interval(final)
+    axes.plot(final, np.full(len(final), index + 0.22), "o", color=color, markersize=3.5, alpha=0.45, markeredgewidth=0)
+    error = None
+    if not math.isnan(interval.half_width):
+        # With few seeds the interval can be wider than the range of an accuracy.
+        error = [[min(interval.half_width, room)] for room in (interval.center, max(100 - interval.center, 0.0))]
+    axes.errorbar(
+        interval.center, index, xerr=error, color=color, marker=marker, markersize=5.5, capsize=3.5, linewidth=1.5
+    )
+    style: Any = {"ha": "center", "fontsize": 8, "color": color if index % len(COLORS) < 4 else GRAY}
+    told, place = f"{interval.center:.2f}", (interval.center, index)
+    axes.annotate(told, place, xytext=(0, 6), textcoords="offset points", **style)
+
+
+def delta_curve(
+    path: PathLike,
+    epsilon: npt.ArrayLike,
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    *,
+    title: str = "",
+    dataset_size: int | None = None,
+) -> Path:
+    """Draw delta over epsilon, from certified ends of delta in [0, 1], shape (m,); 1/n is a line where n is given.
+
+    Points at 0 are left out, and one must be above.
+    """
+    x, low, high = rows("epsilon, lower, upper", epsilon, lower, upper)
+    shown = high > 0
+    if not shown.any():
+        raise ArgumentError("upper: is 0 at every epsilon; must be above 0 somewhere, or there is nothing to draw")
+    with drawing(path, (6.4, 4.0)) as figure:
+        axes = figure.subplots()
+        # A lower end of 0 has no place on a scale of powers of ten.
+        _band(axes, x[shown], np.maximum(low[shown], high[shown].min() / 10), high[shown])
+        axes.set_yscale("log")
+        label(axes, "epsilon", "delta", title, fontsize=9.5, x=0.0, wrap=True)
+        if dataset_size is not None:
+            axes.axhline(1 / dataset_size, **DOTTED)
+            note(axes, f"1/n, n = {dataset_size:,}", y=1 / dataset_size)
+    return Path(path)
+
+
+def trade_off_curve(
+    path: PathLike,
+    false_positive_rate: npt.ArrayLike,
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    *,
+    title: str = "",
+    advantage: float | None = None,
+) -> Path:
+    """Draw the best true positive rate of an attacker over the false positive rate, plain and in powers of ten.
+
+    `lower` and `upper`, shape (m,), are certified ends; `advantage`, the largest difference of the two rates, is for
+    the legend.
+    """
+    x, low, high = rows("false_positive_rate, lower, upper", false_positive_rate, lower, upper)
+    name = "best attacker" if advantage is None else f"best attacker: advantage {advantage:.3g}"
+    with drawing(path, (9.0, 4.2), title) as figure:
+        plain, powers = figure.subplots(1, 2)
+        for axes in (plain, powers):
+            _band(axes, x, low, high, name)
+            axes.plot(x, x, color=GRAY, linewidth=0.9, linestyle="--", label="guessing")
+        label(plain, "false positive rate", "true positive rate")
+        plain.set_xlim(-0.01, 1.01)
+        plain.set_ylim(-0.01, 1.01)
+        plain.legend(loc="lower right")
+        powers.set_xscale("log")
+        powers.set_yscale("log")
+        label(powers, "false positive rate", "", "the same in powers of ten", fontsize=9, color=GRAY)
+    return Path(path)
+
+
+def steps_curve(
+    path: PathLike,
+    steps: npt.ArrayLike,
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    *,
+    title: str = "",
+    taken: int | None = None,
+    unit: str = "steps",
+) -> Path:
+    """Draw epsilon over the steps (or epochs: `unit`) of a run, from certified ends, shape (m,); `taken` is marked.
+
+    Infinite ends are left out, and one must be finite.
+    """
+    x, low, high = rows("steps, lower, upper", steps, lower, upper)
+    shown = np.isfinite(high)
+    if not shown.any():
+        raise ArgumentError("upper: epsilon is infinite after every number of steps; there is nothing to draw")
+    with drawing(path, (6.4, 4.0)) as figure:
+        axes = figure.subplots()
+        _band(axes, x[shown], low[shown], high[shown])
+        label(axes, unit, "epsilon", title, fontsize=9.5, x=0.0, wrap=True)
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1.08 * float(high[shown].max()) or 1)
+        if taken is not None:
+            axes.axvline(taken, **DOTTED)
+            note(axes, f"{taken:,} taken", x=taken)
+    return Path(path)
+
+
+def _band(axes: Axes, x: Array, low: Array, high: Array, name: str = "certified upper end") -> None:
+    """Draw a band between certified ends; where they are closer than a line is wide, the band is that line."""
+    axes.fill_between(x, low, high, color=COLORS[1], alpha=0.35, linewidth=0, label="between the certified ends")
+    axes.plot(x, high, color=COLORS[0], linewidth=1.8, label=name)
+
+
+def filter_picture(
+    path: PathLike,
+    impulse_response: npt.ArrayLike,
+    normalizers: npt.ArrayLike,
+    noise_factor: npt.ArrayLike,
+    frequencies: npt.ArrayLike,
+    power: npt.ArrayLike,
+    *,
+    cutoff: float = float("nan"),
+    limiting_noise_factor: float = float("nan"),
+    title: str = "",
+) -> Path:
+    """Draw what a filter is: its memory, its start, the noise it leaves and the frequencies it passes.
+
+    kappa by age, c_t and the share of white noise's variance in the output after each step have shape (T,). `power` is
+    |H|^2 at positive frequencies in cycles per step, shape (F,), and `cutoff` where it has fallen to half, if not NaN.
+    """
+    names = "impulse_response, normalizers, noise_factor"
+    kappa, ones, left = rows(names, impulse_response, normalizers, noise_factor)
+    x, passed = _by_frequency("frequencies, power", frequencies, power)
+    with drawing(path, (9.0, 6.0), title) as figure:
+        (memory, start), (spectrum, noise) = figure.subplots(2, 2)
+        figure.get_layout_engine().set(wspace=0.06, hspace=0.06)  # type: ignore[union-attr,call-arg]
+        steps = np.arange(len(kappa))
+        memory.vlines(steps, 0, kappa, color=COLORS[0], linewidth=1.2)
+        memory.plot(steps, kappa, color=COLORS[0], marker="o", markersize=3, linestyle="none")
+        memory.axhline(0, color=GRAY, linewidth=0.8)
+        label(memory, "age of the gradient (steps)", "weight", "Impulse response: the weight of each gradient")
+        start.plot(steps + 1, ones, color=COLORS[2], linewidth=1.8)
+        start.axhline(1, **DOTTED)
+        label(start, "steps taken", "divisor of the output", "Normalizer: the weights so far, added up")
+        if np.isfinite(ones).all() and ones.min() >= 0:
+            start.set_ylim(0, 1.08 * max(1.0, ones.max()))
+        noise.plot(steps + 1, left, color=COLORS[1], linewidth=1.8)
+        label(noise, "steps taken", "share of the variance", "Noise left in the output")
+        if np.isfinite(limiting_noise_factor):
+            noise.axhline(limiting_noise_factor, **DOTTED)
+            note(noise, f"in the long run {limiting_noise_factor:.3g}", y=limiting_noise_factor)
+        if np.isfinite(left).any():
+            noise.set_ylim(0, 1.12 * max(left[np.isfinite(left)].max(), 1e-3))
+        _response(spectrum, x, passed, cutoff)
+    return Path(path)
+
+
+def gradient_picture(
+    path: PathLike,
+    frequencies: npt.ArrayLike,
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    *,
+    floor: float = 0.0,
+    negative_share: npt.ArrayLike = (),
+    title: str = "",
+) -> Path:
+    """Draw the power spectral density of released gradients, and the share of negative second moments.
+
+    The density is per coordinate, at positive frequencies in cycles per step, shape (F,); `floor` is s^2, that of the
+    mechanism's noise before the filter. `negative_share` has shape (T,), in [0, 1], or NaN: without any finite value
+    its picture is left out.
+    """
+    x, raw, filtered = _by_frequency("frequencies, before, after", frequencies, before, after)
+    share = np.asarray(negative_share, float)
+    both = bool(np.isfinite(share).any())
+    with drawing(path, (9.6, 3.9) if both else (6.4, 3.9), title) as figure:
+        panels = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
+        axes = panels[0]
+        unchanged = np.array_equal(raw, filtered)
+        name = "before and after the filter, which changes nothing" if unchanged else "before the filter"
+        axes.plot(x, _positive(raw), color=COLORS[0], linewidth=1.8, label=name)
+        if not unchanged:
+            axes.plot(x, _positive(filtered), color=COLORS[1], linewidth=1.8, label="after the filter")
+        if floor > 0:
+            axes.axhline(floor, color=GRAY, linewidth=1.0, linestyle="--", label="noise of the mechanism, before")
+        frequency_axes(axes, x)
+        shown = np.concatenate([raw[raw > 0], filtered[filtered > 0], [floor] if floor > 0 else []])
+        low, high = (0.7 * shown.min(), 1.4 * shown.max()) if shown.size else (0.1, 1.0)
+        # Room for the legend above the curves, in a scale of powers of ten.
+        axes.set_ylim(low, high * max(3.0, (high / low) ** 0.45))
+        axes.legend(loc="upper right", fontsize=9)
+        label(axes, _FREQUENCY, "power per coordinate", "Power spectral density of the gradients")
+        if both:
+            panels[1].plot(np.arange(1, len(share) + 1), 100 * share, color=COLORS[3], linewidth=1.4)
+            panels[1].set_ylim(0, max(55.0, min(100.0, 110 * float(np.nanmax(share)))))
+            panels[1].axhline(50, **DOTTED)
+            label(panels[1], "steps taken", "share of coordinates (%)", "Second moments below zero")
+    return Path(path)
+
+
+def _by_frequency(names: str, *values: npt.ArrayLike) -> tuple[Array, ...]:
+    arrays = rows(names, *values)
+    if arrays[0].min() <= 0:
+        raise ArgumentError(f"{names.partition(',')[0]}: holds {arrays[0].min():g}; must be frequencies above 0")
+    return arrays
+
+
+def _response(axes: Axes, x: Array, passed: Array, cutoff: float) -> None:
+    shown = np.where(np.isfinite(passed), np.maximum(passed, _LEAST_POWER / 10), np.nan)
+    axes.plot(x, shown, color=COLORS[0], linewidth=1.8)
+    frequency_axes(axes, x)
+    finite = shown[np.isfinite(shown)]
+    if finite.size:
+        axes.set_ylim(max(_LEAST_POWER, min(0.05, 0.5 * finite.min())), 3 * max(1.0, finite.max()))
+    else:
+        axes.set_ylim(_LEAST_POWER, 3)
+        axes.text(0.5, 0.5, "none: the filter is unstable", transform=axes.transAxes, ha="center", color=GRAY)
+    if np.isfinite(cutoff) and x.min() < cutoff:
+        axes.axvline(cutoff, **DOTTED)
+        note(axes, f"half at {cutoff:.3g}:\na period of {1 / cutoff:.3g} steps", x=cutoff)
+    label(axes, _FREQUENCY, "share of power, $|H|^2$", "Frequency response: the power that passes")
+
+
+def _positive(values: Array) -> Array:
+    return np.where(values > 0, values, np.nan)
+
+
+def strategies_picture(
+    path: PathLike, errors: Mapping[str, float], bound: float, noise: Mapping[str, Array], *, title: str = ""
+) -> Path:
+    """Draw the error of each strategy and the bound, and the standard deviation of each one's noise by step.
+
+    `noise` has the variance of each step's noise over that of the seed noise, (T,), the strategies scaled to column
+    norms of at most 1.
+    """
+    with drawing(path, (11.0, 4.2), title) as figure:
+        bars, lines = figure.subplots(1, 2)
+        names = sorted(errors, key=lambda name: -errors[name])
+        bars.plot([errors[name] for name in names], names, "o", color=COLORS[0])
+        bars.axvline(bound, color=COLORS[1], linewidth=1.6, label=f"no mechanism is below {bound:.4g}")
+        bars.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.12))
+        bars.set_xscale("log")
+        bars.grid(axis="y", visible=False)
+        label(bars, "root mean squared error at mu = 1 (clip norms)", "", "Error")
+        for i, name in enumerate(names):
+            deviation = np.sqrt(noise[name])
+            steps = np.arange(1, len(deviation) + 1)
+            dashes = "-" if i < len(COLORS) else "--"
+            lines.plot(steps, deviation, color=COLORS[i % len(COLORS)], linestyle=dashes, linewidth=1.4, label=name)
+        lines.set_xscale("log")
+        lines.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        label(lines, "step", "over the seed noise's", "Standard deviation of a step's noise")
+    return Path(path)
+
+
+def matrices_picture(path: PathLike, matrix: Array, *, title: str = "") -> Path:
+    """Draw C and its inverse, (T, T), as maps of their entries; those of the inverse have both signs."""
+    from scipy.linalg import solve_triangular
+
+    inverse = solve_triangular(matrix, np.eye(len(matrix)), lower=True)
+    with drawing(path, (9.5, 4.4), title) as figure:
+        for axes, entries, words in zip(figure.subplots(1, 2), (matrix, inverse), ("C", "its inverse"), strict=True):
+            most = float(np.abs(entries).max())
+            shown = np.sign(entries) * np.sqrt(np.abs(entries) / most)  # small entries are seen beside the diagonal
+            image = axes.imshow(shown, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+            axes.grid(visible=False)
+            label(axes, "step of the seed noise" if words != "C" else "step of the sum", "step", words)
+            bar = figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.8)
+            bar.set_ticklabels([f"{-most:.2g}", "0", f"{most:.2g}"])
     return Path(path)

@@ -8,7 +8,7 @@ import typer
 
 from dpcore.cli.accounting.event_options import EventOptions
 from dpcore.cli.options import ACCOUNTED, Json, option, takes
-from dpcore.cli.output import write_json, write_line
+from dpcore.cli.output import write_answer
 from dpcore.cli.reports.doctor import Arguments
 from dpcore.cli.reports.own_run import own_run
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
@@ -40,14 +40,19 @@ def audit(
     seconds: Annotated[float, option(real, "SECONDS", "Of FILE: at most about so many.")] = 60.0,
     as_json: Json = False,
     **given: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds."""
     from dpcore.audit import audit as audited
     from dpcore.plan.plan import Plan
 
     if place is not None:
-        _audit_own(place, arguments or [], confidence, seconds, as_json)
-        return
+        with own_run(place, arguments or []) as run:
+            from dpcore.torch import audit as audit_run
+
+            known = {name: value for name, value in run.items() if name != "optimizer"}
+            own = audit_run(**known, confidence=confidence, seconds=seconds)
+        write_answer(as_json, own.to_dict(), str(own))
+        return 1 if own.flagged else 0
     if epsilon is None and noise_multiplier is None:
         noise_multiplier = 2.0
     settings = settings_from({**given, "epsilon": epsilon, "noise_multiplier": noise_multiplier})
@@ -62,42 +67,23 @@ def audit(
     if epsilon is not None:
         chosen = Plan(chosen, sampler, steps).calibrated(epsilon, settings.delta).method
     result = audited(chosen, sampler, steps, delta=settings.delta, canaries=canaries, runs=runs, confidence=confidence)
-    if as_json:
-        write_json({**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()})
-    else:
-        _write(result)
+    told = {**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()}
+    end = [
+        "Nothing contradicts the claim. That proves no privacy: a lower bound far below the claim shows",
+        "nothing, and an error that these canaries do not meet stays unseen.",
+    ]
     if result.flagged:
-        raise typer.Exit(1)
-
-
-def _audit_own(place: str, arguments: list[str], confidence: float, seconds: float, as_json: bool) -> None:
-    with own_run(place, arguments) as run:
-        from dpcore.torch import audit as audited
-
-        known = {name: value for name, value in run.items() if name != "optimizer"}
-        result = audited(**known, confidence=confidence, seconds=seconds)
-    if as_json:
-        write_json(result.to_dict())
-    else:
-        write_line(str(result))
-    if result.flagged:
-        raise typer.Exit(1)
-
-
-def _write(result: Any) -> None:
-    write_line(f"claimed:     epsilon = {result.claimed_epsilon:.4g} at delta = {format_number(result.delta)}")
-    write_line(f"lower bound: epsilon = {result.lower_bound:.4g} at confidence {result.confidence:g}")
-    write_line(f"             (if {result.assumes})")
-    write_line(
+        end = ["FLAGGED: the run is not what the plan says.", *(f"- {finding}" for finding in result.findings)]
+    write_answer(
+        as_json,
+        told,
+        f"claimed:     epsilon = {result.claimed_epsilon:.4g} at delta = {format_number(result.delta)}",
+        f"lower bound: epsilon = {result.lower_bound:.4g} at confidence {result.confidence:g}",
+        f"             (if {result.assumes})",
         f"canaries:    {result.canaries_in} in, {result.canaries_out} out; power at least {result.power:.3g} at a "
         f"false positive rate of at most {result.false_positive_rate:.3g}, where the claim allows "
-        f"{result.claimed_power:.3g}"
+        f"{result.claimed_power:.3g}",
+        f"noise:       {result.noise_ratio:.4f} of the planned standard deviation, on untouched coordinates",
+        *end,
     )
-    write_line(f"noise:       {result.noise_ratio:.4f} of the planned standard deviation, on untouched coordinates")
-    if result.flagged:
-        write_line("FLAGGED: the run is not what the plan says.")
-        for finding in result.findings:
-            write_line(f"- {finding}")
-    else:
-        write_line("Nothing contradicts the claim. That proves no privacy: a lower bound far below the claim shows")
-        write_line("nothing, and an error that these canaries do not meet stays unseen.")
+    return 1 if result.flagged else 0

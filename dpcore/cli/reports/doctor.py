@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dpcore.cli.options import Json, flag, option, takes
-from dpcore.cli.output import write_json, write_line
+from dpcore.cli.output import write_answer
 from dpcore.cli.reports.own_run import own_run
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.cli.values import real
@@ -34,18 +34,14 @@ def doctor(
     seconds: Seconds = 60.0,
     as_json: Json = False,
     **given: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Examine a model, its data, a loss and a method before they train; status 1 where there is a fault."""
     with asked_run(place, arguments, given) as run:
         from dpcore.torch import doctor as examined
 
         found = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
-    if as_json:
-        write_json(found.to_dict())
-    else:
-        write_line(str(found))
-    if not found.ok:
-        raise typer.Exit(1)
+    write_answer(as_json, found.to_dict(), str(found))
+    return 0 if found.ok else 1
 
 
 @contextmanager
@@ -56,7 +52,7 @@ def asked_run(place: str | None, arguments: list[str] | None, given: dict[str, A
             yield run
         return
     from dpcore.cli.datasets import load
-    from dpcore.cli.train.arguments import arguments_of
+    from dpcore.cli.train.training import arguments_of
     from dpcore.spec import backends
 
     settings = settings_from(given)

@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from dpcore.cli.options import parsers
-from dpcore.cli.train.quick_checks import plan_of
 from dpcore.cli.train.run_folder import COMPARISON, RUNS, holds
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import DpcoreError
@@ -87,7 +86,7 @@ def _problem(folder: Path, given: Mapping[str, Any], statement: Statement) -> st
     strange = sorted(set(given) - {*SETTINGS, "ledger"})
     if strange:
         return f"it has the unknown setting {strange[0]!r}"
-    plan = plan_of(settings, int(statement.sampler["dataset_size"]))
+    plan = settings.plan(int(statement.sampler["dataset_size"]))
     sigma = statement.method["noise"]["noise_multiplier"]
     noisy = plan.method.with_noise_multiplier(sigma) if settings.noise_multiplier is None else plan.method
     sampler = {name: value for name, value in statement.sampler.items() if name not in _ADDED}

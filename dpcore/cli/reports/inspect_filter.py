@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
-from dpcore.cli.output import known, results, write_json, write_line
-from dpcore.cli.plots import filter_plots
-from dpcore.cli.values import one_of, real, reals
+from dpcore.cli.options import Json, Picture, option
+from dpcore.cli.output import known, write_json, write_line, write_table
+from dpcore.cli.plots import plots
+from dpcore.cli.values import count, one_of, real, reals
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
 from dpcore.stages.filters import NAMED_FILTERS, Averaging, LowPass, ScalarKalman, butterworth, chebyshev, named_filter
@@ -26,9 +25,20 @@ _STEPS = (1, 10, 100)
 _PICTURED = 60
 
 
-def inspect_filter(words: Sequence[str], design: dict[str, float | None], out: Path | None, as_json: bool) -> int:
-    """Print one filter's numbers, or a table of the named ones; return 2 for a filter that runs refuse, else 0."""
-    text = " ".join(words).strip()
+def inspect_filter(
+    words: Annotated[list[str] | None, typer.Argument(metavar="NAME | b=.. a=.. | kappa=..",
+        help="A named filter, coefficients (several with commas), DiSK's kappa or sigma_H=.. sigma_v=.. sigma_w=.. "
+        "of its Kalman gain, butterworth or chebyshev; all named filters if left out.",
+        show_default=False)] = None,
+    order: Annotated[Any, option(count, "N", "Of butterworth and chebyshev: 1, 2 or 3.")] = None,
+    cutoff: Annotated[Any, option(real, "F",
+        "Of the same: a fraction of the highest frequency, half a cycle a step.")] = None,
+    ripple: Annotated[Any, option(real, "DB", "Of chebyshev: its ripple in decibels, 1 if left out.")] = None,
+    out: Picture = None,
+    as_json: Json = False,
+) -> int:  # fmt: skip
+    """Say what a filter does to gradient and noise. Ends with status 2 for a filter that runs refuse."""
+    text, design = " ".join(words or []).strip(), {"order": order, "cutoff": cutoff, "ripple": ripple}
     if not text:
         refuse_options({**design, "out": out}, "give the name of a filter with it")
         _tell_all(as_json)
@@ -73,13 +83,7 @@ def numbers_of(asked: Asked) -> dict[str, Any]:
 
 
 def _tell(asked: Asked, numbers: dict[str, Any]) -> None:
-    table = Table(title=f"filter {asked.name}", title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for row in _rows(numbers):
-        table.add_row(*row)
-    results().print(table)
+    write_table(("", "", ""), _rows(numbers), title=f"filter {asked.name}", wraps=2)
     if asked.refused:
         write_line(f"\nNo run takes this filter: {asked.refused}")
 
@@ -142,17 +146,15 @@ def _tell_all(as_json: bool) -> None:
     if as_json:
         write_json(plain({"filters": every}))
         return
-    table = Table(title="named filters", title_justify="left", box=None, pad_edge=False)
-    table.add_column("filter", style="bold", no_wrap=True)
-    for column in ("gain", "largest pole", "delay", "half-life", "cutoff", "noise, 10 steps", "noise, long run"):
-        table.add_column(column, justify="right")
+    head = ("filter", "gain", "largest pole", "delay", "half-life", "cutoff", "noise, 10 steps", "noise, long run")
+    rows = []
     for item in every:
         modulus = max((pole["modulus"] for pole in item["poles"]), default=None)
         factors = item["noise_factor"]
         cells = (item["gain"], modulus, item["delay"], item["half_life"], item["cutoff"], factors["10"],
             factors["limit"])  # fmt: skip
-        table.add_row(item["filter"], *(_number(value) for value in cells))
-    results().print(table)
+        rows.append((item["filter"], *(_number(value) for value in cells)))
+    write_table(head, rows, title="named filters", right=len(head) - 1)
     write_line(
         "\nlargest pole: its modulus; delay and half-life in steps; cutoff: where half of the power passes, in cycles "
         "per step;\nnoise: the share of the noise's variance that is left. Runs refuse filters of another gain than 1."
@@ -165,7 +167,7 @@ def _draw(asked: Asked, numbers: dict[str, Any], out: Path) -> None:
     steps = min(200, max(_PICTURED, 6 * math.ceil(numbers["half_life"] or 0))) if numbers["stable"] else _PICTURED
     # From a late step on, where a filter with a start of its own has settled.
     kappa = analysis.impulse_response(asked.stage, steps, start=steps)
-    filter_plots.filter_picture(
+    plots.filter_picture(
         out,
         kappa,
         analysis.normalizers(asked.stage, steps),

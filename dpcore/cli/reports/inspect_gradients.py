@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from rich.table import Table
+import typer
 
 from dpcore.cli.gradients import Gradients, load_gradients
-from dpcore.cli.output import known, results, write_json, write_line
-from dpcore.cli.plots import filter_plots
+from dpcore.cli.options import Json, Picture
+from dpcore.cli.output import known, write_json, write_line, write_table
+from dpcore.cli.plots import plots
 from dpcore.errors import DataError
 from dpcore.spec.canonical import plain
 from dpcore.theory.analysis import recorded, spectrum
@@ -22,8 +23,12 @@ _MOST_LAGS = 128
 _SMALL_RESIDUAL = 0.05
 
 
-def inspect_gradients(folder: Path, out: Path | None, as_json: bool) -> None:
-    """Print what a run's `gradients.npz` shows, and draw it."""
+def inspect_gradients(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder made with --record-gradients.")],
+    out: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """Show signal and noise in the gradients that a run released, before and after its filter."""
     if not folder.exists():
         raise DataError(f"folder={str(folder)!r}: no such folder")
     gradients = load_gradients(folder)
@@ -101,14 +106,13 @@ def _tell(gradients: Gradients, numbers: dict[str, Any]) -> None:
         "of the privatized average gradient"
     )
     write_line("Everything below comes from released gradients and public settings: it costs no privacy.\n")
-    table = Table(title="share of the power at low frequencies", title_justify="left", box=None, pad_edge=False)
-    table.add_column("cycles per step", style="bold")
-    for column in ("before the filter", "after the filter", "white noise would have"):
-        table.add_column(column, justify="right")
-    for row in numbers["share_of_power_below"]:
-        cells = (_percent(row[key]) for key in ("before", "after", "white_noise"))
-        table.add_row(f"below {row['frequency']:g} (periods over {1 / row['frequency']:g} steps)", *cells)
-    results().print(table)
+    head = "cycles per step", "before the filter", "after the filter", "white noise would have"
+    rows = [
+        (f"below {row['frequency']:g} (periods over {1 / row['frequency']:g} steps)",
+         *(_percent(row[key]) for key in ("before", "after", "white_noise")))
+        for row in numbers["share_of_power_below"]
+    ]  # fmt: skip
+    write_table(head, rows, title="share of the power at low frequencies", right=3)
     write_line()
     lines = [*_power(gradients, numbers), *_signal(numbers["signal_to_noise"]), _moments(numbers["negative_share"])]
     for name, value in lines:
@@ -172,7 +176,7 @@ def _draw(gradients: Gradients, out: Path, title: str) -> None:
     frequencies = np.geomspace(min(0.25, 1 / len(both[0])), 0.5, 400)
     densities = [spectrum.power_spectral_density(item, frequencies) / width for item in both]
     floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
-    filter_plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
+    plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
 
 
 def _percent(value: float | None) -> str:

@@ -27,7 +27,7 @@ def statement(
     """Print a stored privacy statement. dpcore verify checks it."""
     if width is not None and not _NARROWEST <= width <= _WIDEST:
         raise ArgumentError(f"width={width!r}: must lie between {_NARROWEST} and {_WIDEST}")
-    found = {name: _read(content, path) for name, content in stored(path).items()}
+    found = {name: _read(content, path) for name, (_, content) in stored(path).items()}
     if as_json:
         contents = {name: item.to_dict() for name, item in found.items()}
         write_json(contents.get("", contents))

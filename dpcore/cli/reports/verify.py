@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcore.cli.options import Json
-from dpcore.cli.output import results, write_json, write_line
-from dpcore.cli.stored import overview, stored_in
-from dpcore.cli.waiting import tells_if_slow
+from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
+from dpcore.cli.stored import overview, stored
 from dpcore.errors import DpcoreError
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
     from dpcore.statement.verify import Finding
 
 
-@tells_if_slow(lambda _given: "every epsilon of the statement, anew")
+@told_if_slow("every epsilon of the statement, anew")
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     ledger: Annotated[Path | None, typer.Option("--ledger", metavar="FILE",
         help="Also compare run, event and steps with the ledger that paid.")] = None,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
     from dpcore.statement.text import visible
     from dpcore.statement.verify import holds
@@ -46,8 +45,7 @@ def verify(
                 write_line(f"\n{visible(name)}")
             _table(findings)
         write_line(_verdict(found.values()))
-    if not good:
-        raise typer.Exit(1)
+    return 0 if good else 1
 
 
 def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
@@ -55,7 +53,7 @@ def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
     from dpcore.cli.reports.folder import comparison_findings, folder_findings
     from dpcore.statement.verify import verify as check
 
-    statements, whole = stored_in(path), overview(path)
+    statements, whole = stored(path), overview(path)
     found = {}
     for name, (folder, content) in statements.items():
         found[name] = [*check(content), *(folder_findings(folder, content) if path.is_dir() else ())]
@@ -69,18 +67,14 @@ def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
 
 def _table(findings: list[Finding]) -> None:
     from rich.markup import escape
-    from rich.table import Column, Table
 
     from dpcore.statement.text import visible
 
     styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
-    # Folded, never cut off: the end of a long word may be the figure.
-    table = Table("check", "", Column("found", overflow="fold"), box=None, pad_edge=False, header_style="bold")
-    for finding in findings:
-        row = asdict(finding)
-        style = styles[row["status"]]
-        table.add_row(escape(row["check"]), f"[{style}]{row['status']}[/]", escape(visible(row["words"])))
-    results().print(table)
+    rows = [
+        (escape(one.check), f"[{styles[one.status]}]{one.status}[/]", escape(visible(one.words))) for one in findings
+    ]
+    write_table(("check", "", "found"), rows, wraps=2)
 
 
 def _verdict(found: Collection[list[Finding]]) -> str:

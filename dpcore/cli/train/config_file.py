@@ -14,6 +14,7 @@ from dpcore.spec.validate import nearest
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
+TABLES = "contestants"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -36,12 +37,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def use(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the file's settings the defaults of the command; options on the command line win."""
-    return use_with_tables(context, path, ())
+    """Make the file's settings the defaults of the command; options on the command line win.
 
-
-def use_with_tables(context: typer.Context, path: Path | None, tables: tuple[str, ...]) -> Path | None:
-    """Do the same as `use`; tables of these names are no options, but put into ``context.meta`` as they are."""
+    The tables of contestants that ``dpcore compare`` takes are no options, but put into ``context.meta`` as they are.
+    """
     if path is None:
         return None
     known = {
@@ -54,7 +53,7 @@ def use_with_tables(context: typer.Context, path: Path | None, tables: tuple[str
     defaults = {}
     for key, value in read(path).items():
         plain_key = key.replace("-", "_")
-        if plain_key in tables and isinstance(value, dict):
+        if plain_key == TABLES and context.command.name == "compare" and isinstance(value, dict):
             context.meta[plain_key] = value
             continue
         if plain_key in _NOT_SETTINGS:

@@ -12,12 +12,11 @@ from dpcore.accounting.branches import Branch, Branches, count
 from dpcore.cli.interrupt import deferred
 from dpcore.cli.output import remarks
 from dpcore.cli.train import config_file
-from dpcore.cli.train.quick_checks import check_run, first_line
-from dpcore.cli.train.run import train
-from dpcore.cli.train.run_folder import RUN, RunFolder, holds, locked
+from dpcore.cli.train.run import check_beside, first_line, train
+from dpcore.cli.train.run_folder import RunFolder, content_of, holds, locked
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DataError, DpcoreError
-from dpcore.spec.canonical import plain, read_json_file
+from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon
 
 if TYPE_CHECKING:
@@ -54,14 +53,14 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
     with locked(path):
         from dpcore.cli.datasets import load
 
-        folder = RunFolder.existing(path, RUN)
-        stated = _statement(path)
+        folder = RunFolder(path, existing=True)
+        stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
         if not folder.checkpoint.exists():
             raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
         dataset = load(settings.data, settings.data_dir)
         settings = settings.resolved(len(dataset))
-        plan = check_run(settings, dataset, ledger)
-        remarks().print(first_line(settings, dataset, plan), markup=False)
+        check_beside(settings, ledger)
+        remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)
         from dpcore.cli.train import checkpoint  # imports torch, which takes seconds
 
         saved = checkpoint.read(folder.checkpoint)
@@ -81,16 +80,7 @@ def resume(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -
         # Its digests are those of a model and a statement that do not stay.
         (path / "README.md").unlink(missing_ok=True)
         with deferred() as interruption:
-            return train(training, folder, ledger, interruption, as_json, resumed=True)
-
-
-def _statement(path: Path) -> dict[str, Any]:
-    """Return the folder's statement as it is written; empty where the run was killed before there was one."""
-    try:
-        stated = read_json_file(path / "statement.json")
-    except (OSError, ValueError):
-        return {}
-    return stated if isinstance(stated, dict) else {}
+            return train(training, folder, ledger, interruption, as_json)
 
 
 def _why_not(stated: Mapping[str, Any], checkpoint: Path) -> str:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
-from dpcore.cli.output import remarks, write_json, write_line
-from dpcore.cli.train.quick_checks import check_run, first_line
-from dpcore.cli.train.run_folder import NAMES, RESULTS, RunFolder, check_folder, locked, next_folder
+from dpcore.cli.output import remark, remarks, write_json, write_line
+from dpcore.cli.train.run_folder import NAMES, RESULTS, TENSORBOARD, RunFolder, check_folder, locked, next_folder
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import ArgumentError, DivergenceError
+from dpcore.errors import ArgumentError, DivergenceError, DpcoreError
 from dpcore.spec.canonical import plain
-from dpcore.statement.text import WRITTEN_BEFORE, format_epsilon, format_number
+from dpcore.spec.extras import needs
+from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from dpcore.cli.datasets import Dataset
-    from dpcore.cli.train.callbacks import Callback
     from dpcore.cli.train.training import Outcome, Training
+    from dpcore.plan.plan import Plan
+    from dpcore.statement.statement import Statement
 
 
 BUDGET_STATUS = 3
@@ -36,74 +38,83 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     """Train by settings, into a run folder; return the exit status."""
     from dpcore.cli.datasets import load
 
-    check_alone(ledger)
+    if ledger is not None and _started():
+        raise ArgumentError(
+            f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
+            "processes; dpcore.torch.make_private(ledger=) takes one"
+        )
     dataset = load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
     place = next_folder(Path("runs"), name) if out is None else out
     check_folder(place, overwrite=overwrite)
-    plan = check_run(settings, dataset, ledger)
-    console = remarks()
-    warning = accounting.delta_remark(settings.delta, len(dataset))
-    if warning:
-        console.print(f"[yellow]remark:[/] {warning}")
+    check_beside(settings, ledger)
+    plan = settings.plan(len(dataset))
+    remark(accounting.delta_remark(settings.delta, len(dataset)))
     with joined(settings) as rank:
         if rank:
             return follow(settings, dataset)
-        console.print(first_line(settings, dataset, plan), markup=False)
-        return _run(settings, dataset, place, overwrite, as_json, ledger)
+        remarks().print(first_line(settings, dataset, plan), markup=False)
+        # After the quick checks: torch takes a second to import.
+        from dpcore.cli.train.training import Training
+
+        training = Training(settings, dataset, ledger)
+        for sentence in training.remarks:
+            remark(sentence)
+        if ledger is not None:
+            _warn_of_budget(ledger, training)
+        training.private.begin()
+        folder = RunFolder(place, overwrite=overwrite)
+        with deferred() as interruption:
+            folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
+            with locked(folder.path):
+                return train(training, folder, ledger, interruption, as_json)
 
 
-def _run(settings: Settings, dataset: Dataset, out: Path, overwrite: bool, as_json: bool, ledger: Path | None) -> int:
-    # After the quick checks: torch takes a second to import.
-    from rich.markup import escape
-
-    from dpcore.cli.train.training import Training
-
-    console = remarks()
-    training = Training(settings, dataset, ledger)
-    for sentence in training.remarks:
-        console.print(f"[yellow]remark:[/] {escape(sentence)}")
+def check_beside(settings: Settings, ledger: Path | None) -> None:
+    """Refuse a ledger that cannot be used, and a package that is not there: before torch takes its seconds."""
+    if settings.tensorboard and find_spec("tensorboard") is None:
+        raise DpcoreError(needs("tensorboard=True", "tensorboard"))
     if ledger is not None:
-        _warn_of_budget(ledger, training, console)
-    training.private.begin()
-    folder = RunFolder(out, overwrite=overwrite)
-    with deferred() as interruption:
-        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
-        with locked(folder.path):
-            return train(training, folder, ledger, interruption, as_json)
+        from dpcore.ledger import Ledger
+
+        Ledger.open(ledger)
 
 
-def train(
-    training: Training,
-    folder: RunFolder,
-    ledger: Path | None,
-    interruption: Interruption,
-    as_json: bool,
-    resumed: bool = False,
-) -> int:
+def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
+    """Say what is about to be trained."""
+    if settings.epsilon is not None:
+        noise = f"noise for epsilon = {format_number(settings.epsilon)} at delta = {format_number(settings.delta)}"
+    else:
+        noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
+    return (
+        f"Training {settings.model} on {dataset.name} by {settings.method}: {counted(len(dataset), 'example')}, "
+        f"{counted(plan.steps, 'step')}, {noise}"
+    )
+
+
+def train(training: Training, folder: RunFolder, ledger: Path | None, interruption: Interruption, as_json: bool) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
-    from dpcore.cli.train.autosave import cost
-    from dpcore.cli.train.progress import Display
+    from dpcore.cli.train.checkpoint import cost
     from dpcore.torch import save_state
 
-    settings, console = training.settings, remarks()
+    settings = training.settings
 
     def save() -> None:
         save_state(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
 
     if ledger is not None:
-        console.print(f"remark: {cost(training.plan.steps)}")
+        remark(cost(training.plan.steps))
         save()  # after a resume too: the checkpoint then knows what the last kill left, and it is not told twice
     try:
-        with Display(console, training.plan.steps, settings.epochs, training.epsilon_after) as display:
+        with Display(remarks(), training.plan.steps, settings.epochs, training.epsilon_after) as display:
             saving = save if ledger is not None else None
-            outcome = train_into(training, folder, interruption, display, saving, resumed, halt=True)
+            outcome = train_into(training, folder, interruption, display.steps, display.evaluated, saving, halt=True)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
-        console.print(f"remark: {_left(folder)}", markup=False)
+        remark(_left(folder))
         raise
     if outcome.diverged:
         folder.checkpoint.unlink(missing_ok=True)
@@ -111,7 +122,7 @@ def train(
     complete = outcome.steps_taken == outcome.statement.steps_planned
     if complete:
         folder.checkpoint.unlink(missing_ok=True)
-    _tell(folder, settings, outcome, interruption, as_json)
+    _tell(folder, training, outcome, interruption, as_json)
     if outcome.budget:
         return BUDGET_STATUS
     return 0 if complete else interruption.status
@@ -121,9 +132,9 @@ def train_into(
     training: Training,
     folder: RunFolder,
     interruption: Interruption,
-    display: Callback,
+    tell: Callable[[int, int], None],
+    log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
     save: Callable[[], None] | None = None,
-    resumed: bool = False,
     *,
     halt: bool = False,
 ) -> Outcome:
@@ -131,22 +142,88 @@ def train_into(
 
     With `halt` a run that diverges ends there, and leaves its statement and no model.
     """
-    from dpcore.cli.train.callbacks import JsonLines, TensorBoard
-    from dpcore.cli.train.threads import suited
+    from dpcore.cli.train.training import suited
 
-    heard: list[Callback] = [JsonLines(folder.path / "metrics.jsonl", training.evaluations), display]
-    folder.written.add("metrics.jsonl")
+    folder.write_metrics(training.evaluations)
+    board = None
     if training.settings.tensorboard:
-        after = training.private.steps_taken if resumed else None
-        heard.append(TensorBoard(folder.path / "tensorboard", after))
+        board = TensorBoard(folder.path / TENSORBOARD, training.private.steps_taken)
+
+    def log_all(evaluation: dict[str, Any]) -> None:
+        folder.log(evaluation)
+        log(evaluation)
+        if board is not None:
+            board.log(evaluation)
+
     with suited(training):
-        outcome = training.run(heard, interruption, folder.write_statement, save, halt=halt)
+        outcome = training.run(interruption, tell, log_all, folder.write_statement, save, halt=halt)
+    if board is not None:
+        board.close(outcome.statement)
     if not outcome.diverged:
-        _finish(folder, training.settings, outcome)
+        _finish(folder, training, outcome)
     return outcome
 
 
-def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
+class Display(Progress):
+    """A bar on a terminal, one line an epoch elsewhere; of `steps` and `epochs` planned."""
+
+    def __init__(self, console: Console, steps: int, epochs: int, epsilon_after: Callable[[int], float]) -> None:
+        self._epochs, self._epsilon_after = epochs, epsilon_after
+        self._target = format_epsilon(epsilon_after(steps), digits=3)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("epsilon {task.fields[epsilon]} of " + self._target),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self.add_task("training", total=steps, accuracy="--", epsilon="0")
+
+    def steps(self, taken: int, _planned: int) -> None:
+        """Move the bar."""
+        if self.console.is_terminal:
+            spent = format_epsilon(self._epsilon_after(taken), digits=3)
+            self.update(self._task, completed=taken, epsilon=spent)
+
+    def evaluated(self, evaluation: Mapping[str, Any]) -> None:
+        """Show the held-out accuracy."""
+        accuracy = f"{100 * evaluation['test_accuracy']:.1f}%"
+        spent = format_epsilon(evaluation["epsilon"], digits=3)
+        self.update(self._task, completed=evaluation["step"], accuracy=accuracy, epsilon=spent)
+        self.console.print(
+            f"epoch {evaluation['epoch']:.4g} of {self._epochs}: held-out accuracy {accuracy}, "
+            f"epsilon {spent} of {self._target}"
+        )
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, of evaluations only: each value has a time, and a step's tells the size of its batch.
+
+    Of a run that goes on after a step, what stands there of later ones is shown no more.
+    """
+
+    def __init__(self, folder: Path, after: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=after + 1)
+
+    def log(self, evaluation: Mapping[str, Any]) -> None:
+        """Write held-out accuracy and loss, epsilon and the learning rate."""
+        for name in ("test_accuracy", "test_loss", "epsilon", "learning_rate"):
+            self._writer.add_scalar(name, evaluation[name], evaluation["step"])
+        self._writer.flush()
+
+    def close(self, statement: Statement) -> None:
+        """Write the statement as text and close the file."""
+        self._writer.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
+        self._writer.close()
+
+
+def _warn_of_budget(ledger: Path, training: Training) -> None:
     from dpcore.ledger import Ledger
 
     opened, plan = Ledger.open(ledger), training.plan
@@ -155,8 +232,8 @@ def _warn_of_budget(ledger: Path, training: Training, console: Console) -> None:
     left = opened.remaining()
     # A run whose first step is refused ends with an error of its own.
     if left.fits(plan.event_after(1)) and not left.fits(plan.event):
-        console.print(
-            f"[yellow]remark:[/] the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
+        remark(
+            f"the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
             "it is crossed, and what was spent until then is spent"
         )
 
@@ -194,29 +271,29 @@ def _command(folder: RunFolder) -> str:
     return f"dpcore train --resume {quote(str(folder.path))}"
 
 
-def _finish(folder: RunFolder, settings: Settings, outcome: Outcome) -> None:
+def _finish(folder: RunFolder, training: Training, outcome: Outcome) -> None:
     from dpcore.cli.plots import plots
     from dpcore.torch.export import files
 
-    evaluations = outcome.evaluations
+    settings, evaluations, state = training.settings, training.evaluations, training.private.output_state_dict()
     trained = {"data": settings.data, "model": settings.model,
-        "parameters": sum(array.size for array in outcome.parameters.values()),
-        "held-out accuracy": f"{100 * evaluations[-1].test_accuracy:.2f} %"}  # fmt: skip
+        "parameters": sum(tensor.numel() for tensor in state.values()),
+        "held-out accuracy": f"{100 * evaluations[-1]['test_accuracy']:.2f} %"}  # fmt: skip
     title = f"{settings.data}, {settings.model}, {settings.method}"
-    for name, content in files(outcome.statement, outcome.parameters, title=title, trained=trained).items():
+    for name, content in files(outcome.statement, state, title=title, trained=trained).items():
         folder.write(name, content)
-    if outcome.recorded is not None:
+    if settings.record_gradients is not None:
         from dpcore.cli.gradients import save_gradients
 
-        folder.written.add(save_gradients(folder.path, **outcome.recorded).name)
-    curves = ([getattr(item, key) for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
+        folder.written.add(save_gradients(folder.path, **training.private.recorded).name)
+    curves = ([item[key] for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
     picture = folder.path / "learning-curve.png"
     beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
     folder.written.add(plots.learning_curve(picture, *curves, **beside).name)
 
 
-def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
-    statement, last = outcome.statement, outcome.evaluations[-1]
+def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
+    statement, last = outcome.statement, training.evaluations[-1]
     stopped = outcome.steps_taken < statement.steps_planned
     # Another run of the ledger may still give back what it reserved.
     when = ", if the ledger has room again" if outcome.budget else ""
@@ -224,17 +301,17 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     if as_json:
         spent = {"epsilon": plain(statement.best_epsilon), "delta": statement.delta}
         write_json({"status": f"stopped by {who}" if stopped else "complete", **spent,
-            "test_accuracy": last.test_accuracy,
-            "test_loss": last.test_loss, "run_folder": str(folder.path),
-            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}), "settings": settings.to_dict(),
-            "statement": statement.to_dict()})  # fmt: skip
+            "test_accuracy": last["test_accuracy"],
+            "test_loss": last["test_loss"], "run_folder": str(folder.path),
+            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
+            "settings": training.settings.to_dict(), "statement": statement.to_dict()})  # fmt: skip
         return
     if stopped:
         write_line(
             f"Stopped by {who} after {outcome.steps_taken:,} of {statement.steps_planned:,} steps; "
             "what was spent until then is spent."
         )
-    write_line(f"held-out accuracy  {100 * last.test_accuracy:.2f}%")
+    write_line(f"held-out accuracy  {100 * last['test_accuracy']:.2f}%")
     if statement.private:
         write_line(
             f"privacy spent      epsilon = {format_epsilon(statement.best_epsilon)} at delta = "
@@ -245,15 +322,6 @@ def _tell(folder: RunFolder, settings: Settings, outcome: Outcome, interruption:
     write_line(f"run folder         {folder.path}")
     if folder.checkpoint.exists():
         write_line(f"to go on           {_command(folder)}{when}")
-
-
-def check_alone(ledger: Path | None) -> None:
-    """Refuse a ledger where torchrun started several processes."""
-    if ledger is not None and _started():
-        raise ArgumentError(
-            f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
-            "processes; dpcore.torch.make_private(ledger=) takes one"
-        )
 
 
 def _started() -> bool:
@@ -285,11 +353,10 @@ def joined(settings: Settings) -> Iterator[int]:
 
 def follow(settings: Settings, dataset: Dataset) -> int:
     """Train beside the first process, without a word; return the exit status."""
-    from dpcore.cli.train.threads import suited
-    from dpcore.cli.train.training import Training
+    from dpcore.cli.train.training import Training, suited
 
     training = Training(settings, dataset)
     training.private.begin()
     with deferred() as interruption, suited(training):
-        outcome = training.run([], interruption, halt=True)
+        outcome = training.run(interruption, halt=True)
     return 0 if outcome.diverged or outcome.steps_taken == outcome.statement.steps_planned else interruption.status

@@ -7,17 +7,18 @@ loss, and no duration of a step (which tells the size of its batch). A checkpoin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from dpcore.errors import DataError
-from dpcore.spec.canonical import read_json_file
+from dpcore.spec.canonical import plain, read_json_file
 from dpcore.spec.whole_file import whole_file
 from dpcore.statement.statement import Statement
 
@@ -38,12 +39,17 @@ class RunFolder:
 
     With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
     A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
-    in. `written` are the files that were put there since, and `stated` the last statement among them.
+    in. An `existing` one is taken up as it stands: the caller has looked at what is in it. `written` are the files that
+    were put there since, and `stated` the last statement among them.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN, existing: bool = False) -> None:
+        self.path, self.kind = path, kind
+        self.written: set[str] = set()
+        self.stated: Statement | None = None
+        if existing:
+            return
         check_folder(path, overwrite=overwrite, kind=kind)
-        self._take(path, kind)
         if holds(path, kind):
             with locked(path):
                 _clear(path, kind)
@@ -51,18 +57,6 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise DataError(f"out={str(path)!r}: cannot be made ({cause.strerror})") from cause
-
-    def _take(self, path: Path, kind: str) -> None:
-        self.path, self.kind = path, kind
-        self.written: set[str] = set()
-        self.stated: Statement | None = None
-
-    @classmethod
-    def existing(cls, path: Path, kind: str) -> RunFolder:
-        """Take up a folder of this kind as it stands; the caller has looked at what is in it."""
-        folder = cls.__new__(cls)
-        folder._take(path, kind)
-        return folder
 
     @property
     def checkpoint(self) -> Path:
@@ -86,6 +80,24 @@ class RunFolder:
         self.write("statement.json", (statement.to_json() + "\n").encode())
         self.stated = statement
 
+    def write_metrics(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew: one JSON object a line, for each evaluation."""
+        self.write("metrics.jsonl", b"".join(map(_line, evaluations)))
+
+    def log(self, evaluation: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl; it is on disk before the next step begins."""
+        path, line = self.path / "metrics.jsonl", _line(evaluation)
+        # One write of a whole line: killed before it, the file ends with the line before.
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                taken = file.write(line)
+            except OSError as cause:
+                raise OSError(cause.errno, cause.strerror, str(path)) from cause
+            if taken != len(line):  # a disk that is nearly full takes a part, and says nothing
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
     def write_json(self, name: str, content: Any) -> None:
         """Write one JSON file."""
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
@@ -97,6 +109,10 @@ class RunFolder:
         with whole_file(self.path / name) as file:
             file.write(content)
         self.written.add(name)
+
+
+def _line(evaluation: Mapping[str, Any]) -> bytes:
+    return (json.dumps(plain(evaluation), allow_nan=False) + "\n").encode()
 
 
 def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
@@ -173,11 +189,16 @@ def checkpoint_of(folder: Path) -> Path:
 
 def holds(path: Path, kind: str = RUN) -> bool:
     """Whether a folder holds what `kind` says."""
+    return content_of(path / "config.json").get("kind") == kind
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none that can be read."""
     try:
-        content = read_json_file(path / "config.json")
+        content = read_json_file(path)
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("kind") == kind
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager

@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
+from dpcore import sampling
 from dpcore.cli.options import SAMPLINGS, flag, option
 from dpcore.cli.values import count, group_norms, multiplier, name_or_file, one_of, real, reals, whole
 from dpcore.errors import ArgumentError
 from dpcore.methods import BASES, METHODS, VARIANTS, keywords
+from dpcore.plan.plan import Plan
 from dpcore.spec.backends import available_backends, chosen_backend
 from dpcore.spec.validate import choice, decay, integer, positive
 from dpcore.stages.clipping import AdaptiveClip
@@ -194,10 +196,10 @@ class Settings:
             raise ArgumentError(
                 f"sampling={self.sampling!r}: {reason}, which must be fixed; use --sampling fixed-order"
             )
-        for name, sampling in _ONLY_SAMPLING.items():
+        for name, needed in _ONLY_SAMPLING.items():
             value = getattr(self, name)
-            if value is not None and self.sampling != sampling:
-                raise ArgumentError(f"{name}={value!r}: is only for --sampling {sampling}")
+            if value is not None and self.sampling != needed:
+                raise ArgumentError(f"{name}={value!r}: is only for --sampling {needed}")
         if self.sampling == "cyclic-poisson" and self.groups is None:
             raise ArgumentError("groups=None: give --groups with --sampling cyclic-poisson, for example --groups 8")
 
@@ -240,6 +242,18 @@ class Settings:
         if self.ema is not None:
             given["averaging"] = ExponentialAverage(self.ema)
         return METHODS[self.method](**{name: value for name, value in given.items() if value is not None})
+
+    def plan(self, examples: int) -> Plan:
+        """Return the plan of a run on `examples` examples, in which the noise multiplier may still be open."""
+        method = self.build_method(examples)
+        sampler = sampling.sampler(
+            str(self.sampling),
+            dataset_size=examples,
+            batch_size=method.batch_size,
+            max_batch_size=self.max_batch_size,
+            groups=self.groups,
+        )
+        return Plan(method, sampler, self.epochs * sampler.steps_per_epoch)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""

@@ -37,14 +37,11 @@ def train(
         rich_help_panel=RUN)] = None,
     as_json: Json = False,
     **given: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Train a model with a stated privacy guarantee."""
     if resume is not None:
         resumed.check(context, resume)
     settings = settings_from(given)
     if resume is not None:
-        status = resumed.resume(settings, resume, as_json, ledger)
-    else:
-        status = run(settings, out, overwrite, as_json, ledger)
-    if status:
-        raise typer.Exit(status)
+        return resumed.resume(settings, resume, as_json, ledger)
+    return run(settings, out, overwrite, as_json, ledger)

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dpcore import accounting
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.train.arguments import arguments_of
-from dpcore.cli.train.autosave import Autosave
-from dpcore.cli.train.callbacks import Callback, EpochReleased, StepReleased
+from dpcore.cli.train.checkpoint import Autosave
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BudgetError, DeltaWarning, TrainingWarning
+from dpcore.errors import BackendError, BudgetError, DeltaWarning, TrainingWarning
 from dpcore.plan.plan import Plan
 from dpcore.spec import backends as config
 from dpcore.spec.canonical import plain
 from dpcore.statement.guarantee import guarantee
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE
-from dpcore.torch import make_private
+from dpcore.torch import HeldOut, make_private
+from dpcore.torch.model import models
 
 _EVALUATION_BATCH = 1000
+_SECONDS_BETWEEN_REPORTS = 0.25
+# Whose work is that of a product of parameters and examples; convolutions have far more.
+_DENSE = ("logistic", "mlp")
+# Products of a pass over a batch, below which handing work to threads takes longer than the work.
+_SMALL = 1 << 24
+# With one of them a person has chosen.
+_CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 HELD_OUT = (
     "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
@@ -39,23 +48,50 @@ _RESERVED = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run left: the parameters by name, evaluations, and the statement for the steps it took.
+def arguments_of(settings: Settings, dataset: Dataset) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return the model of some settings, fresh, and the other arguments of its `make_private`."""
+    # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
+    torch.manual_seed(settings.seed)
+    model = models.build(settings.model, dataset.shape, dataset.classes).to(_device(settings.backend))
+    return model, {
+        "data": (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)),
+        "method": settings.build_method(len(dataset)),
+        "target_epsilon": settings.epsilon,
+        "target_delta": settings.delta,
+        "epochs": settings.epochs,
+        "loss": torch.nn.functional.cross_entropy,
+        "sampling": str(settings.sampling),
+        "max_batch_size": settings.max_batch_size,
+        "groups": settings.groups,
+    }
 
-    `parameters` are the method's output, which with an average over time is not where training ended. `recorded` are
-    the keywords of `dpcore.cli.gradients.save_gradients`, where a record was asked for. `budget` says why a
-    ledger's budget ended the run, if it did, and `diverged` what was no longer finite. `steps_taken` lead to the
-    parameters; the statement counts more where a run was killed and resumed.
+
+def _device(backend: str) -> torch.device:
+    if backend != "triton":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return torch.device("cpu")
+    raise BackendError(
+        "backend='triton': needs a CUDA device, and there is none; use --backend numpy, or set TRITON_INTERPRET=1 to "
+        "try Triton's interpreter (slow)"
+    )
+
+
+class Outcome(NamedTuple):
+    """How the training of a run ended, and the statement for it.
+
+    `steps_taken` lead to the parameters; the statement counts more where a run was killed and resumed. `budget` says
+    why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite. `seconds` is how long it
+    took, which tells the sizes of the batches: it is not for the run's folder.
     """
 
-    parameters: dict[str, Any]
-    evaluations: tuple[EpochReleased, ...]
     statement: Statement
     steps_taken: int
-    recorded: dict[str, Any] | None = None
-    budget: str = ""
-    diverged: str = ""
+    budget: str
+    diverged: str
+    seconds: float
 
 
 class Training:
@@ -66,12 +102,9 @@ class Training:
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
-        self.settings, self.dataset = settings, dataset
-        self.evaluations: list[EpochReleased] = []
+        self.settings = settings
+        self.evaluations: list[dict[str, Any]] = []
         self.model, arguments = arguments_of(settings, dataset)
-        device = next(self.model.parameters()).device
-        self._test_inputs = torch.tensor(dataset.test_inputs, device=device)
-        self._test_targets = torch.tensor(dataset.test_targets, device=device)
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             self.private = make_private(
@@ -85,6 +118,9 @@ class Training:
         for one in told:
             if one.category not in (DeltaWarning, TrainingWarning):
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        test = torch.tensor(dataset.test_inputs), torch.tensor(dataset.test_targets)
+        metrics = {"test_accuracy": _accuracy, "test_loss": _loss}
+        self._held_out = HeldOut(self.private, test, metrics, batch_size=_EVALUATION_BATCH)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
         self.steps_per_epoch = len(self.private.loader)
@@ -96,15 +132,14 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the run can go on from; `torch.load` reads it with `weights_only`. **Secret**: has the keys."""
-        return {"settings": plain(self.settings.to_dict()),
-            "evaluations": [asdict(evaluation) for evaluation in self.evaluations], "model": self.model.state_dict(),
-            "optimizer": self.private.optimizer.state_dict()}  # fmt: skip
+        return {"settings": plain(self.settings.to_dict()), "evaluations": list(self.evaluations),
+            "model": self.model.state_dict(), "optimizer": self.private.optimizer.state_dict()}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict` of a run with the same settings."""
         self.model.load_state_dict(state["model"])
         self.private.optimizer.load_state_dict(state["optimizer"])
-        self.evaluations = [EpochReleased(**evaluation) for evaluation in state["evaluations"]]
+        self.evaluations = list(state["evaluations"])
 
     def epsilon_after(self, steps: int) -> float:
         """Return the smallest of the accountants' epsilons after so many steps."""
@@ -121,8 +156,9 @@ class Training:
 
     def run(
         self,
-        callbacks: Sequence[Callback],
         interruption: Interruption,
+        tell: Callable[[int, int], None] = lambda _taken, _planned: None,
+        log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
         state: Callable[[Statement], None] | None = None,
         save: Callable[[], None] | None = None,
         *,
@@ -133,14 +169,17 @@ class Training:
         With `halt` also until the parameters or the held-out loss are not finite: both are free to look at, since the
         ones are released and the other is of them and of data that are not in the training set.
 
+        `tell` is called with the steps taken and planned, a few times a second, and `log` with each evaluation. Neither
+        hears of a training loss, a batch's size, a clipped share or a step's duration: those are functions of the
+        private data, or of the secret sample, that no noise covers.
+
         `state` is given a statement *before* the steps that it covers are taken, and again when they were: whoever
         kills the process in between finds a statement that counts too much, never too little. `save` is called where a
-        checkpoint is due: `dpcore.cli.train.autosave`, after each evaluation, and at an early end.
+        checkpoint is due: `dpcore.cli.train.checkpoint`, after each evaluation, and at an early end.
         """
-        begun = taken = self.private.steps_taken
-        saves = None if save is None else Autosave(save, self.plan.steps)
-        if saves is not None:
-            saves.begin(begun)
+        begun, started, told = self.private.steps_taken, time.perf_counter(), -math.inf
+        taken, evaluated = begun, self.evaluations[-1]["step"] if self.evaluations else -1
+        saves = None if save is None else Autosave(save, self.plan.steps, begun)
         budget, diverged, stopped = "", "", False
         for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
             reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
@@ -150,8 +189,9 @@ class Training:
                 for batch in self.private.loader:
                     self.private.step(batch)
                     taken += 1
-                    for callback in callbacks:
-                        callback.on_step(StepReleased(taken, self.plan.steps))
+                    if time.monotonic() - told > _SECONDS_BETWEEN_REPORTS or taken == self.plan.steps:
+                        told = time.monotonic()
+                        tell(taken, self.plan.steps)
                     if halt and not self._finite():
                         diverged = "the parameters are"
                     if (stopped := self._stopped(interruption)) or diverged:
@@ -162,12 +202,11 @@ class Training:
                 if taken == 0:
                     raise
                 budget = str(end)
-            if not diverged and (not self.evaluations or self.evaluations[-1].step < taken):
-                self.evaluations.append(self._evaluate(taken))
-                if halt and not math.isfinite(self.evaluations[-1].test_loss):
+            if not diverged and evaluated < taken:
+                found, evaluated = self._evaluate(taken), taken
+                if halt and not math.isfinite(found["test_loss"]):
                     diverged = "the held-out loss is"
-                for callback in callbacks:
-                    callback.on_epoch(self.evaluations[-1])
+                log(found)
                 if saves is not None:
                     saves.now(taken)
             if stopped or budget or diverged or self._stopped(interruption):
@@ -181,10 +220,7 @@ class Training:
         statement = self.statement(taken, note)
         if state is not None:
             state(statement)
-        for callback in callbacks:
-            callback.on_end(statement)
-        recorded = None if self.settings.record_gradients is None else self.private.recorded
-        return Outcome(self._parameters(), tuple(self.evaluations), statement, taken, recorded, budget, diverged)
+        return Outcome(statement, taken, budget, diverged, time.perf_counter() - started)
 
     def _finite(self) -> bool:
         """Whether the parameters are numbers still: one sum, so that a device is waited for once."""
@@ -196,29 +232,40 @@ class Training:
             interruption.take_over()
         return stopped
 
-    def _parameters(self) -> dict[str, Any]:
-        """Return the method's output and what was not trained, as arrays; nothing of the optimizer, keys or sampler."""
-        with self.private.averaged():
-            return {name: p.detach().cpu().numpy().copy() for name, p in self.model.named_parameters()}
+    def _evaluate(self, taken: int) -> dict[str, Any]:
+        found: dict[str, Any] = self._held_out.evaluate()
+        if self._held_out.history:  # in the first process
+            logged = self._held_out.history[-1]
+            found = {
+                "epoch": round(taken / self.steps_per_epoch, 6),
+                "step": taken,
+                "epsilon": logged["epsilon"],
+                "delta": self.settings.delta,
+                **found,
+                "learning_rate": logged["learning_rate"],
+            }
+        self.evaluations.append(found)
+        return found
 
-    @torch.no_grad()
-    def _evaluate(self, taken: int) -> EpochReleased:
-        self.model.eval()
-        correct, loss, examples = 0, 0.0, len(self._test_targets)
-        with self.private.averaged():
-            for start in range(0, examples, _EVALUATION_BATCH):
-                targets = self._test_targets[start : start + _EVALUATION_BATCH]
-                inputs = self._test_inputs[start : start + _EVALUATION_BATCH]
-                logits = self.model(inputs)
-                correct += int((logits.argmax(dim=1) == targets).sum())
-                loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
-        self.model.train()
-        return EpochReleased(
-            epoch=round(taken / self.steps_per_epoch, 6),
-            step=taken,
-            epsilon=float(self.epsilon_after(taken)),
-            delta=self.settings.delta,
-            test_accuracy=correct / examples,
-            test_loss=math.inf if math.isnan(loss) else loss / examples,  # a record holds no NaN
-            learning_rate=float(self.private.optimizer.param_groups[0]["lr"]),
-        )
+
+def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (logits.argmax(dim=1) == targets).double().mean()
+
+
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    loss = torch.nn.functional.cross_entropy(logits, targets)
+    return loss.nan_to_num(math.inf, math.inf)  # a record holds no NaN
+
+
+@contextmanager
+def suited(training: Training) -> Iterator[None]:
+    """Let a small model's steps run in one thread while the block runs, unless the environment says how many."""
+    former = torch.get_num_threads()
+    products = sum(p.numel() for p in training.model.parameters()) * training.plan.batch_size
+    small = training.settings.model in _DENSE and products < _SMALL
+    if small and not any(name in os.environ for name in _CHOSEN):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.spec.rounding import ROUNDING_COUNTED, rounding
 from dpcore.spec.validate import choice, norm, plain
 from dpcore.stages.clipping.adaptive import AdaptiveClip
 from dpcore.stages.clipping.groups import Grouping
@@ -31,11 +30,6 @@ class Sensitivity:
     """
 
     contribution: float
-
-    def of_sums(self, terms: int) -> Sensitivity:
-        """Return the same for computed sums of at most `terms` vectors, where their rounding counts."""
-        share = rounding(terms)
-        return self if share <= ROUNDING_COUNTED else Sensitivity(self.contribution * (1 + share))
 
 
 @dataclass(frozen=True)

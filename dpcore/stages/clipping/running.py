@@ -43,8 +43,9 @@ class RunningNorm:
 
         The noise is `raised`: half a bit is not a multiple of the grid's step, whose rounding moves the sum further.
         """
-        step = step_of(raised * self.adaptive.noise_on_bits(self.batch_size), bits)
-        noisy = (nearest(int(self._twice) / 2 * (1 / step)) + nearest(normal * 2.0**bits)) * step
+        noisy, step = int(self._twice) / 2, step_of(raised * self.adaptive.noise_on_bits(self.batch_size), bits)
+        if step:
+            noisy = (nearest(noisy * (1 / step)) + nearest(normal * 2.0**bits)) * step
         return self.adaptive.next_norm(self.norm, noisy, self.batch_size, self.initial)
 
     def keep(self, step: int, norm: float) -> None:

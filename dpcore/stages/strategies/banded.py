@@ -39,10 +39,6 @@ class Identity(base.Whole):
         """Return the row itself."""
         return ((base.check_row(step, None), 1.0),)
 
-    def matrix(self, steps: int) -> Matrix:
-        """Return the identity, (steps, steps) float64."""
-        return np.eye(steps)
-
     def columns(self, indices: Indices, steps: int) -> Matrix:
         """Return columns of the identity, (steps, len(indices))."""
         return np.equal.outer(np.arange(steps), indices).astype(np.float64)
@@ -130,10 +126,6 @@ class Banded(base.Whole):
             upper[count - 1 - k, k:] = self.bands[k, : size - k]
         weights = solve_banded((0, count - 1), upper, target)
         return nonzero(weights)
-
-    def matrix(self, steps: int) -> Matrix:
-        """Return the leading block of C, (steps, steps) float64."""
-        return self.columns(np.arange(base.check_block(steps, self.steps)), steps)
 
     def columns(self, indices: Indices, steps: int) -> Matrix:
         """Return columns of the leading block, (steps, len(indices))."""

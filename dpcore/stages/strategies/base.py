@@ -8,6 +8,7 @@ the sums by at most one clip norm, whatever the strategy, and the identity is DP
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar, Protocol, Self
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
+from dpcore.spec.free_memory import check_room, host_memory
 from dpcore.spec.ops import Correlation
 from dpcore.spec.recurrence import correlated
 
@@ -26,6 +28,9 @@ Indices = npt.NDArray[np.int64]
 # C times the noise as it was really added is Z plus C times its rounding: in float32, 2^-24 of the noise. At this
 # growth of the noise over Z that is 6e-5 of a standard deviation of Z; far beyond, the noise is no longer Gaussian.
 LARGEST_GROWTH = 1e3
+
+# What is computed of each row of a run before it begins, at once: variances, their roots, coefficients, one to spare.
+_BYTES_OF_A_ROW = 32
 
 _STREAMING_TOLERANCE = 1e-6
 _SCALED = 1e-13
@@ -74,6 +79,14 @@ class Whole:
         """Return itself."""
         return self
 
+    def columns(self, indices: Indices, steps: int) -> Matrix:
+        """Return the columns `indices` of the leading block, (steps, len(indices))."""
+        raise NotImplementedError
+
+    def matrix(self, steps: int) -> Matrix:
+        """Return the leading block of C, (steps, steps) float64."""
+        return self.columns(np.arange(steps), steps)
+
 
 class Redrawn(Whole):
     """A strategy without a recurrence: rows of Z are drawn again."""
@@ -121,6 +134,21 @@ def check_steps(strategy: Strategy, steps: int) -> int:
             f"{growth[first]:.3g} times the seed noise; take at most {first} steps or a better conditioned strategy"
         )
     return steps
+
+
+def check_rows(kind: str, steps: int, dense: bool = False) -> None:
+    """Refuse more steps than can be looked at before the run; with `dense`, than a whole matrix can be made of.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is allocated.
+    """
+    free, where = host_memory()
+    needed = _BYTES_OF_A_ROW * (steps * steps if dense else steps)
+    most = math.isqrt((free or 0) // _BYTES_OF_A_ROW) if dense else (free or 0) // _BYTES_OF_A_ROW
+    what = f"steps={steps:,}: planning correlated noise ({kind}) looks at every {'entry of C' if dense else 'row'}"
+    check_room(needed, what, f"take at most {most:,} steps, or independent noise (no strategy)", free, where)
 
 
 def check_streaming(strategy: Strategy, steps: int) -> None:

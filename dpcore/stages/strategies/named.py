@@ -11,9 +11,8 @@ import numpy.typing as npt
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.stages.strategies.banded import Identity
-from dpcore.stages.strategies.base import Strategy, check_steps
+from dpcore.stages.strategies.base import Strategy, check_rows, check_steps
 from dpcore.stages.strategies.dense import from_matrix
-from dpcore.stages.strategies.room import check_rows
 from dpcore.stages.strategies.toeplitz import SquareRoot, banded_inverse_square_root
 from dpcore.stages.strategies.tree import Tree, TreeOptimal
 

@@ -12,11 +12,9 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import workloads
 from dpcore.stages.strategies.banded import Identity
-from dpcore.stages.strategies.base import LARGEST_GROWTH, Strategy
+from dpcore.stages.strategies.base import LARGEST_GROWTH, Strategy, check_rows
 from dpcore.stages.strategies.blt import BLT
 from dpcore.stages.strategies.in_blocks import in_blocks
-from dpcore.stages.strategies.room import check_rows
-from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.optimize import optimal
 from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
 from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz
@@ -163,7 +161,7 @@ def for_run(strategy: Any, steps: int, period: int, bands: int | None) -> Any:
 
 def _one(kind: str, strategy: Strategy, workload: Workload, epochs: int) -> Recommendation:
     return Recommendation(
-        kind, strategy, error_of(strategy, workload, epochs), streaming_cost(strategy, workload.steps)
+        kind, strategy, workloads.error_of(strategy, workload, epochs), streaming_cost(strategy, workload.steps)
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -22,6 +22,8 @@ from dpcore.spec.recurrence import response
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.banded import nonzero, ring_of
 from dpcore.stages.strategies.base import Indices, Matrix
+
+_FILTERED = 4096
 
 
 class Toeplitz(base.Settings):
@@ -45,10 +47,6 @@ class Toeplitz(base.Settings):
         """Return row `step` of C^{-1}, without its zeros."""
         weights = self.inverse_first_column(base.check_row(step, self.steps) + 1)[::-1]
         return nonzero(weights)
-
-    def matrix(self, steps: int) -> Matrix:
-        """Return the leading block of C, (steps, steps) float64."""
-        return self.columns(np.arange(steps), steps)
 
     def columns(self, indices: Indices, steps: int) -> Matrix:
         """Return columns of the leading block, (steps, len(indices))."""
@@ -188,6 +186,41 @@ class BandedInverseToeplitz(Rational):
         return ring_of([value / first for value in self.series[1:]], t, 1 / first, "input")
 
 
+@dataclass(frozen=True)
+class Coefficients(base.Redrawn, Toeplitz):
+    """C of any series. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
+
+    Parameters
+    ----------
+    series : sequence of float
+        c_0 .. c_{T-1} up to their scale, c_0 > 0. As an attribute: scaled to norm 1, the norm of the first column.
+    """
+
+    series: tuple[float, ...]
+    kind: ClassVar[str] = "toeplitz"
+
+    def __post_init__(self) -> None:
+        values = checked_series(series=self.series)
+        object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return len(self.series)
+
+    def first_column(self, steps: int) -> Matrix:
+        """Return c, (steps,)."""
+        return np.array(self.series[:steps])
+
+    def inverse_first_column(self, steps: int) -> Matrix:
+        """Return the series of 1/c, (steps,)."""
+        return self._inverse[:steps]
+
+    @cached_property
+    def _inverse(self) -> Matrix:
+        return reciprocal(np.array(self.series))
+
+
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
     """Return the strategy whose inverse is the first `bands` coefficients of (1-x)^{1/2}, over `steps` rows.
 
@@ -228,3 +261,25 @@ def root(power: float, size: int) -> Matrix:
     result = np.cumprod(np.concatenate([[1.0], (k - 1 - power) / k]))[:size]
     result.flags.writeable = False
     return result
+
+
+def reciprocal(series: Matrix) -> Matrix:
+    """Return the first coefficients of 1 / c(x), as many as are given.
+
+    Newton's r <- r (2 - c r) doubles those that are right. Fourier transforms make it fast; their rounding is relative
+    to the largest coefficients.
+    """
+    from scipy.signal import fftconvolve, lfilter
+
+    size = len(series)
+    if size <= _FILTERED:
+        unit = np.zeros(size)
+        unit[0] = 1.0
+        filtered: Matrix = lfilter([1.0], series, unit)
+        return filtered
+    inverse = np.array([1 / series[0]])
+    while len(inverse) < size:
+        length = min(2 * len(inverse), size)
+        product = fftconvolve(series[:length], inverse)[:length]
+        inverse = 2 * np.pad(inverse, (0, length - len(inverse))) - fftconvolve(inverse, product)[:length]
+    return inverse

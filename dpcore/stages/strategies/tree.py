@@ -59,12 +59,8 @@ class Tree(base.Redrawn, base.Settings):
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
         """Return row `step` (from 0) of C^{-1}: see the module."""
         t = base.check_row(step, self.steps) + 1
-        older = [(t - 2**i - 1, -self.node_scale) for i in range(_trailing_zeros(t))]
+        older = [(t - 2**i - 1, -self.node_scale) for i in range((t & -t).bit_length() - 1)]
         return (*reversed(older), (step, self.node_scale))
-
-    def matrix(self, steps: int) -> Matrix:
-        """Return the leading block of C, (steps, steps) float64."""
-        return self.columns(np.arange(steps), steps)
 
     def columns(self, indices: Indices, steps: int) -> Matrix:
         """Return columns of the leading block, (steps, len(indices))."""
@@ -110,10 +106,6 @@ class TreeOptimal(base.Settings, Redrawn):
         # J X J turns rows and columns around: with J N^T N J = R R^T, R lower-triangular, L = J R^T J.
         reverse = np.linalg.cholesky(_node_gram(self.steps)[::-1, ::-1])
         return Dense(np.tril(reverse.T[::-1, ::-1])).entries
-
-
-def _trailing_zeros(t: int) -> int:
-    return (t & -t).bit_length() - 1
 
 
 def _node_gram(steps: int) -> Matrix:

@@ -17,13 +17,16 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix, Strategy
+from dpcore.stages.strategies.search.series import summed
 from dpcore.stages.strategies.sensitivity import sensitivity
+from dpcore.stages.strategies.toeplitz import Toeplitz
 from dpcore.stages.strategies.workload import Workload, recurrence
 
 
 def ones(steps: int) -> Workload:
     """Return the workload of plain SGD, prefix sums: ones on and below the diagonal."""
-    return Workload(_prefix(_steps(steps)), "prefix sums")
+    steps = _steps(steps)
+    return recurrence(np.ones(steps), np.ones(steps), "prefix sums")
 
 
 def momentum(steps: int, momentum: float) -> Workload:
@@ -81,10 +84,6 @@ def _steps(steps: int) -> int:
     return validate.integer(steps=steps, minimum=1)
 
 
-def _prefix(steps: int) -> Matrix:
-    return recurrence(np.ones(steps), np.ones(steps), "").inverse
-
-
 def _named(workload: Workload, name: str) -> Workload:
     return replace(workload, name=name)
 
@@ -127,3 +126,24 @@ def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iter
 def max_error(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iterable[npt.ArrayLike]) -> float:
     """Return the largest error of any step at mu = 1: as `rmse`, with the largest row norm of A C^{-1}."""
     return float(row_norms(strategy, workload, steps).max()) * sensitivity(strategy, patterns, steps)
+
+
+def error_of(strategy: Strategy, workload: Workload, epochs: int = 1, *, largest: bool = False) -> float:
+    """Return the root mean squared error at mu = 1, or the largest one; see `rmse`.
+
+    Also over millions of steps where both are Toeplitz.
+    """
+    steps = workload.steps
+    period = -(-steps // epochs)
+    if isinstance(strategy, Toeplitz) and workload.series() is not None:
+        squares = np.cumsum(np.square(workload.apply(strategy.inverse_first_column(steps))))
+        moved = float(np.linalg.norm(strategy.first_column(steps)))
+    else:
+        squares = np.square(row_norms(strategy, np.asarray(workload), steps))
+        moved = float(np.linalg.norm(strategy.matrix(steps), axis=0).max())
+    if isinstance(strategy, Toeplitz) and epochs > 1 and (column := strategy.first_column(steps)).min() >= 0:
+        # The first pattern is the worst: the others sum up the same column, cut off earlier.
+        moved = float(np.linalg.norm(summed(column, steps, epochs, period)))
+    elif epochs > 1:
+        moved = sensitivity(strategy, (np.arange(first, steps, period) for first in range(period)), steps)
+    return math.sqrt(float(squares.max() if largest else squares.mean())) * moved

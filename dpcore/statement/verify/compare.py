@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dpcore.accounting import Event, NonPrivate
+from dpcore.accounting import Adjacency, Event, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.accounting.phases import parts_of
 from dpcore.plan.plan import Plan
+from dpcore.sampling import FixedBatches
 from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
 from dpcore.spec.stream import RNGS
 from dpcore.spec.version import __version__
@@ -16,8 +18,7 @@ from dpcore.statement.build import NO_KEY, state
 from dpcore.statement.guarantee import ROUTES
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import counted, format_epsilon, format_lower
-from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference, is_digest, same
-from dpcore.statement.verify.parts import LISTED, by_parts
+from dpcore.statement.verify.finding import FAILED, OK, REMARK, SAME, TRUSTED, Finding, difference, is_digest, same
 from dpcore.statement.verify.stand_ins import DigestPlan, StatedEvents
 
 # Accountants are deterministic; two machines differ by the rounding of sums, transforms and root-finding.
@@ -40,6 +41,7 @@ def compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
         rng=said["rng"],
         caller_noise=said["key"] == NO_KEY,
         ledger=statement.ledger,
+        dimension=_dimension(statement.noise),
     )
     yield _field("unit", statement.unit, derived.unit, f"one {statement.unit}")
     yield from _sampler(statement, derived, plan)
@@ -70,6 +72,12 @@ def _field(check: str, stated: Any, derived: Any, words: str, tolerance: float |
     return Finding(check, OK, words) if problem is None else Finding(check, FAILED, problem)
 
 
+def _dimension(noise: dict[str, Any]) -> int | None:
+    """Return the number of coordinates that a statement says the grid has; None where it says nothing of one."""
+    said = noise.get("grid", {}).get("coordinates")
+    return said if type(said) is int and 0 < said < 2**53 else None
+
+
 def _randomness(statement: Statement) -> Iterator[Finding]:
     """Generator and origin of the keys, as far as they contradict each other."""
     said = statement.randomness
@@ -94,7 +102,9 @@ def _sampler(statement: Statement, derived: Statement, plan: Plan) -> Iterator[F
         return
     yield Finding("sampler", TRUSTED, f"{kind}: the description does not hold all that it does")
     begin, end = OWN_SAMPLER
-    if kind != LISTED and not any(said.startswith(begin) and said.endswith(end) for said in statement.caveats):
+    if kind != FixedBatches.kind and not any(
+        said.startswith(begin) and said.endswith(end) for said in statement.caveats
+    ):
         yield Finding("sampler", FAILED, f"{kind} is none of the library's, and no sentence says whose it is")
 
 
@@ -134,7 +144,7 @@ def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Fi
         if found.status == FAILED or forced or not isinstance(plan, (StatedEvents, DigestPlan)):
             yield found
         elif isinstance(plan, StatedEvents):
-            yield by_parts(label, Event.from_dict(stated), statement, steps)
+            yield _by_parts(label, Event.from_dict(stated), statement, steps)
         else:
             yield Finding(label, TRUSTED, f"{words}; all follows but the sensitivity of its matrix")
     yield _field("adjacency", statement.adjacency, derived.adjacency, statement.adjacency)
@@ -174,3 +184,65 @@ def _upper_bound(label: str, stated: float, derived: float, statement: Statement
         return Finding(label, FAILED, f"{said}: too little")
     other_version = statement.software.get("dpcore") != __version__
     return Finding(label, REMARK if other_version else FAILED, f"{said}: more than follows")
+
+
+# The sampler is known by name only: the caller's own, or fixed batches, of which the description has a digest.
+def _by_parts(label: str, event: Event, statement: Statement, steps: int) -> Finding:
+    """Compare every part of an event with the settings; how often an example takes part remains to be trusted."""
+    parts = [(part, times) for part, times in parts_of(event) if times]
+    if steps and not parts:
+        return Finding(label, FAILED, f"releases nothing, and {steps:,} steps were taken or planned")
+    problems = [_common(part, statement) for part, _ in parts] + [_steps(parts, statement, steps)]
+    problem = next((problem for problem in problems if problem is not None), None)
+    if problem is not None:
+        return Finding(label, FAILED, problem)
+    return Finding(label, TRUSTED, f"with noise and steps as stated, that this is what happens: {_briefly(parts)}")
+
+
+def _common(part: Event, statement: Statement) -> str | None:
+    sigma, sampler = statement.noise["noise_multiplier"], statement.sampler
+    # Under replacement an example moves a sum twice as far, and multipliers are relative to that.
+    expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma
+    if not same(getattr(part, "noise_multiplier", expected), expected):
+        return f"has another noise multiplier than the noise, {sigma!r}"
+    for name in ("dataset_size", "sample_rate", "max_batch_size"):  # whatever else the sampler does
+        if name in sampler and not same(getattr(part, name, sampler[name]), sampler[name]):
+            return f"has another {name} than the sampler, {sampler[name]!r}"
+    if sampler.get("sampler") != FixedBatches.kind or isinstance(part, NonPrivate):
+        return None
+    if not isinstance(part, (Gaussian, MatrixGaussian)):
+        return f"is sampled, {type(part).__name__}, and a list of batches is not"
+    return None if part.adjacency == statement.adjacency else f"is of another adjacency, {part.adjacency}, in part"
+
+
+def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> str | None:
+    """What is wrong with how many steps the parts have, and with how often or how far an example moves them."""
+    if not parts:
+        return None
+    first, times = parts[0]
+    most = steps + statement.steps_abandoned  # where every step draws anew, abandoned ones are steps like the others
+    if isinstance(first, MatrixGaussian):  # the other is that of the branches
+        parts, most = parts[:1], steps
+    counted = sum(part.steps * count for part, count in parts if hasattr(part, "steps"))
+    uncounted = any(not hasattr(part, "steps") for part, _ in parts)
+    if counted not in (steps, most) and not (uncounted and counted <= most):
+        return f"has {counted!r} steps, and {steps!r} were taken or planned"
+    if isinstance(first, MatrixGaussian):
+        whole = statement.noise["sensitivity_of_run"]
+        least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0
+        if not least <= first.sensitivity <= whole * (1 + SAME):
+            return f"has the sensitivity {first.sensitivity!r}, and that of the whole run is {whole!r}"
+    if isinstance(first, Gaussian) and statement.sampler.get("sampler") == FixedBatches.kind:
+        # An example of a batch that is not empty takes part once in every cycle, and once in a step at most.
+        possible = steps // statement.sampler["steps_per_epoch"] <= first.count * times <= steps
+        often = "once" if first.count * times == 1 else f"{first.count * times} times"
+        return None if possible else f"counts an example {often} in {steps:,} steps"
+    return None
+
+
+def _briefly(parts: list[tuple[Event, int]]) -> str:
+    if not parts:
+        return "nothing"
+    said = parts[0][0].to_dict()
+    words = ", ".join(f"{name} {said[name]}" for name in ("sample_rate", "count", "sensitivity") if name in said)
+    return f"{said['event']}({words})" + (f" and {len(parts) - 1:,} more" if parts[1:] else "")

@@ -14,12 +14,12 @@ from dpcore import sampling
 from dpcore.errors import DataError, DpcoreError
 from dpcore.plan import scales
 from dpcore.plan.plan import Plan
-from dpcore.stages import strategies, updates
+from dpcore.stages import updates
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.method import Method
 from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
 from dpcore.stages.queries import Plain, Preconditioned, Query
-from dpcore.stages.strategies import Identity
+from dpcore.stages.strategies import BLT, BandedInverseToeplitz, BandedToeplitz, Identity, SquareRoot, Tree, TreeOptimal
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.statement.statement import Statement
 from dpcore.statement.verify.finding import FAILED, SAME, TRUSTED, Finding, is_digest
@@ -34,14 +34,10 @@ from dpcore.statement.verify.stand_ins import (
     saying,
 )
 
+_MADE_OF_SETTINGS: Final = (Tree, TreeOptimal, SquareRoot, BandedToeplitz, BandedInverseToeplitz, BLT)
 _STRATEGIES: Final[dict[str, Callable[..., Any]]] = {
     "identity": Identity,
-    "tree": strategies.Tree,
-    "tree-optimal": strategies.TreeOptimal,
-    "square-root": strategies.SquareRoot,
-    "banded-toeplitz": strategies.BandedToeplitz,
-    "banded-inverse-toeplitz": strategies.BandedInverseToeplitz,
-    "blt": strategies.BLT,
+    **{strategy.kind: strategy for strategy in _MADE_OF_SETTINGS},
 }
 _UPDATES: Final = ("SGD", "Momentum", "Adam", "AdamW", "AdaGrad", "Accelerated")
 

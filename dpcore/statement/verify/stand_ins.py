@@ -19,7 +19,6 @@ from dpcore.stages.strategies import Identity
 from dpcore.statement.assumptions import SECRET_BATCHES
 from dpcore.statement.statement import Statement
 from dpcore.statement.verify.finding import SAME
-from dpcore.statement.verify.parts import LISTED
 
 # What `dpcore.sampling.UserSampler` says beside the settings of its sampler of users.
 _OF_USERS: Final = ("unit", "examples", "max_examples_per_user", "users_sha256")
@@ -42,13 +41,6 @@ class GroupedClip(Clip):
 GroupedClip.__name__ = Clip.__name__  # the kind under which it describes itself
 
 
-class _Stated(Sensitivity):
-    """Holds the rounding of sums already."""
-
-    def of_sums(self, terms: int) -> Sensitivity:
-        return self
-
-
 @dataclass(frozen=True)
 class StatedClip:
     """A clip of the caller's own: groups and sensitivities are its word."""
@@ -63,7 +55,7 @@ class StatedClip:
         return Grouping(tuple(self.norms), ((),) * len(self.norms), tuple(self.norms.values()))
 
     def sensitivity(self, grouping: Any) -> Sensitivity:
-        return _Stated(self.moved[self.max_grad_norm])
+        return Sensitivity(self.moved[self.max_grad_norm])
 
     def describe(self) -> dict[str, Any]:
         return dict(self.description)
@@ -140,15 +132,8 @@ class StatedSampler(sampling.BaseSampler):
         self.said, self.max_batch_size = statement.sampler, max_batch_size
         self.dataset_size = statement.sampler.get("dataset_size", 1)
         self.batch_size = statement.method["batch_size"]
-        self.drawn_anew = bool(self.said.get("secret", SECRET_BATCHES in statement.caveats))
-
-    @property
-    def keeps_order(self) -> bool:
-        return not self.drawn_anew
-
-    @property
-    def unit_of_privacy(self) -> str:
-        return str(self.said.get("unit", "example"))
+        self.keeps_order = not self.said.get("secret", SECRET_BATCHES in statement.caveats)
+        self.unit_of_privacy = str(self.said.get("unit", "example"))
 
     def indices(self, key: bytes, step: int) -> Any:
         raise NotImplementedError
@@ -156,7 +141,7 @@ class StatedSampler(sampling.BaseSampler):
     event = indices
 
     def describe(self) -> dict[str, Any]:
-        if self.said.get("sampler") != LISTED:
+        if self.said.get("sampler") != sampling.FixedBatches.kind:
             return dict(self.said)
         known = ("dataset_size", "expected_batch_size", "steps_per_epoch", "batches_sha256", *_OF_USERS)
         return sampling.FixedBatches([[0]]).describe() | {name: self.said[name] for name in known if name in self.said}

@@ -129,6 +129,10 @@ class Data:
         for first in range(0, self.length, size):
             yield self.batch(np.arange(first, min(first + size, self.length)), TRIAL)
 
+    def spread(self, count: int) -> Indices:
+        """Return up to `count` places, evenly spaced: a look at the data."""
+        return np.unique(np.linspace(0, self.length - 1, min(count, self.length)).astype(np.int64))
+
     def template(self) -> Tree:
         """Return a batch of 1 row on the device, for its shapes and dtypes; its values are zeros."""
         if self._one is None:

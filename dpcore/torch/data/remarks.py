@@ -76,7 +76,7 @@ def remarks(data: Data, loss: object = None) -> list[str]:
 
 def _examples(data: Data) -> Iterator[Tree]:
     end = time.monotonic() + _SECONDS
-    for place in np.unique(np.linspace(0, data.length - 1, min(_EXAMPLES, data.length)).astype(np.int64)):
+    for place in data.spread(_EXAMPLES):
         try:
             yield data.batch(np.array([place]), TRIAL)
         except Exception:  # noqa: BLE001 - a user's own data set may raise anything

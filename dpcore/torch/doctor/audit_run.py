@@ -33,30 +33,34 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
+import torch.nn.functional as F
 from scipy.special import ndtr
+from torch import nn
 
 from dpcore.accounting import epsilon_interval
 from dpcore.audit import checks
 from dpcore.audit.auditing import coins
 from dpcore.audit.betting import Bets, RatioBound
-from dpcore.audit.direct_checks import MEANING
-from dpcore.errors import DpcoreError
+from dpcore.audit.result import RunAudit
+from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
+from dpcore.spec import validate
 from dpcore.spec.stream import new_key
+from dpcore.stages.method import Method
 from dpcore.torch.doctor.canaries import Canaries, Floats, check_alike, scale_of
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
-from dpcore.torch.doctor.run_audit import RunAudit
 from dpcore.torch.doctor.steps import take
 from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.doctor.unchanged import kept_values
-from dpcore.torch.model.functional import local
+from dpcore.torch.doctor.unchanged import kept_values, unchanged
+from dpcore.torch.gradients.per_example import Loss
+from dpcore.torch.held_out import evaluating
 from dpcore.torch.run import PrivateRun
 
 _DIRECT = 8  # the first steps, whose noise is looked at directly: a number that no outcome changes
@@ -69,45 +73,80 @@ _BEYOND = 1.05  # r shown, from which on the bound is clearly above the claim, w
 _ENOUGH = 0.6  # where half the noise is refuted: r shown, from which on the lower bound says something
 
 
+def audit(
+    model: nn.Module,
+    data: Any,
+    method: Method,
+    *,
+    loss: Loss = F.cross_entropy,
+    confidence: float = 0.99,
+    seconds: float = 60.0,
+    **options: Any,
+) -> RunAudit:
+    """Put canaries through the step of the run that `make_private` makes of these objects.
+
+    It ends where the claim is refuted, or half of its noise is and the lower bound says something, or when time is
+    over: the test may stop at any time (`dpcore.audit.betting`). Nothing of a real run is spent, and all objects are
+    left as they were found.
+
+    Parameters
+    ----------
+    model, data, method, loss
+        As for `dpcore.torch.make_private`.
+    confidence : float
+        1 minus the probability that a true claim is flagged.
+    seconds : float
+        At most about so many; more steps give a bound that is nearer to what ran.
+    **options
+        Other keywords of `make_private`; those of a real run (`ledger`, `key`, ...) are left aside.
+
+    Returns
+    -------
+    RunAudit
+
+    Raises
+    ------
+    ArgumentError
+        What `make_private` raises, or for a run that these canaries do not fit, with the reason.
+    """
+    validate.open_unit(confidence=confidence)
+    validate.positive(seconds=seconds)
+    subject = Subject(model, data, method, loss, options)
+    begin = time.monotonic()
+    with unchanged({"model": model, "loss": loss}, data, subject.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        subject.build()
+        if subject.refused is not None:
+            raise subject.refused
+        try:
+            return audit_run(subject, confidence, seconds=max(begin + seconds - time.monotonic(), 0.5))
+        except NotTried as cause:
+            told = f"audit: {cause.sentence.rstrip('.')}"
+            raise ArgumentError(f"{told}; {cause.remedy}" if cause.remedy else told) from None
+
+
 def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
     """Audit the run in half of the time that is left, and say what was found.
 
     Some canaries are the user's examples, and which ones depends on their gradients: every number tells of the data.
     """
     result = audit_run(subject, confidence, seconds=max(subject.left / 2, 0.5))
-    details = result.to_dict()
     if result.flagged:
-        yield fault(
-            "audit",
-            " ".join([result.told, *result.findings]),
-            "the run is not what its plan says: look for what replaces or wraps its step",
-            private=True,
-            details=details,
-        )
+        remedy = "the run is not what its plan says: look for what replaces or wraps its step"
+        yield fault(" ".join([result.told, *result.findings]), remedy, details=result.to_dict())
     elif not result.decided:
-        yield remark(
-            "audit",
-            f"{result.told} Too few steps to tell planned noise from half of it.",
-            "give more seconds",
-            private=True,
-            details=details,
-        )
+        told = f"{result.told} Too few steps to tell planned noise from half of it."
+        yield remark(told, "give more seconds", details=result.to_dict())
     else:
-        yield ok("audit", result.told, private=True, details=details)
+        yield ok(result.told, details=result.to_dict())
 
 
 def audit_run(subject: Subject, confidence: float, *, seconds: float) -> RunAudit:
     """Audit a run of the subject's plan; it ends where it is decided, or after so many seconds."""
     plan = subject.run.plan
     _check(plan)
-    training = [module.training for module in subject.model.modules()]
-    subject.model.eval()  # masks would make vectors that nobody knows
-    try:
-        with kept_values(subject.model):
-            return _Audit(subject, confidence).whole(seconds)
-    finally:
-        for module, before in zip(subject.model.modules(), training, strict=True):
-            module.training = before
+    with evaluating(subject.model):  # masks would make vectors that nobody knows
+        return _Audit(subject, confidence).whole(seconds)
 
 
 class _Audit:
@@ -141,22 +180,15 @@ class _Audit:
     def whole(self, seconds: float) -> RunAudit:
         """Take steps until it is decided."""
         end = time.monotonic() + seconds
-        parameters = [local(p).clone() for p in self.run._engine.working.parameters]
         while self.steps < _MOST_STEPS and (self.steps < _DIRECT or time.monotonic() < end):
             if self.run.steps_taken >= self.rows:
                 self._begin()
-            self._step()
-            with torch.no_grad():
-                for parameter, before in zip(self.run._engine.working.parameters, parameters, strict=True):
-                    local(parameter).copy_(before)
-            decided = self.claim.lower >= _BEYOND or (self._half_refuted() and _ENOUGH <= self.claim.lower < 1)
+            with kept_values(self.subject.model):
+                self._step()
+            decided = self.claim.lower >= _BEYOND or (self.half_refuted and _ENOUGH <= self.claim.lower < 1)
             if decided and self.steps >= _DIRECT:  # or the direct checks would see a number that outcomes change
                 break
         return self._result()
-
-    def _half_refuted(self) -> bool:
-        self.half_refuted = self.half_refuted or self.half.refuted
-        return self.half_refuted
 
     def _step(self) -> None:
         run, plan = self.run, self.plan
@@ -184,6 +216,7 @@ class _Audit:
         self.claim.add(share, diagonal * contribution / deviation)
         # With half the noise, a Gaussian step would be guessed right with this probability: bets on less.
         self.half.add(1 - share, float(ndtr(-diagonal * lengths).mean()))
+        self.half_refuted = self.half_refuted or self.half.refuted
         if self.steps <= _DIRECT:
             self.sums.append(np.linalg.qr(known.T)[0].T @ white)
             self.rest.append(white[:: max(1, len(white) // _LOOKED_AT)])
@@ -199,7 +232,7 @@ class _Audit:
     def _result(self) -> RunAudit:
         plan, delta, alpha = self.plan, self.subject.delta, 1 - self.confidence
         direct = self._direct()
-        failed = [f"{MEANING[name]} (p = {p:.2g})." for name, p in direct.items() if p <= alpha / 2 / len(direct)]
+        failed = checks.failed(direct, alpha / 2 / len(direct))
         if self.claim.refuted:
             failed.insert(
                 0, f"Canaries were told apart as if the noise were at most 1/{self.claim.lower:.3g} of the planned."

@@ -160,26 +160,18 @@ def telling(products: Floats, mu: float) -> int:
 
 def _candidates(subject: Subject, each: int) -> Tree:
     source = subject.source
-    if source.length == 0:
-        raise NotTried("there are no examples.")
-    places = np.unique(np.linspace(0, source.length - 1, min(each, source.length)).astype(np.int64))
-    own = batches.tree_map(lambda t: t[:: source.views], source.batch(places, TRIAL))
-    made = subject.made(each)
-    mine, theirs = list(batches.leaves(own)), iter(batches.leaves(made))
-    joined = iter([torch.cat([tensor, next(theirs).to(tensor.dtype)]) for tensor in mine])
-    return batches.tree_map(lambda _: next(joined), own)
+    own = batches.tree_map(lambda t: t[:: source.views], source.batch(source.spread(each), TRIAL))
+    made = batches.named(subject.made(each))
+    return batches.named_map(lambda name, t: torch.cat([t, made[name].to(t.dtype)]), own)
 
 
-def check_alike(run: PrivateRun, batch: Tree) -> None:
+def check_alike(run: PrivateRun, one: Tree) -> None:
     """Refuse to go on where model or loss draw random numbers: no adversary knows the vectors then."""
     gradient = run._engine.gradient
-    one = batches.tree_map(lambda t: t[:1], batch)
+    one_by_one = gradient.explicit["one-by-one"].one_by_one
     before, gradient.draws = gradient.draws, False
     try:
-        for _ in gradient.guarded(
-            lambda: list(gradient.explicit["one-by-one"].one_by_one(gradient.parameters(), one)), TRIAL, synthetic=True
-        ):
-            pass
+        gradient.guarded(lambda: list(one_by_one(gradient.parameters(), one)), TRIAL, synthetic=True)
         if gradient.draws:
             raise NotTried(
                 "model or loss draw random numbers in eval mode, too, so that no canary's vector is known.",

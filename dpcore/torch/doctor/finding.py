@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 Status = Literal["ok", "remark", "fault", "not tried"]
@@ -58,10 +58,15 @@ class Finding:
         )
 
 
-fault = partial(Finding, "fault")
-remark = partial(Finding, "remark")
-not_tried = partial(Finding, "not tried")
-ok = partial(Finding, "ok")
+def _of(status: Status) -> Callable[..., Finding]:
+    def made(sentence: str, remedy: str = "", name: str = "", **more: Any) -> Finding:
+        return Finding(status, name, sentence, remedy, **more)
+
+    return made
+
+
+# What a check yields; one without a name gets that of its check.
+fault, remark, not_tried, ok = _of("fault"), _of("remark"), _of("not tried"), _of("ok")
 
 
 class Findings(list[Finding]):
@@ -107,8 +112,8 @@ class Findings(list[Finding]):
         return str(self)
 
 
-def of_error(name: str, error: BaseException, private: bool = False) -> Finding:
-    """Return the fault that a refusal of ours names.
+def of_error(error: BaseException, name: str = "", **more: Any) -> Finding:
+    """Return the fault that a refusal of ours is.
 
     Its sentence has the form ``what: what would be right``, with more of both between semicolons: the remedy begins
     with the first part that tells to do something.
@@ -117,7 +122,7 @@ def of_error(name: str, error: BaseException, private: bool = False) -> Finding:
     cuts = [match.end() for match in re.finditer("[:;] ", text)]
     place = next((cut for cut in cuts if text[cut:].startswith(_TELLS)), cuts[0] if cuts else len(text))
     cause, remedy = text[:place].rstrip("; "), text[place:]
-    return fault(name, f"{cause.rstrip(':.')}.", remedy.rstrip("."), private)
+    return fault(f"{cause.rstrip(':.')}.", remedy.rstrip("."), name, **more)
 
 
 _TELLS = tuple(

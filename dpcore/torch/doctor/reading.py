@@ -17,7 +17,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.reading import join
-from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok
+from dpcore.torch.doctor.finding import Finding, fault, ok
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
@@ -29,13 +29,14 @@ _OTHER = b"\1" * 32
 
 
 def data(subject: Subject) -> Iterator[Finding]:
-    """Whether the data can be read by index."""
+    """Whether the data can be read by index, and public examples have their form."""
     source = subject.source
     form = ", ".join(
         f"{name.removeprefix('batch')} {tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
         for name, tensor in batches.named(source.template()).items()
     )
-    yield ok("data", f"{source.length:,} examples; one has {form}.", details={"examples": source.length})
+    source.example(subject.options.get("example_batch"))
+    yield ok(f"{source.length:,} examples; one has {form}.", details={"examples": source.length})
 
 
 def reading(subject: Subject) -> Iterator[Finding]:
@@ -47,60 +48,49 @@ def reading(subject: Subject) -> Iterator[Finding]:
     """
     source = subject.source
     if source.tensors is not None:
-        yield ok("reading", "the data are tensors: an index is always the same row.")
+        yield ok("the data are tensors: an index is always the same row.")
         return
-    places = np.unique(np.linspace(0, source.length - 1, min(_READ, source.length)).astype(np.int64))
+    places = source.spread(_READ)
 
-    def rows(seed: bytes) -> list[list[torch.Tensor]]:
-        return [list(batches.leaves(source.batch(places[k : k + 1], _seed(seed, k)))) for k in range(len(places))]
+    def read(seed: bytes) -> list[Tree]:
+        return [source.batch(places[k : k + 1], _seed(seed, k)) for k in range(len(places))]
 
-    def labels(seed: bytes, k: int) -> list[torch.Tensor]:
-        return list(batches.leaves(batches.normalize(source.batch(places[k : k + 1], _seed(seed, k)))[1]))
+    def labels(batch: Tree) -> list[torch.Tensor]:
+        return list(batches.leaves(batches.normalize(batch)[1]))
 
-    first, second, other = rows(TRIAL), rows(TRIAL), rows(_OTHER)
-    remedy = "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself"
+    batch, again, augmented = read(TRIAL), read(TRIAL), read(_OTHER)
+    first, second, other = ([list(batches.leaves(each)) for each in found] for found in (batch, again, augmented))
     moved = [k for k in range(len(places)) if not _same(first[k], second[k]) or not _same(first[k], other[k])]
     strangers = [k for k in moved if any(_is_anothers(first, later[k], k) for later in (second, other))]
     drifting = [k for k in moved if not _same(first[k], second[k])]
-    if strangers:
+    relabeled = [k for k in moved if not drifting and not _same(labels(batch[k]), labels(augmented[k]))]
+    if strangers or relabeled:
+        told = f"index {places[(strangers or relabeled)[0]]} "
+        if strangers:
+            told += "was another index's example at another reading: the data set orders itself anew"
+        else:
+            told += "has another target at another reading: the data set orders itself anew, or mixes examples"
         yield fault(
-            "reading",
-            f"index {places[strangers[0]]} was another index's example at another reading: the "
-            "data set orders itself anew, and what is counted and clipped as one example is not.",
-            remedy,
+            f"{told}, and what is counted and clipped as one example is not.",
+            "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself",
         )
-        return
-    relabeled = [k for k in moved if not _same(labels(TRIAL, k), labels(_OTHER, k))]
-    if relabeled and not drifting:
+    elif drifting:
         yield fault(
-            "reading",
-            f"index {places[relabeled[0]]} has another target at another reading: the data set orders itself anew, "
-            "or mixes examples, and what is counted and clipped as one example is not.",
-            remedy,
-        )
-        return
-    if drifting:
-        yield fault(
-            "reading",
-            f"example {places[drifting[0]]} reads differently at a second reading from the same "
-            "seed: the data set keeps something between readings, or draws from a generator that dpcore cannot "
-            "set (of the operating system, or made at each call).",
+            f"example {places[drifting[0]]} reads differently at a second reading from the same seed: the data set "
+            "keeps something between readings, or draws from a generator that dpcore cannot set (of the operating "
+            "system, or made at each call).",
             "draw by the global generators of torch, NumPy or random, or by one that the data set holds",
         )
-        return
-    mixed = _mixed(source, places)
-    if mixed is not None:
+    elif (mixed := _mixed(source, places)) is not None:
         yield fault(
-            "reading",
             f"collate_fn makes another row of example {mixed} beside others than alone: a run gives it each example "
             "alone, so that whatever it makes of several is lost.",
             "compute every row of a batch from its own example",
         )
-        return
-    if moved:
-        yield ok("reading", "examples are augmented at random: what reading draws follows from the run's key.")
-        return
-    yield ok("reading", f"{len(places)} examples read the same three times.")
+    elif moved:
+        yield ok("examples are augmented at random: what reading draws follows from the run's key.")
+    else:
+        yield ok(f"{len(places)} examples read the same three times.")
 
 
 def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
@@ -128,7 +118,7 @@ def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
 
 def values(subject: Subject) -> Iterator[Finding]:
     """Whether the values are finite; looks at them."""
-    places = _places(subject, _LOOKED_AT)
+    places = subject.source.spread(_LOOKED_AT)
     whole = subject.source.batch(places, TRIAL)
     bad = ~_finite(whole)
     names = [
@@ -136,26 +126,22 @@ def values(subject: Subject) -> Iterator[Finding]:
         for name, tensor in batches.named(whole).items()
         if tensor.is_floating_point() and not tensor.isfinite().all()
     ]
-    count, looked = int(bad.sum()), len(bad)
-    if count:
-        first = int(places[int(np.flatnonzero(bad)[0]) // subject.source.views])
-        yield fault(
-            "finite values",
-            f"{count} of {looked} examples hold NaN or infinity in data{', '.join(names)} "
-            f"(the first is example {first}): such an example adds nothing to any step, and nobody is told.",
-            "drop these examples or fill the gaps, by a rule that looks at one example at a time",
-            private=True,
-        )
-    else:
-        yield ok("finite values", f"{looked} examples were looked at; all their values are finite.", private=True)
+    if not bad.any():
+        yield ok(f"{len(bad)} examples were looked at; all their values are finite.")
+        return
+    first = int(places[int(np.flatnonzero(bad)[0]) // subject.source.views])
+    yield fault(
+        f"{int(bad.sum())} of {len(bad)} examples hold NaN or infinity in data{', '.join(names)} (the first is example "
+        f"{first}): such an example adds nothing to any step, and nobody is told.",
+        "drop these examples or fill the gaps, by a rule that looks at one example at a time",
+    )
 
 
 def clipping(subject: Subject) -> Iterator[Finding]:
     """Gradients of real examples: whether they can be taken, are finite, and how they lie about the clip norm."""
     run = subject.run
     engine, plan = run._engine, run.plan
-    places = _places(subject, _TRAINED_ON)
-    batch = subject.source.batch(places, TRIAL)
+    batch = subject.source.batch(subject.source.spread(_TRAINED_ON), TRIAL)
     values, backend = engine.gradient.parameters(), engine.mechanism.backend
     norms: list[float] = []
     for start in range(0, batches.size(batch), engine.microbatch_size):
@@ -166,28 +152,25 @@ def clipping(subject: Subject) -> Iterator[Finding]:
     lost = int((~np.isfinite(found) & _finite(batch)).sum())  # of the others `values` tells
     if lost:
         yield fault(
-            "finite gradients",
             f"{lost} of {len(found)} examples have a gradient that is not finite: each adds nothing to any step.",
             "look for divisions by 0, logarithms of 0, or targets that the loss ignores as a whole",
-            private=True,
+            "finite gradients",
         )
     if "unused parameters" in subject.faults:
         return
     if not np.nan_to_num(found).any():
         yield fault(
-            "finite gradients",
             "all gradients of real examples are 0: nothing would be learned.",
             "check the loss, the targets and what is frozen",
-            private=True,
+            "finite gradients",
         )
         return
     bound = plan.clip_at(0, engine.mechanism.clip_norm).max_grad_norm
     median = float(np.nanmedian(found))
     yield ok(
-        "clip norm",
-        f"gradients of {len(found)} examples have a median norm of {median:.3g}; the clip norm is "
-        f"{bound:.3g}, and {float((found > bound).mean()):.0%} exceed it.",
-        private=True,
+        f"gradients of {len(found)} examples have a median norm of {median:.3g}; the clip norm is {bound:.3g}, and "
+        f"{float((found > bound).mean()):.0%} exceed it.",
+        name="clip norm",
         details={"median_norm": median, "clip_norm": bound},
     )
 
@@ -198,13 +181,13 @@ def _blocks(subject: Subject, values: list[torch.Tensor], batch: Tree) -> list[B
         return [block.map(engine.to_array) for block in engine.gradient(values, batch, TRIAL)]
     except ArgumentError as cause:
         inner = cause.__cause__
-        if inner is not None:
-            raise ArgumentError(
-                f"real examples fail where made-up ones do not ({type(inner).__name__}: "
-                f"{str(inner).splitlines()[0][:120] if str(inner) else ''}): check labels and inputs for "
-                "values out of range"
-            ) from cause
-        raise
+        if inner is None:
+            raise
+        told = str(inner).splitlines()[0][:120] if str(inner) else ""
+        raise ArgumentError(
+            f"real examples fail where made-up ones do not ({type(inner).__name__}: {told}): check labels and inputs "
+            "for values out of range"
+        ) from cause
 
 
 def _finite(batch: Tree) -> NDArray[np.bool_]:
@@ -213,12 +196,6 @@ def _finite(batch: Tree) -> NDArray[np.bool_]:
     for tensor in (leaf for leaf in batches.leaves(batch) if leaf.is_floating_point()):
         found &= tensor.reshape(len(tensor), -1).isfinite().all(1).cpu().numpy()
     return found
-
-
-def _places(subject: Subject, most: int) -> NDArray[np.int64]:
-    if subject.source.length == 0:
-        raise NotTried("there are no examples.")
-    return np.unique(np.linspace(0, subject.source.length - 1, min(most, subject.source.length)).astype(np.int64))
 
 
 def _seed(base: bytes, k: int) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from dpcore.errors import ArgumentError
 from dpcore.sampling.sharding import Shard
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.doctor.finding import Finding, NotTried, fault, not_tried, ok, remark
+from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.doctor.unchanged import kept_values
 from dpcore.torch.model.functional import whole_state
@@ -58,59 +57,54 @@ def take(run: PrivateRun, batch: Tree, public: Tree = None, each: int = 1) -> No
     run._engine.release(run.optimizer._settings())
 
 
-def odd_batches(subject: Subject) -> Iterator[Finding]:
-    """A batch with a row of NaN, an empty batch, and a batch of one, through the run's own step."""
-    run = subject.run
-    views = run._engine.views
-    three = subject.made(3)
-    public = batches.tree_map(lambda t: t.repeat_interleave(views, 0), three)
-    yield from _nan_row(run, three)
+def odd_batch(subject: Subject, examples: int) -> Iterator[Finding]:
+    """A step on a batch of so few examples, through the run's own step."""
+    run = subject.another()
+    public = batches.tree_map(lambda t: t.repeat_interleave(run._engine.views, 0), subject.made(3))
     with kept_values(subject.model):
-        for name, count in (("empty batch", 0), ("batch of one", 1)):
-            if run.steps_taken >= run.plan.steps:
-                run = subject.another()
-            take(run, batches.tree_map(lambda t: t[: count * views], public), public)  # noqa: B023
-            if not all(bool(p.isfinite().all()) for p in run.model.parameters() if p.requires_grad):
-                yield fault(
-                    name,
-                    "the step left parameters that are not finite.",
-                    "take a smaller learning rate, or a larger eps of the update",
-                )
-            else:
-                yield ok(name, "a step on it is taken like any other.")
+        take(run, batches.tree_map(lambda t: t[: examples * run._engine.views], public), public)
+        if all(bool(p.isfinite().all()) for p in run.model.parameters() if p.requires_grad):
+            yield ok("a step on it is taken like any other.")
+            return
+    yield fault(
+        "the step left parameters that are not finite.", "take a smaller learning rate, or a larger eps of the update"
+    )
 
 
-def _nan_row(run: PrivateRun, three: Tree) -> Iterator[Finding]:
+def nan_row(subject: Subject) -> Iterator[Finding]:
+    """What an example of NaN does to the sum of a batch."""
+    run, three = subject.run, subject.made(3)
     inputs, targets = batches.normalize(three)
     if not any(tensor.is_floating_point() for tensor in batches.leaves(inputs)):
-        yield not_tried("NaN row", "the inputs are integers, which have no NaN.")
-        return
+        raise NotTried("the inputs are integers, which have no NaN.")
     bad = replaced(inputs, poisoned(inputs))
-    engine = run._engine
+    batch = (bad, *targets) if targets else bad
     try:
-        with_nan = _summed(run, (bad, *targets) if targets else bad)
+        with_nan = _summed(run, batch)
     except ArgumentError as refused:
         yield remark(
-            "NaN row",
             f"one example of NaN ends the run with an error ({refused}).",
             "let the data set hold none: an error that depends on one example tells of it",
         )
         return
     alone = _summed(run, batches.tree_map(lambda t: t[[0, 2]], three))
-    size = float(np.linalg.norm(alone))
+    moved = np.linalg.norm(with_nan - alone) > _TOLERANCE * float(np.linalg.norm(alone))
     if not np.isfinite(with_nan).all():
-        yield fault("NaN row", "an example of NaN makes the step's sum NaN.", "please report this")
-    elif not engine.gradient.draws and np.linalg.norm(with_nan - alone) > _TOLERANCE * size:
-        if np.isfinite(_own(run, bad, targets)):
-            yield ok("NaN row", "the model makes a finite gradient of NaN, which is clipped like any other.")
-        else:
-            yield fault(
-                "NaN row",
-                "an example of NaN moves what the others add to the sum.",
-                "make the model treat each example alone",
-            )
+        yield fault("an example of NaN makes the step's sum NaN.", "please report this")
+    elif run._engine.gradient.draws or not moved:
+        yield ok("an example of NaN adds nothing, and the others add what they would without it.")
+    elif np.isfinite(_own(run, batches.tree_map(lambda t: t[1:2], batch))):
+        yield ok("the model makes a finite gradient of NaN, which is clipped like any other.")
     else:
-        yield ok("NaN row", "an example of NaN adds nothing, and the others add what they would without it.")
+        yield fault(
+            "an example of NaN moves what the others add to the sum.", "make the model treat each example alone"
+        )
+
+
+def _own(run: PrivateRun, one: Tree) -> float:
+    """Return the square of an example's gradient."""
+    blocks = run._engine.gradient(run._engine.gradient.parameters(), one, synthetic=True)
+    return float(sum(block.rows().double().square().sum() for block in blocks))
 
 
 def _summed(run: PrivateRun, batch: Tree) -> NDArray[np.float64]:
@@ -132,9 +126,8 @@ def neighbours(subject: Subject) -> Iterator[Finding]:
     places = np.arange(min(_COMPARED + 1, subject.source.length))
     if len(places) < 3:
         raise NotTried("there are too few examples.")
-    drawn = subject.source.batch(places, TRIAL)
     # Of the data's own views the first one is taken.
-    whole = batches.tree_map(lambda t: t[:: engine.views], drawn)
+    whole = batches.tree_map(lambda t: t[:: engine.views], subject.source.batch(places, TRIAL))
     batch = batches.tree_map(lambda t: t[:-1], whole)
     spare = [t[-1] for t in batches.leaves(whole)]
     claim = plan.sensitivity_at(run.steps_taken, engine.mechanism.clip_norm).contribution
@@ -146,15 +139,9 @@ def neighbours(subject: Subject) -> Iterator[Finding]:
         moved = max(moved, float(np.linalg.norm(_summed(run, other) - base)))
     told = f"an example of {len(places) - 1} real ones that is replaced moves the sum by at most {moved / claim:.3g} C"
     if moved > 2 * claim * (1 + _TOLERANCE):
-        yield fault("isolation", f"{told}: 2 C is claimed.", "make the model treat each example alone", private=True)
+        yield fault(f"{told}: 2 C is claimed.", "make the model treat each example alone")
     else:
-        yield ok("isolation", f"{told}; 2 C is claimed.", private=True)
-
-
-def _own(run: PrivateRun, bad: Tree, targets: Any) -> float:
-    one = batches.tree_map(lambda t: t[1:2], (bad, *targets) if targets else bad)
-    blocks = run._engine.gradient(run._engine.gradient.parameters(), one, synthetic=True)
-    return float(sum(block.rows().double().square().sum() for block in blocks))
+        yield ok(f"{told}; 2 C is claimed.")
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding]:
@@ -181,11 +168,9 @@ def _round_trip(subject: Subject) -> Finding:
     lost = [name for name, p in model.named_parameters() if not torch.equal(p, kept[name])]
     if lost:
         return fault(
-            "checkpoint",
             f"{len(lost)} parameters, {lost[0]!r} among them, do not come back from the model's state_dict().",
             "let state_dict() hold every parameter, and load_state_dict() load it",
         )
     if other.steps_taken != run.steps_taken:
-        return fault("checkpoint", "the run's state does not come back from its state_dict().", "please report this")
-    else:
-        return ok("checkpoint", f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes.")
+        return fault("the run's state does not come back from its state_dict().", "please report this")
+    return ok(f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -23,19 +24,16 @@ from dpcore.torch.data.data import Data
 from dpcore.torch.doctor.finding import NotTried
 from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.make_private import make_private
-from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.functional import State, within
 from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.parameter_views import Working
-from dpcore.torch.peers import gradient_of
 from dpcore.torch.randomness import TRIAL, seeded
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
 
 OF_A_REAL_RUN = ("ledger", "data_id", "run_name", "key", "exact_key", "private_diagnostics")
 """Keywords of `make_private` that have no meaning here: nothing is paid for, and keys are fresh and thrown away."""
-
-_OF_DATA = {"collate_fn": "collate_fn", "num_workers": "threads", "augmentations": "views"}
 
 
 class Subject:
@@ -47,15 +45,20 @@ class Subject:
     """
 
     def __init__(
-        self, model: nn.Module, data: Any, method: Method, loss: Loss, optimizer: Any, options: Mapping[str, Any]
+        self, model: nn.Module, data: Any, method: Method, loss: Loss, options: Mapping[str, Any], optimizer: Any = None
     ) -> None:
         self.model, self.data, self.method, self.loss, self.optimizer = model, data, method, loss, optimizer
         self.options = {name: value for name, value in options.items() if name not in OF_A_REAL_RUN}
+        known = inspect.signature(make_private).parameters
+        for name in self.options:
+            if name not in known:
+                raise ArgumentError(f"{name}: is no keyword of dpcore.torch.make_private")
+        if self.options.get("epochs") is None and self.options.get("steps") is None:
+            self.options["steps"] = 100
         self.private: PrivateRun | None = None
         self.refused: Exception | None = None
         self.warned: list[Warning] = []
         self.faults: set[str] = set()  # names of those found so far
-        self.fails = ""  # the fault because of which the model cannot be called
         self.deadline = time.monotonic()
 
     def build(self) -> None:
@@ -109,34 +112,34 @@ class Subject:
         """The data, as a run reads them."""
         if self.private is not None:
             return self.private.loader.data
-        own = {theirs: self.options[name] for name, theirs in _OF_DATA.items() if name in self.options}
-        return Data(self.data, self.device, own.get("collate_fn"), own.get("threads", 0), own.get("views", 1))
+        given = self.options.get
+        return Data(self.data, self.device, given("collate_fn"), given("num_workers", 0), given("augmentations", 1))
 
     @cached_property
     def example(self) -> Tree:
         """A batch in the form of the data, on which the model is tried."""
-        if self.private is not None:
-            return self.private._rehearsal.example
-        try:
-            return self.source.example(self.options.get("example_batch"))
-        except Exception as cause:
-            raise NotTried("the data cannot be read.", "mend the fault of the data first") from cause
+        return self.source.example(self.options.get("example_batch"))
 
     @cached_property
     def gradient(self) -> PerExampleGradient:
         """What finds the gradients."""
         if self.private is not None:
             return self.private._engine.gradient
-        if not any(parameter.requires_grad for parameter in self.model.parameters()):
-            raise NotTried("no parameter of the model requires gradients.", "unfreeze what shall be trained")
-        found = gradient_of(self.model, self.loss, Alone())
+        found = PerExampleGradient(self.model, self.loss)
         found.passed_over += [self.data, self.source]
         return found
 
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put model and loss back, after a block of calls, as they were."""
+        start = Snapshot(self.gradient.roots, self.gradient.passed_over)
+        try:
+            yield
+        finally:
+            start.restore()
+
     def made(self, examples: int) -> Tree:
         """Return a made-up batch of so many examples in the form of the data's."""
-        if self.fails:
-            raise NotTried("the model cannot be called.", f"mend the fault {self.fails!r} first")
         return trial_batch(self.example, examples)
 
     def loss_of(self, state: State, batch: Tree) -> torch.Tensor:
@@ -144,23 +147,6 @@ class Subject:
         inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
         with seeded(self.device, TRIAL), torch.enable_grad():
             return within(self.model, state, lambda: self.loss(batches.call(self.model, inputs), *targets))
-
-    @cached_property
-    def frozen(self) -> tuple[nn.Module, ...]:
-        """The modules that stay in eval mode."""
-        try:
-            return check_module(self.model)
-        except Exception as cause:
-            raise NotTried("a layer is refused.", "mend the faults of the layers first") from cause
-
-    def check_options(self) -> None:
-        """Refuse keywords that `make_private` does not know; fill in what doctor may choose."""
-        known = inspect.signature(make_private).parameters
-        for name in self.options:
-            if name not in known:
-                raise ArgumentError(f"{name}: is no keyword of dpcore.torch.make_private")
-        if self.options.get("epochs") is None and self.options.get("steps") is None:
-            self.options["steps"] = 100
 
     @property
     def delta(self) -> float:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -38,7 +39,7 @@ def data_of(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         data = trainer._remove_unused_columns(data, description="training")
     else:
         collate = trainer._get_collator_with_removed_columns(collate, description="training")
-    return data, collate if _loss_of_labels(trainer) is None else LabelsApart(collate)
+    return data, collate if _loss_of_labels(trainer) is None else partial(labels_apart, collate)
 
 
 def loss_of(trainer: Any) -> Callable[..., Any]:
@@ -51,16 +52,10 @@ def returned_loss(output: Any) -> Any:
     return output["loss"] if isinstance(output, dict) else output[0]
 
 
-@dataclass(frozen=True)
-class LabelsApart:
-    """Joins examples to ``(inputs, labels)``, as Trainer takes the labels out for a loss that is not the model's."""
-
-    collate: Callable[[list[Any]], Any]
-
-    def __call__(self, examples: list[Any]) -> Any:
-        """Return the batch."""
-        inputs = dict(self.collate(examples))
-        return (inputs, inputs.pop("labels")) if "labels" in inputs else (inputs,)
+def labels_apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
+    """Join examples to ``(inputs, labels)``, as Trainer takes the labels out for a loss that is not the model's."""
+    inputs = dict(collate(examples))
+    return (inputs, inputs.pop("labels")) if "labels" in inputs else (inputs,)
 
 
 @dataclass(frozen=True)

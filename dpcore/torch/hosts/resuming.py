@@ -15,7 +15,7 @@ from dpcore.errors import ArgumentError, DataError, TrainingWarning
 from dpcore.spec.whole_file import whole_file
 from dpcore.statement.card import METADATA, model_card
 from dpcore.torch.run import PrivateRun
-from dpcore.torch.state.saving import save_state
+from dpcore.torch.state.checkpoint import save_state
 
 FILE: Final = "dpcore.pt"
 """Readable by its owner alone: whoever has it can subtract the noise."""

@@ -1,19 +1,25 @@
-"""The run's state as a plain dictionary that ``torch.save`` writes and ``torch.load(weights_only=True)`` reads."""
+"""The run's state as a plain dictionary that ``torch.save`` writes and ``torch.load(weights_only=True)`` reads.
+
+It has a secret part: a file of it is replaced whole, and its owner alone can read it.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 
-from dpcore.errors import ArgumentError, DpcoreError
+from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.recorder import Recorder
+from dpcore.spec.whole_file import whole_file
 from dpcore.torch.engine import Engine
 from dpcore.torch.state.check_state import KEYS, as_key
 
@@ -148,6 +154,41 @@ def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     # By what is kept, not by what is left out: a part that some other version adds does not slip through.
     part = {key: state_dict["dpcore"][key] for key in ("format", "public")}
     return copy.deepcopy({**result, "dpcore": part})
+
+
+def save_state(path: str | os.PathLike[str], state: Any) -> None:
+    """Write what `torch.save` writes, readable by its owner only (mode 0600), whatever the umask.
+
+    A private optimizer's `state_dict` holds the run's keys: whoever can read it can subtract the noise. A crash leaves
+    the file that was there or the new one, never a part.
+
+    Parameters
+    ----------
+    path : path
+    state : object
+        Whatever `torch.save` takes; read again by ``torch.load(path, weights_only=True)``.
+
+    Raises
+    ------
+    DataError
+        Where the file cannot be written.
+    """
+    _replace(path, lambda file: torch.save(state, file))
+
+
+def save_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file as `save_state` does."""
+    _replace(path, lambda file: file.write(content))
+
+
+def _replace(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
+    target = Path(path)
+    try:
+        with whole_file(target, secret=True) as file:
+            write(file)
+    except (OSError, RuntimeError) as cause:  # torch says RuntimeError where the disk is full
+        reason = cause.strerror if isinstance(cause, OSError) else "the disk may be full"
+        raise DataError(f"checkpoint {target}: cannot be written ({reason})") from cause
 
 
 def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 from dpcore.errors import DataError
 from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.peers import Peers, by_the_first
-from dpcore.torch.state.saving import save_bytes, save_state
+from dpcore.torch.state.checkpoint import save_bytes, save_state
 
 T = TypeVar("T")
 

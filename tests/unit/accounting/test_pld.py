@@ -24,7 +24,6 @@ from dpcore.accounting.pld import (
     epsilon_interval,
     intervals,
     loss,
-    losses,
     tradeoff,
 )
 from dpcore.accounting.renyi.rdp import RdpAccountant
@@ -64,7 +63,7 @@ FAMILIES = [
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("h", [0.002, 0.05, 0.6])
 def test_bounds_of_a_step_lie_on_either_side(family: loss.Family, direction: str, h: float) -> None:
-    offsets = losses.center(family, direction, h)
+    offsets = loss.center(family, direction, h)
     low, high = family.reach(direction, 8.0, 8.0)
     grid = discretize.points(float(((low - offsets) / h).min()), float(((high - offsets) / h).max()), 16)
     above = discretize.upper(family, direction, h, offsets, grid)

@@ -19,7 +19,7 @@ from scipy.special import erf, ndtr, ndtri
 
 from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, SelfComposed
 from dpcore.accounting.phases import Phases, PoissonStep, Step, WithoutReplacementStep
-from dpcore.accounting.pld import delta_interval, discretize, epsilon_interval, intervals, loss, losses, trade_off
+from dpcore.accounting.pld import delta_interval, discretize, epsilon_interval, intervals, loss, trade_off
 from dpcore.errors import ArgumentError
 from tests.refused import refused
 from tests.unit.pld_work import counted
@@ -220,7 +220,7 @@ def test_steps_stay_bounds_where_q_masses_have_no_digits(
 ) -> None:
     """P is well within the range of float64 at these losses, and Q, e^loss times smaller, is not."""
     family = loss.families([(PoissonStep(((1.0, q, s),)), 1)])[0]
-    offsets = losses.center(family, "remove", h)
+    offsets = loss.center(family, "remove", h)
     ends = family.reach("remove", 8.0, 32.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

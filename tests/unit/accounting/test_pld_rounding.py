@@ -18,10 +18,10 @@ import mpmath
 from dpcore import accounting
 from dpcore.accounting.events import PoissonSampledGaussian
 from dpcore.accounting.gaussian import log_delta
-from dpcore.accounting.phases import PoissonStep, phases
+from dpcore.accounting.phases import PoissonStep, demand_phases, phases
 from dpcore.accounting.pld import compose, discretize, intervals, loss
 from dpcore.accounting.pld.compose import transform_error
-from dpcore.accounting.pld.losses import center
+from dpcore.accounting.pld.loss import center
 from dpcore.accounting.pld.moments import Moments
 from dpcore.accounting.pld.problem import problem
 from tests.refused import refused
@@ -115,7 +115,7 @@ def test_the_curve_of_a_step_is_off_by_less_than_eta(rate: float, sigma: float, 
 
 @pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.01, 1.0, 10**6), (1e-4, 0.4, 10**5), (0.5, 0.3, 1000)])
 def test_log_moments_are_off_by_less_than_the_window_allows(rate: float, sigma: float, steps: int) -> None:
-    task = problem(intervals.taken_apart(PoissonSampledGaussian(rate, sigma, steps)), math.log(1e-6))
+    task = problem(demand_phases(PoissonSampledGaussian(rate, sigma, steps)), math.log(1e-6))
     (part,) = task.rough("remove").parts
     for theta in (0.0, 0.3, 2.0, 15.0):
         value = Moments([part]).log_moment(theta)
@@ -129,7 +129,7 @@ def test_log_moments_are_off_by_less_than_the_window_allows(rate: float, sigma: 
 @pytest.mark.parametrize(("rate", "sigma", "steps", "theta"), [(1e-5, 0.6, 10**5, 7.4), (1.2e-5, 0.83, 20_000, 31.5)])
 def test_a_convolution_is_off_by_less_than_its_bound(rate: float, sigma: float, steps: int, theta: float) -> None:
     """Many rare events, whose bound is that of frequencies: far below the plain one, and far above the error."""
-    task = problem(intervals.taken_apart(PoissonSampledGaussian(rate, sigma, steps)), math.log(1e-8))
+    task = problem(demand_phases(PoissonSampledGaussian(rate, sigma, steps)), math.log(1e-8))
     ((family, offsets, grid),) = task.grids("remove", 1e-4, 48)
     moments = Moments([discretize.upper(family, "remove", 1e-4, offsets, grid)])
     (((tilted,), _),) = moments.tilted(theta)
@@ -209,7 +209,7 @@ def test_what_lies_above_the_window_is_added_to_an_upper_bound(monkeypatch: pyte
 def rare(phases: int, steps: int) -> Moments:
     """Return what `phases` distinct steps, each so many times, are on a grid."""
     parts = [accounting.PoissonSampledGaussian(0.01 + 1e-4 * k, 1.0, steps) for k in range(phases)]
-    task = problem(intervals.taken_apart(accounting.Composed(tuple(parts))), math.log(1e-8))
+    task = problem(demand_phases(accounting.Composed(tuple(parts))), math.log(1e-8))
     grids = task.grids("remove", 1e-3, 48)
     return Moments([discretize.upper(family, "remove", 1e-3, offsets, grid) for family, offsets, grid in grids])
 
@@ -278,7 +278,7 @@ def test_masses_as_wrong_as_eta_allows_break_no_bound(monkeypatch: pytest.Monkey
 
         return moved
 
-    monkeypatch.setattr(type(problem(intervals.taken_apart(event), -10.0)), "eta", property(lambda task: eta))
+    monkeypatch.setattr(type(problem(demand_phases(event), -10.0)), "eta", property(lambda task: eta))
     upper, lower = discretize.upper, discretize.lower
     for sign in (-1.0, 1.0):
         monkeypatch.setattr(discretize, "upper", wrong(upper, sign))

@@ -22,9 +22,8 @@ from dpcore.accounting import (
     delta_interval,
     epsilon_interval,
 )  # fmt: skip
-from dpcore.accounting.pld import lognormal
-from dpcore.accounting.pld.allocation import Allocation, _checked
-from dpcore.accounting.pld.law import Law
+from dpcore.accounting.pld import lognormal_sum as lognormal
+from dpcore.accounting.pld.allocation import Allocation, Law, _checked
 from dpcore.accounting.pld.lognormal_sum import ranges, transformed
 from dpcore.accounting.renyi.allocation import log_moments_allocation
 from dpcore.errors import ArgumentError, PrivacyError

@@ -16,8 +16,8 @@ from dpcore.accounting import Adjacency, Gaussian, PoissonSampledGaussian, Trunc
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit import audit, checks
 from dpcore.audit.bounds import Claim, best_threshold, clopper_pearson_upper, count_errors
-from dpcore.audit.direct_checks import participation_rate
-from dpcore.audit.exposure import direction
+from dpcore.audit.canaries import direction
+from dpcore.audit.checks import participation_rate
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.sampling import (
     CyclicPoissonSampler,

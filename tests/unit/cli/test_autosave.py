@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("typer")
+pytest.importorskip("torch")
 
 import itertools
 
-from dpcore.cli.train.autosave import Autosave, cost, every
+from dpcore.cli.train.checkpoint import Autosave, cost, every
 
 
 def saves(steps: int, a_step: float, a_save: float) -> list[int]:
@@ -19,7 +20,7 @@ def saves(steps: int, a_step: float, a_save: float) -> list[int]:
         now[0] += a_save
         found.append(step)
 
-    autosave = Autosave(save, steps, lambda: now[0])
+    autosave = Autosave(save, steps, clock=lambda: now[0])
     for step in range(1, steps + 1):
         now[0] += a_step
         autosave.after(step)
@@ -45,8 +46,7 @@ def test_saving_takes_a_tenth_of_the_time_at_most():
 
 def test_a_save_in_any_case_counts():
     found: list[int] = []
-    autosave = Autosave(lambda: found.append(0), 1000, lambda: 0.0)
-    autosave.begin(95)
+    autosave = Autosave(lambda: found.append(0), 1000, 95, lambda: 0.0)
     autosave.after(99)
     autosave.now(100)
     autosave.after(105)

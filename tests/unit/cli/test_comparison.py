@@ -12,8 +12,7 @@ pytest.importorskip("rich")
 from dpcore.cli.compare.compare import from_methods, from_tables
 from dpcore.cli.compare.comparison import FINAL, SEARCH, Comparison, Contestant, Run
 from dpcore.cli.compare.log import Record
-from dpcore.cli.compare.report import Row
-from dpcore.cli.compare.words import verdict
+from dpcore.cli.compare.report import Row, verdict
 from dpcore.errors import ArgumentError
 from tests.unit.cli.refused import refused
 

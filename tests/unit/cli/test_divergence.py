@@ -15,7 +15,6 @@ pytest.importorskip("typer")
 
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.train.callbacks import Callback
 from dpcore.cli.train.run import train, train_into
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
@@ -31,16 +30,17 @@ def training(factor: float = 1.0, model: str = "logistic") -> Training:
     return Training(settings.resolved(160), dataset)
 
 
-class Poison(Callback):
-    """Leaves the parameters as a run does that diverges in the step after `steps`."""
+def poison(run: Training, values: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the steps of these numbers leave the parameters as those of a run that diverges do."""
+    take = run.private.step
 
-    def __init__(self, run: Training, steps: int, value: float) -> None:
-        self.run, self.steps, self.value = run, steps, value
-
-    def on_step(self, released: Any) -> None:
-        if released.step == self.steps:
+    def step(batch: Any) -> None:
+        take(batch)
+        if run.private.steps_taken in values:
             with torch.no_grad():
-                next(self.run.model.parameters())[0, 0] = self.value
+                next(run.model.parameters())[0, 0] = values[run.private.steps_taken]
+
+    monkeypatch.setattr(run.private, "step", step)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -49,9 +49,7 @@ def test_a_run_that_diverges_ends_with_what_it_spent_and_no_model(
 ) -> None:
     run = training()
     folder = RunFolder(tmp_path / "run")
-    monkeypatch.setattr(
-        "dpcore.cli.train.progress.Display.on_step", lambda _, step: Poison(run, 5, value).on_step(step)
-    )
+    poison(run, {5: value}, monkeypatch)
     with pytest.raises(DivergenceError) as caught:
         train(run, folder, None, Interruption(), as_json=False)
     capsys.readouterr()
@@ -66,18 +64,20 @@ def test_a_run_that_diverges_ends_with_what_it_spent_and_no_model(
     assert str(folder.path) in sentence
 
 
-def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that still are numbers, of which no prediction is one."""
     run = training()
-    outcome = run.run([Poison(run, 4, 3e38), Poison(run, 3, -3e38)], Interruption(), halt=True)
+    poison(run, {3: -3e38, 4: 3e38}, monkeypatch)
+    outcome = run.run(Interruption(), halt=True)
     assert (outcome.diverged, outcome.steps_taken) == ("the held-out loss is", 4)
     assert "held-out loss" in outcome.statement.note
 
 
-def test_a_comparison_goes_on_to_the_end(tmp_path: Path) -> None:
+def test_a_comparison_goes_on_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One learning rate of a search that is too large is a result."""
     run = training()
-    outcome = train_into(run, RunFolder(tmp_path / "run"), Interruption(), Poison(run, 5, math.nan))
+    poison(run, {5: math.nan}, monkeypatch)
+    outcome = train_into(run, RunFolder(tmp_path / "run"), Interruption(), lambda *_: None)
     assert (outcome.diverged, outcome.steps_taken) == ("", 12)
     assert (tmp_path / "run" / "model.safetensors").exists()
 

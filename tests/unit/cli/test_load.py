@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpcore.cli.datasets import Dataset, load
-from dpcore.cli.datasets.dataset import scaled
+from dpcore.cli.datasets.load import scaled
 from dpcore.errors import ArgumentError, DataError
 from tests.unit.cli.refused import refused
 

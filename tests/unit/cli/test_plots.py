@@ -14,8 +14,8 @@ import pytest
 from dpcore.errors import ArgumentError
 
 pytest.importorskip("matplotlib")
-from dpcore.cli.plots import figure, filter_plots, plots
-from dpcore.cli.plots.comparison_plots import Curves, _end, _epsilon_ticks, _way, by_epsilon
+from dpcore.cli.plots import figure, plots
+from dpcore.cli.plots.plots import Curves, _end, _epsilon_ticks, _way, by_epsilon
 from tests.unit.cli.refused import refused
 
 
@@ -144,7 +144,7 @@ def same(one: Path, other: Path) -> bool:
 
 def test_a_filters_picture_shows_every_argument(tmp_path):
     def draw(name: str, *arrays: np.ndarray, **more: float) -> Path:
-        return filter_plots.filter_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
+        return plots.filter_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
 
     arrays = [0.5 ** np.arange(4), 1 - 0.5 ** np.arange(1, 5), ONES / 2, F, 1 / (1 + 99 * F)]
     one = draw("a.png", *arrays)
@@ -162,7 +162,7 @@ def test_a_filters_picture_shows_every_argument(tmp_path):
 
 def test_a_runs_picture_shows_every_argument(tmp_path):
     def draw(name: str, *arrays: np.ndarray, **more: object) -> Path:
-        return filter_plots.gradient_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
+        return plots.gradient_picture(tmp_path / name, *arrays, **more)  # type: ignore[arg-type]
 
     one = draw("a.png", F, 1 / F, 0.1 / F, floor=1.0)
     assert same(one, draw("b.png", F, 1 / F, 0.1 / F, floor=1.0, negative_share=np.full(3, np.nan)))
@@ -176,11 +176,11 @@ def test_a_runs_picture_shows_every_argument(tmp_path):
 
 def test_filters_shapes_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="the same m"):
-        filter_plots.filter_picture(tmp_path / "a.png", ONES, ONES, ONES[1:], F, F)
+        plots.filter_picture(tmp_path / "a.png", ONES, ONES, ONES[1:], F, F)
     with pytest.raises(ArgumentError, match="frequencies above 0"):
-        filter_plots.filter_picture(tmp_path / "a.png", ONES, ONES, ONES, F - 0.01, F)
+        plots.filter_picture(tmp_path / "a.png", ONES, ONES, ONES, F - 0.01, F)
     with pytest.raises(ArgumentError, match="frequencies, before, after: have shapes"):
-        filter_plots.gradient_picture(tmp_path / "a.png", F, F, F[1:])
+        plots.gradient_picture(tmp_path / "a.png", F, F, F[1:])
     assert not list(tmp_path.iterdir())
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
 
-from dpcore.cli.train.callbacks import EpochReleased, JsonLines, StepReleased
 from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, next_folder, read_run
 from dpcore.errors import DataError
 from tests.unit.cli.refused import refused
@@ -89,16 +89,10 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
 
 
 def test_metrics_are_whole_lines_at_once(tmp_path):
-    lines = JsonLines(tmp_path / "metrics.jsonl")
-    lines.on_step(StepReleased(1, 10))
-    for epoch in (1, 2):
-        lines.on_epoch(EpochReleased(epoch, 5 * epoch, float("inf"), 1e-5, 0.5, 1.0, 0.1))
+    folder = RunFolder(tmp_path)
+    folder.write_metrics([{"epoch": 1, "epsilon": math.inf}])
+    for epoch in (2, 3):
+        folder.log({"epoch": epoch, "epsilon": math.inf})
         read = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         assert [item["epoch"] for item in read] == list(range(1, epoch + 1))
     assert read[0]["epsilon"] == "inf"
-
-
-def test_callbacks_have_no_room_for_private_quantities():
-    released = {*StepReleased.__dataclass_fields__, *EpochReleased.__dataclass_fields__}
-    known = "step steps_planned epsilon epoch delta test_accuracy test_loss learning_rate"
-    assert released == {*known.split()}

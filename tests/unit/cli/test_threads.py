@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("typer")
 
-from dpcore.cli.train import threads
+from dpcore.cli.train import training as trained
 from tests.unit.cli.test_divergence import training
 
 
@@ -20,11 +20,11 @@ def test_a_small_model_runs_in_one_thread(
         monkeypatch.delenv(name, raising=False)
     if chosen is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    monkeypatch.setattr(threads, "_SMALL", limit)
+    monkeypatch.setattr(trained, "_SMALL", limit)
     former = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with threads.suited(run):
+        with trained.suited(run):
             assert torch.get_num_threads() == inside
         assert torch.get_num_threads() == 3
     finally:

@@ -13,21 +13,21 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 import typer
 
-from dpcore.cli import app, main, waiting
+from dpcore.cli import app, main, output
 
 PLAN = ["--sample-rate", "1e-4", "--steps", "1e9"]
 
 
 def test_half_a_second_goes_by_before_a_word(capsys, monkeypatch):
-    assert 0 < waiting._PATIENCE <= 0.5
-    monkeypatch.setattr(waiting, "_PATIENCE", 0.01)
+    assert 0 < output._PATIENCE <= 0.5
+    monkeypatch.setattr(output, "_PATIENCE", 0.01)
     said = threading.Event()
-    monkeypatch.setattr(waiting, "fitted", lambda text, _: said.set() or text)
-    with waiting.told_if_slow("the sum"):
+    monkeypatch.setattr(output, "fitted", lambda text, _: said.set() or text)
+    with output.told_if_slow("the sum"):
         assert said.wait(60)
     assert capsys.readouterr().err == "remark: still computing: the sum; Ctrl-C stops it\n"
-    monkeypatch.setattr(waiting, "_PATIENCE", 60.0)
-    with waiting.told_if_slow("the sum"):
+    monkeypatch.setattr(output, "_PATIENCE", 60.0)
+    with output.told_if_slow("the sum"):
         pass
     assert capsys.readouterr().err == ""
 
@@ -45,9 +45,9 @@ def test_what_takes_long_is_named_once_and_json_stays_pure(words: list[str], who
     """The computation itself is replaced: what is tested is the line, and not the machine."""
     from dpcore import accounting
 
-    monkeypatch.setattr(waiting, "_PATIENCE", 0.01)
+    monkeypatch.setattr(output, "_PATIENCE", 0.01)
     said = threading.Event()
-    monkeypatch.setattr(waiting, "fitted", lambda text, _: said.set() or text)
+    monkeypatch.setattr(output, "fitted", lambda text, _: said.set() or text)
 
     def wait_and(value: float):
         def found(*_: object, **__: object) -> float:

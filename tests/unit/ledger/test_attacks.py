@@ -18,8 +18,7 @@ import torch.nn.functional as F
 import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.ledger import Ledger
-from dpcore.ledger.reservations import Reservations
+from dpcore.ledger import Ledger, LedgerRun
 from dpcore.ledger.state import State
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.minimize import minimize
@@ -160,19 +159,21 @@ def test_rows_that_left_before_the_ledger_knew_fix_nobody_else(tmp_path: Path) -
     assert (other.charge(full(1), name="seen", left=True),) == other.total().fixed_runs
 
 
-@pytest.mark.parametrize("act", ["reserve", "close"])
-def test_an_interruption_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+@pytest.mark.parametrize(("act", "commit"), [("reserve", "_reserve"), ("close", "_give_back")])
+def test_an_interruption_right_after_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, commit: str
+) -> None:
     """Python raises KeyboardInterrupt when SQLite returns: the file has changed, and the run does not know it."""
     run = begin(ledger := new(tmp_path))
     released(run, 40)
-    real, first = getattr(Reservations, act), run.mark if act == "reserve" else 40
+    real, first = getattr(LedgerRun, commit), run.mark if act == "reserve" else 40
 
     def interrupted(*words: Any) -> int:
         real(*words)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reservations, act, interrupted)
+        patch.setattr(LedgerRun, commit, interrupted)
         with pytest.raises(KeyboardInterrupt):
             getattr(run, act)(first)
     for row in range(first, first + 12):
@@ -202,7 +203,7 @@ def test_an_interruption_amid_an_entry_is_no_damage(tmp_path: Path, monkeypatch:
     ("files", "every", "reached"),
     [
         (("mechanism/ledger_account.py",), 1, {"before_draw", "before_release", "_at_work"}),
-        (("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"), 7, {"release", "reserve", "_at_work"}),
+        (("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"), 5, {"release", "_reserve", "_at_work"}),
     ],
 )
 def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(

@@ -553,10 +553,10 @@ def test_a_step_that_was_cut_short_leaves_no_gap_in_correlated_noise() -> None:
         mechanism.release(x, observe=(lambda *_: None) if step == 4 else None)
         for entry, old, new in zip(mechanism.layout.entries, before, x, strict=True):
             noise = sum(
-                weight * load_backend("numpy").normal(keys.noise, row, 0, entry.first, entry.size, dtype="float64")
+                weight * load_backend("numpy").normal(keys.noise, row, 0, entry.first, entry.size)
                 for row, weight in plan.method.noise.strategy.rows(step)
             )
-            np.testing.assert_allclose((old - new).reshape(-1), 1.5 * noise, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose((old - new).reshape(-1), 1.5 * noise, atol=1e-9)  # a grid of 2^-36
 
 
 @pytest.mark.parametrize("ended", [True, False])

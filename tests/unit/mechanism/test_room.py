@@ -19,7 +19,7 @@ from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler, PoissonSampler
 from dpcore.spec import free_memory
 from dpcore.spec.backends import load_backend
-from dpcore.stages.strategies import room
+from dpcore.stages.strategies import base
 
 SHARED: dict[str, Any] = {"lr": 0.1, "noise_multiplier": 1.0, "batch_size": 5}
 X0, DATA = np.zeros(10, np.float32), np.zeros((20, 10), np.float32)
@@ -75,7 +75,7 @@ def test_it_is_refused_before_it_is_allocated(words: str):
 @pytest.mark.usefixtures("_little")
 def test_a_ring_of_noise_is_refused_too():
     ring = BandedToeplitz(tuple(0.5**k for k in range(61)))
-    with pytest.raises(ArgumentError, match="strategy='banded-toeplitz', order=60: keeps 60 vectors of 10 float32"):
+    with pytest.raises(ArgumentError, match="strategy='banded-toeplitz', order=60: keeps 60 vectors of 10 float64"):
         run(methods.memf(strategy=ring, **SHARED), sampler=FixedOrderSampler)
 
 
@@ -106,7 +106,7 @@ def test_points_of_no_weight_are_not_counted_one_by_one():
 
 @pytest.mark.parametrize("name", ["identity", "tree", "tree-optimal", "square-root", "banded-inverse-square-root"])
 def test_a_plan_of_more_rows_than_memory_holds_is_refused(name: str, monkeypatch):
-    monkeypatch.setattr(room, "host_memory", lambda: (2**30, "this machine"))
+    monkeypatch.setattr(base, "host_memory", lambda: (2**30, "this machine"))
     bands = 10**9 if name.startswith("banded") else None
     sampler = FixedOrderSampler(dataset_size=20, batch_size=5)
     method = methods.memf(strategy=NamedStrategy(name, bands), **SHARED)
@@ -118,7 +118,7 @@ def test_a_plan_of_more_rows_than_memory_holds_is_refused(name: str, monkeypatch
 
 
 def test_a_name_of_more_rows_than_memory_holds_is_refused(monkeypatch):
-    monkeypatch.setattr(room, "host_memory", lambda: (3200, "this machine"))
+    monkeypatch.setattr(base, "host_memory", lambda: (3200, "this machine"))
     with pytest.raises(ArgumentError, match=r"\(tree-optimal\) looks at every entry of C, which .* at most 10 steps"):
         strategy("tree-optimal", 11)
     assert strategy("tree-optimal", 10).steps == 10

@@ -63,12 +63,12 @@ class Counting:
 
     def normal(self, key: bytes, row: int, stream: int, start: int, size: int, **settings: Any) -> Any:
         self.drawn.append(row)
-        return kept_row(key, row, stream, start, size, settings["dtype"]).copy()
+        return kept_row(key, row, stream, start, size, settings["bits"]).copy()
 
 
 @cache
-def kept_row(key: bytes, row: int, stream: int, start: int, size: int, dtype: str) -> Any:
-    return dpcore_numpy.normal(key, row, stream, start, size, dtype=dtype)
+def kept_row(key: bytes, row: int, stream: int, start: int, size: int, bits: int) -> Any:
+    return dpcore_numpy.normal(key, row, stream, start, size, bits=bits)
 
 
 @pytest.fixture(autouse=True)

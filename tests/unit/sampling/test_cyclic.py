@@ -19,7 +19,7 @@ from dpcore.plan.plan import Plan
 from dpcore.sampling import CyclicPoissonSampler, PoissonSampler, UserSampler
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.strategies import Banded, BandedToeplitz, Identity, from_matrix, strategy
-from dpcore.stages.strategies.bands import bands, largest_column_norm
+from dpcore.stages.strategies.sensitivity import bands, largest_column_norm
 from tests.refused import refused
 
 KEY = bytes(range(32))

@@ -13,7 +13,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.plan.plan import Plan
 from dpcore.sampling import RandomAllocationSampler, random_allocation
 from dpcore.sampling.draw import row_words
-from dpcore.stages.strategies.blocks import block_sensitivity
+from dpcore.stages.strategies.sensitivity import block_sensitivity
 from tests.refused import refused
 
 KEY = bytes(range(32))

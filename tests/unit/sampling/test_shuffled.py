@@ -16,8 +16,7 @@ from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler, ShuffledSampler
 from dpcore.stages.strategies import from_matrix, sensitivity, strategy
-from dpcore.stages.strategies.bands import largest_column_norm
-from dpcore.stages.strategies.blocks import block_sensitivity
+from dpcore.stages.strategies.sensitivity import block_sensitivity, largest_column_norm
 
 KEY = bytes(range(32))
 

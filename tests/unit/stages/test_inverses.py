@@ -29,7 +29,7 @@ from scipy.optimize import approx_fprime
 
 from dpcore import strategies
 from dpcore.errors import ArgumentError
-from dpcore.stages.strategies.search import bidiagonal, blt, inverse, kinds, toeplitz
+from dpcore.stages.strategies.search import blt, inverse, kinds, single, toeplitz
 from dpcore.stages.strategies.search.series import adjoint, divided, lagged, multiplied
 from dpcore.stages.strategies.toeplitz import root
 
@@ -237,7 +237,7 @@ def test_the_bound_without_eigenvectors():
         diagonal = np.diagonal(inverse_of @ inverse_of.T).copy()
         off = np.diagonal(inverse_of @ inverse_of.T, 1).copy()
         expected = np.diagonal(np.linalg.inv(sqrtm(inverse_of @ inverse_of.T).real))
-        np.testing.assert_allclose(bidiagonal._root_diagonal(diagonal, off), expected, rtol=1e-6)
+        np.testing.assert_allclose(single._root_diagonal(diagonal, off), expected, rtol=1e-6)
         dense = optimal("dense", workload, keep=False)
         assert lower_bound(workload) <= dense.error
         assert lower_bound(workload) == pytest.approx(dense.error, rel=1e-4)

@@ -27,18 +27,18 @@ DENSE = Dense(random_lower(T, T, 1))
 @pytest.mark.parametrize(("chosen", "expected", "words"), [
     (Identity(), ("recurrence", 0, 1, 0), "nothing kept; 1 row of noise and 0 bytes a step"),
     (BandedToeplitz((2.0,)), ("ring", 0, 1, 0), "nothing kept; 1 row of noise and 0 bytes a step"),
-    (BandedToeplitz((2.0, 1.0)), ("ring", 1, 1, 8), "a ring of 1 vector; 1 row of noise and 8 bytes a step"),
-    (Banded.from_matrix(random_lower(T, 5, 2)), ("ring", 4, 1, 20), "a ring of 4 vectors; 1 row of noise and 20 bytes"),
-    (banded_inverse_square_root(4, T), ("ring", 3, 1, 16), "a ring of 3 vectors;"),
-    (BLT((0.4, 0.1), (0.9, 0.5), T), ("recurrence", 2, 1, 16), "a recurrence with 2 vectors; 1 row of noise and 16"),
-    (DENSE, ("redrawn", 0, 50.5, 404), "rows drawn again, no vectors; 50.5 rows of noise and 404 bytes a step"),
+    (BandedToeplitz((2.0, 1.0)), ("ring", 1, 1, 16), "a ring of 1 vector; 1 row of noise and 16 bytes a step"),
+    (Banded.from_matrix(random_lower(T, 5, 2)), ("ring", 4, 1, 40), "a ring of 4 vectors; 1 row of noise and 40 bytes"),
+    (banded_inverse_square_root(4, T), ("ring", 3, 1, 32), "a ring of 3 vectors;"),
+    (BLT((0.4, 0.1), (0.9, 0.5), T), ("recurrence", 2, 1, 32), "a recurrence with 2 vectors; 1 row of noise and 32"),
+    (DENSE, ("redrawn", 0, 50.5, 808), "rows drawn again, no vectors; 50.5 rows of noise and 808 bytes a step"),
     # The first step of block k draws 10 k + 1 rows, the others one each; each row of the triangle of a block and the
     # square before it is added once, and each sum is cleared and read once.
-    (in_blocks(DENSE, 10), ("blocks", 10, (10 * 45 + 100) / T, 4 * (2 * 5050 + 200) / T), "10 sums; 5.5 rows"),
-    (in_blocks(DENSE, 1), ("redrawn", 0, 50.5, 404), "rows drawn again"),
-    (in_blocks(SquareRoot(T), 10), ("blocks", 10, 5.5, 412), "blocks of 10 sums"),
+    (in_blocks(DENSE, 10), ("blocks", 10, (10 * 45 + 100) / T, 8 * (2 * 5050 + 200) / T), "10 sums; 5.5 rows"),
+    (in_blocks(DENSE, 1), ("redrawn", 0, 50.5, 808), "rows drawn again"),
+    (in_blocks(SquareRoot(T), 10), ("blocks", 10, 5.5, 824), "blocks of 10 sums"),
     # Row t of C^{-1} reaches back by 3: 1 + 2 + 3 rows are missing in the beginning.
-    (in_blocks(banded_inverse_square_root(4, T), 1), ("redrawn", 0, (4 * T - 6) / T, 8 * (4 * T - 6) / T), "3.9 rows"),
+    (in_blocks(banded_inverse_square_root(4, T), 1), ("redrawn", 0, (4 * T - 6) / T, 16 * (4 * T - 6) / T), "3.9 rows"),
     (in_blocks(banded_inverse_square_root(4, T), 10), ("blocks", 10, (T + 9 * 3) / T, None), "sums; 1.3 rows"),
     (in_blocks(Tree(64), 1), ("redrawn", 0, 127 / 64, None), "; 2 rows"),
 ])  # fmt: skip

@@ -149,5 +149,5 @@ def test_findings_print_the_faults_first_and_as_json():
     ],
 )
 def test_a_refusal_is_split_into_what_is_and_what_to_do(text, sentence, remedy):
-    finding = of_error("check", ValueError(text))
+    finding = of_error(ValueError(text))
     assert (finding.sentence, finding.remedy) == (sentence, remedy)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
-from dpcore.torch.data.sampler import DrawnBatch
+from dpcore.torch.data.loader import DrawnBatch
 from tests.refused import refused
 from tests.unit.torch_runs import DATA, finish, load, model, saved, sgd, start, values
 

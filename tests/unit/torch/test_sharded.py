@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpcore.errors import DataError
 from dpcore.mechanism.parts import Joined, Part
-from dpcore.torch.state import saving, sharded
+from dpcore.torch.state import checkpoint, sharded
 from tests.unit.torch_runs import METHODS, finish, load, model, saved, start
 
 FIXED = {"memf banded", "adam independent banded", "accelerated_srgd"}
@@ -77,7 +77,7 @@ def test_a_save_that_fails_leaves_the_earlier_state(tmp_path: Path, monkeypatch:
 
     for call in ("fsync", "fdopen"):
         with monkeypatch.context() as patch:
-            patch.setattr(saving.os, call, full)
+            patch.setattr(checkpoint.os, call, full)
             with pytest.raises(DataError, match="cannot be written"):
                 run.optimizer.save_sharded(tmp_path)
     again = begin("adam", 2)

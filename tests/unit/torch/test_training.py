@@ -91,8 +91,7 @@ def brute_force(
             factor = min(1.0, clip / norm) if rule == "standard" else clip / (norm + 0.01)
             total = [s + factor * v for s, v in zip(total, vector, strict=True)]
         noise = [
-            torch.from_numpy(draw(KEY, t, Stream.GRADIENT, e.first, e.size, dtype="float64").reshape(e.shape))
-            for e in layout.entries
+            torch.from_numpy(draw(KEY, t, Stream.GRADIENT, e.first, e.size).reshape(e.shape)) for e in layout.entries
         ]
         g = [(s + sigma * clip * z) / batch_size for s, z in zip(total, noise, strict=True)]
         released.append(g)
@@ -147,7 +146,7 @@ def test_equals_brute_force(name: str) -> None:
     assert 0 < min(map(len, indices)) < max(map(len, indices))
     twin, _ = problem()
     settings = {"optimizer": optimizer(twin.parameters()), "clip": CLIP, "sigma": 0.8, "batch_size": 8, **settings}
-    close(train(run), brute_force(twin, data, indices, **settings), rtol=1e-9, atol=1e-12)
+    close(train(run), brute_force(twin, data, indices, **settings), rtol=1e-7, atol=1e-9)  # a grid of 2^-36
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -156,8 +155,8 @@ def test_microbatch_size_changes_nothing_but_rounding() -> None:
     for size in (1, 4, 64):
         model, data = problem()
         results.append(train(start(model, data, METHODS["disk"][0](), microbatch_size=size)))
-    close(results[0], results[1], rtol=1e-12, atol=1e-14)
-    close(results[0], results[2], rtol=1e-12, atol=1e-14)
+    close(results[0], results[1], rtol=1e-9, atol=1e-10)
+    close(results[0], results[2], rtol=1e-9, atol=1e-10)
 
 
 def test_empty_batch_is_a_step_of_pure_noise() -> None:
@@ -171,9 +170,9 @@ def test_empty_batch_is_a_step_of_pure_noise() -> None:
     run.step((inputs, targets))
     layout = Layout.of((name, p.shape) for name, p in model.named_parameters())
     for old, new, entry in zip(before, model.parameters(), layout.entries, strict=True):
-        z = load_backend("numpy").normal(KEY, 0, Stream.GRADIENT, entry.first, entry.size, dtype="float64")
+        z = load_backend("numpy").normal(KEY, 0, Stream.GRADIENT, entry.first, entry.size)
         want = old - 2.0 * 0.5 / 8 * torch.from_numpy(z).reshape(entry.shape)
-        torch.testing.assert_close(new.detach(), want, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(new.detach(), want, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:.*not finite:dpcore.errors.TrainingWarning")
@@ -188,7 +187,7 @@ def test_non_finite_example_adds_exactly_nothing(bad: float) -> None:
     without = FixedBatches([[0, 2, 3]] * 3, dataset_size=30, batch_size=4)
     got = train(start(model, (inputs, targets), method, sampling=with_it, epochs=1))
     want = train(start(twin, (inputs, targets), method, sampling=without, epochs=1))
-    close(got, want, rtol=1e-12, atol=1e-14)
+    close(got, want, rtol=1e-9, atol=1e-10)
     assert all(p.isfinite().all() for p in got)
 
 
@@ -231,7 +230,7 @@ def test_channels_last_weights_take_their_row_major_elements() -> None:
         for layout in (torch.contiguous_format, torch.channels_last)
     ]
     assert not got[1][0].is_contiguous()
-    close(got[0], got[1], rtol=1e-9, atol=1e-12)
+    close(got[0], got[1], rtol=1e-7, atol=1e-9)  # a grid of 2^-36
 
 
 def test_bfloat16_keeps_its_small_steps_in_float32() -> None:
@@ -247,7 +246,7 @@ def test_bfloat16_keeps_its_small_steps_in_float32() -> None:
     draw = load_backend("numpy").normal
     state = zip(before, run._engine.working.tensors(), model.parameters(), layout.entries, strict=True)
     for old, wide, parameter, entry in state:
-        normals = [draw(KEY, t, Stream.GRADIENT, entry.first, entry.size, dtype="float64") for t in range(3)]
+        normals = [draw(KEY, t, Stream.GRADIENT, entry.first, entry.size) for t in range(3)]
         want = old - 1e-4 * torch.from_numpy(np.sum(normals, axis=0)).reshape(entry.shape)
         assert wide.dtype == torch.float32
         torch.testing.assert_close(wide.double(), want, rtol=1e-6, atol=1e-9)
@@ -273,7 +272,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The masks that dropout draws, told behind the model's back: no private model may keep them."""
     masks: list[torch.Tensor] = []
 
-    def telling(x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:  # noqa: ARG001
+    def telling(x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
         # Not F.dropout's own code: under a mode for torch's functions that calls F.dropout again, which is this one.
         mask = torch.dropout(torch.ones_like(x), p, training)
         masks.append(mask.detach())

@@ -11,10 +11,10 @@ Sums over t are filters that run backward, so each derivative takes the time of 
 c has no negative coefficient, as for all p_1, p_2, ... <= 0; it takes the first pattern for the worst, and of what is
 found, that is kept whose error is the least with the sensitivity that holds for it.
 
-Two families have one number. `lambda_cgd`: ``p(x) = 1 - lambda x``, each row of noise takes back a share of the one
-before (arXiv 2601.22334, there with columns scaled to norm 1; here constant along the diagonals). `fractional_root`:
-the first b coefficients of ``(1 - x)^gamma`` (gamma-BIFR, arXiv 2605.18379), of which gamma = 1/2 is the banded inverse
-square root and b = 2 is the former. Their p_1, p_2, ... are negative, and add up to more than -1.
+A family has one number. `fractional_root`: the first b coefficients of ``(1 - x)^gamma`` (gamma-BIFR, arXiv
+2605.18379), of which gamma = 1/2 is the banded inverse square root. Two coefficients are ``1 - lambda x``: each row of
+noise takes back a share of the one before (lambda-CGD, arXiv 2601.22334, there with columns scaled to norm 1; here
+constant along the diagonals). p_1, p_2, ... are negative, and add up to more than -1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.series import adjoint, divided, gathered, series_of, summed
 from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, root
 from dpcore.stages.strategies.workload import Workload
+from dpcore.stages.strategies.workloads import error_of
 
 MOST_SIGNED = 4096
 """Steps up to which coefficients of both signs are tried over epochs: their sensitivity looks at each pattern."""
@@ -67,7 +67,7 @@ def banded_inverse(workload: Workload, bands: int, epochs: int, period: int) -> 
     if epochs == 1 or steps <= MOST_SIGNED:
         least(negative, None)
         if 2 < bands <= _FEW:
-            least(np.pad(lambda_cgd(workload, epochs, period), (0, bands - 2)), None)
+            least(np.pad(fractional_root(workload, 2, epochs, period), (0, bands - 2)), None)
     return _best(found, workload, epochs)
 
 
@@ -76,21 +76,11 @@ def _best(found: list[Matrix], workload: Workload, epochs: int) -> Matrix:
     return min(found, key=lambda p: error_of(BandedInverseToeplitz(tuple(p.tolist()), steps), workload, epochs))
 
 
-def lambda_cgd(workload: Workload, epochs: int, period: int) -> Matrix:
-    """Return 1 and -lambda of the least mean error, lambda in [0, 1); 1 alone for one step."""
-    size = min(2, workload.steps)
-    return _least(workload, lambda share: np.array([1.0, -share])[:size], epochs, period)
-
-
 def fractional_root(workload: Workload, bands: int, epochs: int, period: int) -> Matrix:
-    """Return the first coefficients of (1 - x)^gamma of the least mean error, gamma in [0, 1)."""
-    return _least(workload, lambda gamma: root(gamma, bands), epochs, period)
+    """Return the first coefficients of (1 - x)^gamma of the least mean error.
 
-
-def _least(workload: Workload, family: Callable[[float], Matrix], epochs: int, period: int) -> Matrix:
-    """Return the best of a family of series, by one number in [0, 1) that may be as near to 1 as 1 / (16 steps).
-
-    Searched is ``u = -log(1 - number)``, on a grid and then between the neighbors of its best.
+    gamma lies in [0, 1), as near to 1 as 1 / (16 steps). Searched is ``u = -log(1 - gamma)``, on a grid and then
+    between the neighbors of its best.
     """
     from scipy.optimize import minimize_scalar
 
@@ -98,7 +88,7 @@ def _least(workload: Workload, family: Callable[[float], Matrix], epochs: int, p
     weights = np.arange(steps, 0, -1) / steps
 
     def objective(u: float) -> float:
-        p = family(-np.expm1(-u))
+        p = root(-np.expm1(-u), bands)
         moved = summed(divided(np.eye(1, steps)[0], p), steps, epochs, period)
         h = divided(np.pad(p, (0, steps - len(p))), series)
         return float(np.log(weights @ h**2) + np.log(moved @ moved))
@@ -109,7 +99,7 @@ def _least(workload: Workload, family: Callable[[float], Matrix], epochs: int, p
     best = int(np.argmin(values))
     around = tried[max(best - 1, 0)], tried[min(best + 1, _TRIED)]
     found: Any = minimize_scalar(objective, bounds=around, method="bounded", options={"xatol": 1e-9})
-    return family(float(-np.expm1(-(found.x if found.fun < values[best] else tried[best]))))
+    return root(float(-np.expm1(-(found.x if found.fun < values[best] else tried[best]))), bands)
 
 
 def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Callable[[Matrix], tuple[float, Matrix]]:

@@ -10,13 +10,12 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies.banded import Banded
 from dpcore.stages.strategies.blt import BLT
-from dpcore.stages.strategies.coefficients import Coefficients
 from dpcore.stages.strategies.dense import from_matrix
 from dpcore.stages.strategies.search.banded import banded
 from dpcore.stages.strategies.search.blt import blt
-from dpcore.stages.strategies.search.inverse import banded_inverse, fractional_root, lambda_cgd
+from dpcore.stages.strategies.search.inverse import banded_inverse, fractional_root
 from dpcore.stages.strategies.search.toeplitz import toeplitz
-from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz
+from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz, Coefficients
 from dpcore.stages.strategies.workload import Workload
 
 KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt", "banded-inverse", "bifr", "lambda-cgd")
@@ -33,20 +32,15 @@ def settings_of(kind: str, bands: int | None, buffers: int | None, period: int, 
         raise ArgumentError(f"buffers={buffers}: is for kind='blt', not for {kind!r}")
     if kind == "blt":
         return {"buffers": validate.integer(1, buffers=4 if buffers is None else buffers)}
-    if kind in ("banded-inverse", "bifr"):
-        count = validate.integer(1, bands=min(32, steps) if bands is None else bands)
-        if count > steps:
-            raise ArgumentError(f"bands={count}: must be at most {steps}, the number of steps")
-        return {"bands": count}
-    if kind in ("banded", "banded-toeplitz"):
-        count = validate.integer(1, bands=min(32, period) if bands is None else bands)
-        if count > period:
-            raise ArgumentError(
-                f"bands={count}: must be at most {period}, the steps between two of an example's; with more, its "
-                "columns overlap"
-            )
-        return {"bands": count}
-    return {}
+    if kind not in WITH_BANDS:
+        return {}
+    most, why = period, "the steps between two of an example's; with more, its columns overlap"
+    if kind in _INVERSES:
+        most, why = steps, "the number of steps"
+    count = validate.integer(1, bands=min(32, most) if bands is None else bands)
+    if count > most:
+        raise ArgumentError(f"bands={count}: must be at most {most}, {why}")
+    return {"bands": count}
 
 
 def solved(kind: str, workload: Workload, epochs: int, period: int, settings: dict[str, int]) -> dict[str, Any]:
@@ -54,9 +48,7 @@ def solved(kind: str, workload: Workload, epochs: int, period: int, settings: di
     if kind == "blt":
         scales, decays = blt(workload, settings["buffers"], epochs, period)
         return {"scales": scales, "decays": decays}
-    bands = settings.get("bands", workload.steps)
-    if kind == "lambda-cgd":
-        return {"series": lambda_cgd(workload, epochs, period)}
+    bands = settings.get("bands", workload.steps if kind == "toeplitz" else min(2, workload.steps))
     if kind in _INVERSES:
         search = banded_inverse if kind == "banded-inverse" else fractional_root
         return {"series": search(workload, bands, epochs, period)}

@@ -14,12 +14,11 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.stages.strategies.base import Strategy
 from dpcore.stages.strategies.search import cache, fixed_order, single
-from dpcore.stages.strategies.search.error import error_of
 from dpcore.stages.strategies.search.kinds import settings_of, solved, strategy_of
 from dpcore.stages.strategies.search.single import Bracket, factor
 from dpcore.stages.strategies.search.toeplitz import toeplitz
 from dpcore.stages.strategies.workload import Workload
-from dpcore.stages.strategies.workloads import ones
+from dpcore.stages.strategies.workloads import error_of, ones
 
 TOLERANCE: Final = 5e-6
 TOLERANCE_OF_EPOCHS: Final = 1e-6

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.coefficients import reciprocal
+from dpcore.stages.strategies.toeplitz import reciprocal
 from dpcore.stages.strategies.workload import Workload
 
 MOST_FILTERED = 512

@@ -18,7 +18,19 @@ Equality holds for ``X = Lambda^(-1/2) (Lambda^(1/2) B^T B Lambda^(1/2))^(1/2) L
 a fixed-point iteration, accelerated, without a proof of convergence; what is proved is each bound. With singular
 values p S q^T of U^(1/2) A Lambda^(1/2), X and r are those of q S q^T and p S p^T. S^(-2) and q are the
 eigenvalues and vectors of ``Lambda^(-1/2) A^{-1} U^{-1} A^{-T} Lambda^(-1/2)``, which is tridiagonal where
-A^{-1} has two bands; then the search for the mean error begins near its end (`bidiagonal`).
+A^{-1} has two bands.
+
+**Start.** Where A^{-1} has two bands, as that of prefix sums, the search for the mean error begins near its end, and
+without eigenvectors. It needs the diagonal of ``S = T^(-1/2)`` for a tridiagonal
+T = Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2). S is nearly a sum of few ``w_i (T + s_i)^{-1}``, and the diagonal of each
+of these follows from the pivots of its factorizations from the top, f, and from the end, g: it is 1 / (f + g - T_tt).
+That takes the time of T steps, and no proof rests on it: whatever lambda is found, its bound is computed from singular
+values.
+
+References
+----------
+Hale, Higham and Trefethen, "Computing A^alpha, log(A), and related matrix functions by contour integrals", 2008,
+method 3.
 """
 
 from __future__ import annotations
@@ -29,8 +41,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.search.bidiagonal import logarithms
-from dpcore.stages.strategies.search.fixed_point import Accelerated
 from dpcore.stages.strategies.workload import Workload
 
 MOST_ITERATIONS = 500
@@ -39,6 +49,10 @@ ROUNDING = 32 * 2.0**-53
 """Of the largest eigenvalue: the backward error of a symmetric eigenproblem."""
 
 _NEAR = 1e-7
+
+_POLES, _MOST = 24, 200
+
+_LARGEST_MOVE, _SMALL = 4.0, 1e-8
 
 LEAST_ROW = 1e-5
 """Least weight of a row, over their mean: rows of weight 0 would have none, and the bound loses as much at most."""
@@ -167,3 +181,83 @@ def _tridiagonal(workload: Workload, columns: Matrix, rows: Matrix) -> tuple[Mat
         return diagonal * weights**2, np.zeros(workload.steps - 1)
     diagonal[1:] += inverse[1, :-1] ** 2
     return diagonal * weights**2, (inverse[0] * inverse[1])[:-1] * weights[:-1] * weights[1:]
+
+
+def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
+    """Return log lambda whose bound is within `tolerance` of the largest, from the two bands of A^{-1}, (2, T)."""
+    diagonal, off = inverse[0] ** 2, (inverse[0] * inverse[1])[:-1]
+    diagonal[1:] += inverse[1, :-1] ** 2
+    search, here, best, reached = Accelerated(), np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf
+    for _ in range(_MOST):
+        scale = np.exp((here.max() - here) / 2)
+        found = _root_diagonal(diagonal * scale**2, off * scale[:-1] * scale[1:]) * scale**2
+        if not np.isfinite(found).all() or not (found > 0).all():
+            break
+        mean = float(np.average(found, weights=scale**-2))
+        # Divided by its largest diagonal entry, X is a strategy's: error over bound is largest over mean entry.
+        if found.max() / mean < reached:
+            best, reached = here, found.max() / mean
+        if np.sqrt(reached) - 1 <= tolerance:
+            break
+        here = search.following(here, 2 * np.log(found / mean))
+    return best
+
+
+def _root_diagonal(diagonal: Matrix, off: Matrix) -> Matrix:
+    """Return the diagonal of T^(-1/2)."""
+    from scipy.special import ellipj, ellipkm1
+
+    beside = np.abs(np.append(off, 0.0)) + np.abs(np.append(0.0, off))
+    least, most = 1 / _inverse_diagonal(diagonal, off).sum(), float((diagonal + beside).max())
+    period = ellipkm1(least / most)
+    sn, cn, dn, _ = ellipj((np.arange(_POLES) + 0.5) * period / _POLES, 1 - least / most)
+    weights = 2 * period * np.sqrt(least) / (np.pi * _POLES) * dn / cn**2
+    shifts = least * (sn / cn) ** 2
+    total = np.zeros(len(diagonal))
+    for weight, shift in zip(weights, shifts, strict=True):
+        total += weight * _inverse_diagonal(diagonal + shift, off)
+    return total
+
+
+def _inverse_diagonal(diagonal: Matrix, off: Matrix) -> Matrix:
+    from scipy.linalg.lapack import dpttrf
+
+    down, _, _ = dpttrf(diagonal, off)
+    up, _, _ = dpttrf(diagonal[::-1], off[::-1])
+    return 1 / np.asarray(down + up[::-1] - diagonal)
+
+
+class Accelerated:
+    """Proposes the next point of ``z <- z + step(z)`` from the last `memory` points and their steps.
+
+    It solves for the combination of these whose steps add up to the least, by least squares. Where a proposal would
+    move a coordinate by more than 4 beyond the plain step, or after `forget`, the plain step is taken.
+
+    References
+    ----------
+    Walker and Ni, "Anderson acceleration for fixed-point iterations", 2011.
+    """
+
+    def __init__(self, memory: int = 6) -> None:
+        self._memory = memory
+        self._points: list[Matrix] = []
+        self._steps: list[Matrix] = []
+
+    def forget(self) -> None:
+        """Begin anew, as after a proposal that turned out bad."""
+        self._points, self._steps = [], []
+
+    def following(self, point: Matrix, step: Matrix) -> Matrix:
+        """Return where to go from a point whose plain step is known."""
+        self._points = [*self._points, point][-self._memory :]
+        self._steps = [*self._steps, step][-self._memory :]
+        if len(self._steps) == 1:
+            return point + step
+        steps, points = np.diff(self._steps, axis=0), np.diff(self._points, axis=0)
+        weights = np.linalg.lstsq(steps.T, step, rcond=_SMALL)[0]
+        moved = step - weights @ (points + steps)
+        if not np.isfinite(moved).all() or np.abs(moved - step).max() > _LARGEST_MOVE:
+            self.forget()
+            return point + step
+        result: Matrix = point + moved
+        return result

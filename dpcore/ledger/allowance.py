@@ -1,0 +1,181 @@
+"""The budget of a ledger: what its runs take of it, and what it grants them."""
+
+from __future__ import annotations
+
+from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
+from dpcore.errors import BudgetError, PrivacyError
+from dpcore.ledger.book import Book, Draft
+from dpcore.ledger.checks import EventAfter, beside, event_of
+from dpcore.ledger.entries import number_out
+from dpcore.ledger.fixed import affords, choose
+from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
+from dpcore.ledger.state import Run
+
+
+def after(run: Run, branch_id: str, mark: int, event_after: EventAfter) -> tuple[int, Event]:
+    """Return how many rows a run releases once a branch has that mark, and the event of all of them."""
+    releases = run.releases + mark - run.branches[branch_id].mark
+    return releases, event_of(event_after, mark, run.abandoned(branch_id))
+
+
+class Allowance:
+    """The budget of a ledger, and what its runs take of it."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self._kind, budget = book.state.header["composition"], book.state.header["budget"]
+        self.budget = None if budget is None else (float(budget[0]), float(budget[1]))
+        self._unplanned = PrivacyFilter.of(self._kind, None, self.budget)
+        self._plans: dict[str, float] = {}
+
+    @property
+    def filter(self) -> PrivacyFilter:
+        """How runs add up; one for the budget alone as long as the order is not fixed."""
+        order = self.book.state.order
+        return self._unplanned if order is None else PrivacyFilter(self._kind, order)
+
+    @property
+    def limit(self) -> float | None:
+        """Of the filter's sum; None without a budget."""
+        if self.budget is None:
+            return None
+        limit = self.book.state.limit
+        return self.filter.limit(*self.budget) if limit is None else limit
+
+    @property
+    def spent(self) -> float:
+        """The filter's sum, as of the last time that the file was read."""
+        return add(run.charge for run in self.book.state.runs.values())
+
+    def counted(self, draft: Draft) -> float:
+        """Return the filter's sum, with what is kept free for the plans that were fixed beforehand."""
+        return add(self._held(draft, run) for run in self.book.state.runs.values())
+
+    def _held(self, draft: Draft, run: Run) -> float:
+        """Return a run's charge, or that of its plan if it is fixed and a living process may still come to the rest."""
+        fixed = self.book.state.fixed
+        if fixed is None or run.run_id not in fixed.runs or not draft.alive(run):
+            return run.charge
+        if run.run_id not in self._plans:
+            self._plans[run.run_id] = self.filter.charge(run.plan)
+        return max(run.charge, self._plans[run.run_id])
+
+    def fix(self, draft: Draft, first: Run, *, alone: bool = False) -> None:
+        """Write which runs are fixed beforehand, and the order: nothing has been reserved, and `first` asks to.
+
+        With `alone`, rows of `first` left before this ledger knew of it. Its plan was fixed before them; whether those
+        of the others were, nobody knows.
+        """
+        plan, runs = first.plan, []
+        if self.budget is not None:
+            known = [] if alone else self.book.state.runs.values()
+            others = [run for run in known if run is not first and draft.alive(run)]
+            runs = choose((first.run_id, plan), [(run.run_id, run.plan) for run in others], self.budget)
+        self.write_fixed(draft, runs, plan)
+
+    def write_fixed(self, draft: Draft, runs: list[str], first: Event) -> None:
+        """Write that these runs are fixed beforehand; `first` is the plan that chooses the order where none is."""
+        state = self.book.state
+        plans = Composed(tuple(state.runs[run_id].plan for run_id in runs))
+        order = order_for(plans if runs else first, self.budget) if state.order is None else state.order
+        chosen = PrivacyFilter(self._kind, order)
+        draft.append(
+            "fix",
+            runs=runs,
+            event=plans.to_dict(),
+            charge=number_out(chosen.charge(plans)),
+            epsilon=smallest_epsilon(plans, self.budget[1])[0] if runs and self.budget is not None else 0.0,
+            order=order,
+            limit=None if self.budget is None else chosen.limit(*self.budget),
+        )
+
+    def append(
+        self, draft: Draft, run: Run, branch_id: str, mark: int, releases: int, event: Event, kind: str = "reserve"
+    ) -> None:
+        """Write the new mark of a branch, and what all of the run's releases then come to."""
+        if self.book.state.fixed is None:  # rows have left that this ledger did not know of: nothing is fixed
+            self.write_fixed(draft, [], run.plan)
+        if event.adjacency is not None:
+            self.check_adjacency(str(event.adjacency))
+        draft.append(
+            kind,
+            run=run.run_id,
+            branch=branch_id,
+            mark=mark,
+            releases=releases,
+            event=event.to_dict(),
+            charge=number_out(self.filter.charge(event)),
+        )
+
+    def check_key(self, key_digest: str) -> None:
+        """Refuse a key that a branch of this ledger has."""
+        other = self.book.state.key_digests.get(key_digest)
+        if other is not None:
+            raise PrivacyError(
+                f"key_digest: run {other[0]} of this ledger has the same noise key, and two sums must not share noise; "
+                "begin with another key"
+            )
+
+    def check_adjacency(self, kind: str | None) -> None:
+        """Refuse replace-one beside any other."""
+        kinds = ({run.adjacency for run in self.book.state.runs.values()} | {kind}) - {None}
+        if Adjacency.REPLACE_ONE.value in kinds and len(kinds) > 1:
+            raise PrivacyError(
+                f"adjacency={kind!r}: the ledger holds runs under {', '.join(sorted(map(str, kinds - {kind})))}, and "
+                "replace-one does not add up with any other; keep such runs in a ledger of their own"
+            )
+
+    def allows(self, draft: Draft, run: Run | None, mark: int, releases: int, event: Event) -> bool:
+        """Whether a run, with a branch up to `mark`, may come to so many rows and this event; None is one to begin."""
+        state, limit = self.book.state, self.limit
+        if limit is None:
+            return True
+        in_plan = run is not None and state.in_plan(run, mark, releases, event)
+        if state.fixed is not None and state.fixed.alone:
+            # What came beside the plans, without being asked, is not in the budget that they keep whole.
+            return in_plan and not beside(state)
+        runs = [other for other in state.runs.values() if other is not run]
+        others = [other.charge if in_plan else self._held(draft, other) for other in runs]
+        return add([*others, self.filter.charge(event)]) <= limit
+
+    def demand_room_to_begin(self, draft: Draft, planned: Event, event_after: EventAfter) -> None:
+        """Refuse a run of which nothing can ever be reserved."""
+        first = event_of(event_after, 1)
+        if self.book.state.fixed is not None:
+            if not self.allows(draft, None, 1, 1, first):
+                raise self.refusal(None, 1, 1)
+        elif self.budget is not None and not affords(self.budget, planned):
+            chosen = PrivacyFilter(self._kind, self.book.state.order or order_for(planned, self.budget))
+            if not chosen.charge(first) <= chosen.limit(*self.budget):
+                raise self.refusal(None, 1, 1, planned)
+
+    def refusal(self, run: Run | None, mark: int, releases: int, planned: Event | None = None) -> BudgetError:
+        """Return the error for a row that does not fit, with the reason where there is more to say."""
+        assert self.budget is not None
+        epsilon, delta = self.budget
+        fixed, why = self.book.state.fixed, ""
+        is_fixed = fixed is not None and run is not None and run.run_id in fixed.runs
+        if fixed is not None and fixed.alone:
+            if not is_fixed or run is None:
+                why = ": it is kept whole by the runs that were fixed before the first release"
+            elif releases == mark:
+                why = f": after step {run.planned_steps} they are not in the plan that was fixed beforehand"
+            else:
+                why = ": its rows up to there, and those of branches that it left, are more than the plan of the run"
+            why += (
+                f" (their plans cost epsilon={fixed.epsilon:.4g} by the tightest accountant, and more than the Renyi "
+                "filter allows, without which nothing chosen later can be added)"
+            )
+        elif not is_fixed and (run is None or run.early):
+            planned = planned if run is None else run.plan
+            if planned is not None:
+                whole = smallest_epsilon(planned, delta)[0]
+                among = "" if whole > epsilon else ", and does not fit together with the others fixed beforehand"
+                why = (
+                    f": the whole plan costs epsilon={whole:.4g} of a budget of {epsilon:g}{among}, so that it was "
+                    "held to the Renyi filter, step by step"
+                )
+        return BudgetError(
+            f"row={mark - 1}: step {mark} would cross the budget of the ledger {self.book.path}, epsilon={epsilon:g} "
+            f"at delta={delta:g} for all its runs; it was not reserved{why}"
+        )
