@@ -152,7 +152,7 @@ def test_stream_statistics(study: Any, tmp_path):
     program.chmod(0o755)
     settings = module.Settings(
         sources=(("rows", "chacha20"), module.CONTROL), tests=(3, 8), repeated=1, rounds=(("chacha20", 2),),
-        size=1 << 16, cells=((16, 4),),
+        size=1 << 16, rest_tiles=2,
     )  # fmt: skip
     result = module.study(tmp_path, settings, str(program))
     written = json.loads((tmp_path / "stream-statistics.json").read_text())
@@ -166,26 +166,17 @@ def test_stream_statistics(study: Any, tmp_path):
     for p in (normals["kolmogorov_smirnov_p"], normals["chi_square_p"], normals["beyond"]["3"]["p"]):
         assert 1e-3 < p <= 1
     assert np.abs([*normals["moments_in_deviations"], *normals["correlations_in_deviations"].values()]).max() < 4.5
-    for found in result["tail_of_lowest_cells"]["16"].values():
-        assert min(found["radius_p"], found["size_p"], found["beyond"]["6.5"]["p"]) > 1e-3
+    assert normals["lowest_20_bits"]["chi_square_p"] > 1e-3
+    found = result["tail_of_the_rest"]
+    assert min(found["size_p"], found["beyond"]["5.5"]["p"]) > 1e-3
 
 
 def test_a_law_that_is_not_the_normal_one_is_noticed(study: Any):
     """Counts of 10^8 numbers whose middle or scale is off by little."""
     module = study("normal_law")
-    lower, n = np.abs(module.edges()), 10**8
-    half = module.BINS // 2
-    upper = np.append(lower[1:half], np.inf)
-    finite = np.isfinite(lower[:half])
 
     def counts(shift: float, scale: float) -> Any:
-        def mass(a: Any, b: Any) -> Any:
-            return norm.cdf(b, shift, scale) - norm.cdf(a, shift, scale)
-
-        both = np.zeros(module.BINS)
-        both[:half][finite] = n * mass(lower[:half], upper)[finite]
-        both[half:][finite] = n * mass(-upper, -lower[:half])[finite]
-        return np.round(both).astype(np.int64)
+        return np.diff(np.round(10**8 * norm.cdf(module.edges(), shift, scale))).astype(np.int64)
 
     assert module.law(counts(0, 1))["chi_square_p"] > 0.999  # nothing but rounding
     assert module.law(counts(0, 1))["kolmogorov_smirnov_p"] > 0.5
