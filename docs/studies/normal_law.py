@@ -146,7 +146,7 @@ def report(counts: Counts) -> dict[str, Any]:
 
 @contextmanager
 def rest_alone() -> Iterator[float]:
-    """Let every element be one of the few that are drawn by rejection, whose mass it yields; the rest stays as it is."""
+    """Let every element be one of the few that are drawn by rejection; yield the mass that these have."""
     mass = 1 - sum(strip.box + strip.staircase for strip in rounded_normal.strips()) * 2.0**-24
     columns = np.full_like(rounded_normal.tables().columns, rounded_normal.REST)
     tables = rounded_normal.tables()._replace(columns=columns)
