@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import (
     assert_agree,
@@ -105,6 +105,10 @@ def noise_states(rng: np.random.Generator, count: int, size: int) -> tuple[np.nd
 
 @few
 @given(correlated, seeds, small_sizes, grids)
+@example(RingCoefficients((0.5, -0.25, 0.75), 2, 0.7, "output"), 1, 257, 36)
+@example(RingCoefficients((0.5, -0.25, 0.75), 0, 0.7, "input"), 2, 1025, 30)
+@example(FilterCoefficients((1.0, 0.5, 0.25), (-0.3, 0.2), 0.7), 3, 257, 36)
+@example(FilterCoefficients((1.0,), (-0.5,), 1.0), 4, 257, 12)
 def test_correlated_noise_has_the_same_bits(coefficients: Any, seed: int, size: int, bits: int) -> None:
     """Several steps, from any place of a ring: every vector, and of a ring only one a step is written."""
     backend, rng, ring = load_backend(BACKEND), np.random.default_rng(seed), isinstance(coefficients, RingCoefficients)
