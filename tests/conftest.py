@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -130,6 +131,20 @@ def _ledgers_in_temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(places, "KNOWN", places.KNOWN | {kind})
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_sums_for_checks_that_are_left_out() -> None:
+    """Halve the time of Triton's interpreter.
+
+    For every sum of integers it computes whether they overflow, by a dozen further operations. The check that takes the
+    result is left out unless its `debug` is set, which it is not.
+    """
+    if INTERPRETED and "triton" in sys.modules:
+        from triton.runtime.interpreter import interpreter_builder as builder
+
+        assert not builder.options.debug
+        builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 @pytest.hookimpl(wrapper=True)

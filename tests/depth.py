@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from typing import TypeVar
 
 from hypothesis import settings
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
 def chosen(usual: T, nightly: T) -> T:
     """Return the second value under hypothesis' profile "nightly", otherwise the first."""
     return nightly if settings.default is settings.get_profile("nightly") else usual
+
+
+def pairs(one: Iterable[S], other: Iterable[T], every: int) -> list[tuple[S, T]]:
+    """Return all pairs under "nightly", otherwise one of `every` pairs: each value of both sides with some others."""
+    numbered = product(enumerate(one), enumerate(other))
+    return [(a, b) for (i, a), (j, b) in numbered if (i - j) % chosen(every, 1) == 0]

@@ -1,19 +1,19 @@
-"""Correlated noise on a grid: one step of a recurrence, or of a sum over a ring of earlier vectors."""
+"""Correlated noise on a grid: one step of a recurrence, or of a sum over a ring of earlier vectors.
+
+The same lines serve torch's tensors: they are operators and assignments alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpcore.spec.check import check_correlate
 from dpcore.spec.grid import nearest
 from dpcore.spec.ops import Correlation, FilterCoefficients, RingCoefficients
 from dpcore.spec.rounded_normal import FRACTION_BITS
 
-Floats = NDArray[Any]
+Floats = Any
 
 
 def correlate(z: Floats, state: Sequence[Floats], coefficients: Correlation, *, bits: int = FRACTION_BITS) -> Floats:
@@ -28,7 +28,7 @@ def _ring(z: Floats, vectors: Sequence[Floats], coefficients: RingCoefficients, 
     weights, place, normalizer, keeps = coefficients
     if not vectors:
         return z
-    r = np.zeros_like(z)
+    r = 0.0 * z
     for j, weight in enumerate(weights, start=1):
         r += float(weight) * vectors[(place - j) % len(vectors)]
     m = _added(z, r, bits)

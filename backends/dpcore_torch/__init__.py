@@ -7,9 +7,9 @@ keep threads waiting for work take the processor from each other; all else is `d
 from typing import TYPE_CHECKING, Final
 
 from dpcore.spec.repeating import repeat
+from dpcore_numpy.correlate import correlate
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
-from dpcore_torch.correlate import correlate
 from dpcore_torch.filter import recurrence
 from dpcore_torch.linear import linear_norms, linear_sums, tied_norms
 from dpcore_torch.noise import normal

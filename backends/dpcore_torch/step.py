@@ -11,7 +11,7 @@ from dpcore.spec.check import check_step, order_of
 from dpcore.spec.grid import released, step_of
 from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
-from dpcore_torch.correlate import correlate
+from dpcore_numpy.correlate import correlate
 from dpcore_torch.filter import recurrence
 from dpcore_torch.noise import normal
 from dpcore_torch.update import move

@@ -89,28 +89,32 @@ def normals(cipher, counter, tables, bits, RNG: tl.constexpr):
     """Return floor(2^bits Z) of the 16 elements of a block, float64."""
     w0, w1 = cipher_block(cipher, counter, 0, RNG), cipher_block(cipher, counter, 1, RNG)
     z, pending = (), (counter ^ counter).to(tl.int32)
+    negative = pending
     for word in tl.static_range(16):
         k, region = size_of(w0[word], w1[word], tables)
-        z += (signed(k, w0[word].to(tl.int32, bitcast=True) < 0, bits),)  # type: ignore[assignment]
+        below = w0[word] >> 31
+        z += (signed(k, below != 0, bits),)  # type: ignore[assignment]
+        negative |= below.to(tl.int32) << word
         pending |= tl.where(region == REST, 1 << word, 0)
     attempt = pending ^ pending
     while tl.max(pending, axis=0) > 0:
-        z, pending, attempt = redrawn(z, pending, attempt, cipher, counter, tables, bits, RNG)
+        z, pending, attempt = redrawn(z, negative, pending, attempt, cipher, counter, tables, bits, RNG)
     return z
 
 
 @jit
-def redrawn(z, pending, attempt, cipher, counter, tables, bits, RNG: tl.constexpr):
+def redrawn(z, negative, pending, attempt, cipher, counter, tables, bits, RNG: tl.constexpr):
     """Try to draw each block's first pending element from a block of its own; return what follows."""
-    chosen = lowest(pending)
+    # The place of the lowest bit, by the exponent of a float; -127, which is no word, where none is pending.
+    chosen = ((pending & -pending).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     block = cipher_block(cipher, counter, (2 + 16 * attempt + chosen).to(tl.uint32), RNG)
     accepted, k = of_rest(block, tables)
-    done = accepted & (pending != 0)
+    value = signed(k, ((negative >> (chosen & 15)) & 1) != 0, bits)
+    place = tl.where(accepted, chosen, -1)
     drawn = ()
     for word in tl.static_range(16):
-        value = signed(k, z[word] < 0, bits)
-        drawn += (tl.where(done & (chosen == word), value, z[word]),)  # type: ignore[assignment]
-    return drawn, tl.where(done, pending & (pending - 1), pending), tl.where(done, 0, attempt + 1)
+        drawn += (tl.where(place == word, value, z[word]),)  # type: ignore[assignment]
+    return drawn, tl.where(accepted, pending & (pending - 1), pending), tl.where(accepted, 0, attempt + 1)
 
 
 @jit
@@ -132,15 +136,6 @@ def size_of(w0, w1, tables):
 def signed(k, negative, bits):
     """Return floor(2^bits Z): k with its sign, rounded down."""
     return (tl.where(negative, -1 - k, k) >> (FRACTION - bits)).to(tl.float64)
-
-
-@jit
-def lowest(mask):
-    """Return the place of the lowest bit that is set among 16."""
-    place = mask ^ mask
-    for k in tl.static_range(15, -1, -1):
-        place = tl.where((mask & (1 << k)) != 0, k, place)
-    return place
 
 
 @jit

@@ -8,11 +8,12 @@ import re
 import shutil
 import sys
 import textwrap
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
+
+from dpcore.spec import waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,20 +100,11 @@ def told_if_slow(words: str) -> Iterator[None]:
     """
     stream = sys.stderr
 
-    def tell() -> None:
-        # In one piece, and without rich, whose import the main thread may be in the middle of.
-        stream.write(fitted(f"remark: still computing: {words}; Ctrl-C stops it", stream) + "\n")
-        stream.flush()
+    def text() -> str:
+        return fitted(f"remark: still computing: {words}; Ctrl-C stops it", stream)
 
-    timer = threading.Timer(_PATIENCE, tell)
-    timer.daemon = True
-    timer.start()
-    try:
+    with waiting.told_if_slow(text, _PATIENCE):
         yield
-    finally:
-        timer.cancel()
-        # What has begun is written before the result, never into it.
-        timer.join()
 
 
 def write_json(content: Any) -> None:

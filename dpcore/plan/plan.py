@@ -378,7 +378,7 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
     Notes
     -----
     A square ``(S / B)^2`` of a rounded sum moves by at most ``(1 + share)^2`` times what `dpcore.plan.scales` says, and
-    rounds by ``3 2^-53`` of itself, which is at most ``B_max / 2`` of that.
+    rounds by ``3 2^-53`` of itself, which is at most ``B_max / 2`` of that; two of them differ by twice as much.
 
     Raises
     ------
@@ -389,7 +389,7 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
     if sigma == 0:
         return Grid(FRACTION_BITS, 0.0, 0.0)
     terms = sampler.likely_batch_size
-    growth, rows, carried, moved = 1.0, 0, 1.0, 1 / sigma
+    growth, rows, carried, moved = 1.0, 0, 1.0, 1 / plan.gradient_noise_multiplier
     coefficients = None if strategy is None else strategy.coefficients(0)
     if strategy is not None and (strategy.order or coefficients is None):  # else nothing comes from earlier rows
         growth = math.sqrt(float(np.max(strategy.inverse_row_norms(plan.steps))))
@@ -399,7 +399,7 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
     bits = bits_for(terms / sigma, max(growth, 1.0))
     share = rounding(terms) + message_rounding
     on_grid = raised(bits, dimension, moved, rows=rows, carried=carried)
-    squares = 2 * share + share**2 + 1.5 * terms * 2.0**-53 + math.sqrt(2) * on_grid
+    squares = 2 * share + share**2 + 3 * terms * 2.0**-53 + math.sqrt(2) * on_grid
     joint = plan.method.update.second_moment == "joint"
     return Grid(bits, max(share + on_grid, squares) if joint else share + math.sqrt(2) * on_grid, squares)
 

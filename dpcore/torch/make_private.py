@@ -24,6 +24,7 @@ from dpcore.mechanism.shared_account import SharedAccount
 from dpcore.sampling import Sampler
 from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
+from dpcore.spec.waiting import told_if_slow
 from dpcore.stages.method import Method
 from dpcore.torch.assemble import assembled, layout_of, plan_of, sampler_of, with_noise
 from dpcore.torch.data import batches
@@ -44,6 +45,8 @@ from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
+
+_PATIENCE = 5.0  # seconds of set-up, after which a line says so
 
 
 @explained
@@ -113,7 +116,8 @@ def make_private(
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters. The method's schedule multiplies every group's lr.
     max_memory : int or str, optional
-        Cap on what the sum over a micro-batch takes, measured on synthetic examples, in bytes or as "1 GiB"; by default
+        Cap on what the sum over a micro-batch takes, by the sizes in the proved graph (else measured on synthetic
+        examples), in bytes or as "1 GiB"; by default
         half of what the machine, or the model's device, has free now. Where it is not enough in a step, the step is
         tried again with half the micro-batch.
     microbatch_size : int, optional
@@ -238,7 +242,9 @@ def make_private(
     example = source.example(example_batch)
     check_same_data(peers, source, keys)
     gradient.passed_over += [data, source]
-    try_out(gradient, example, frozen, gradients)
+    words = f"dpcore: {type(model).__name__} is captured as a graph and proved; equal models do not wait for it again"
+    with told_if_slow(lambda: words, _PATIENCE):
+        try_out(gradient, example, frozen, gradients)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
     for told in _slow(gradient, gradients):
         warnings.warn(told, SpeedWarning, stacklevel=3)

@@ -1,10 +1,11 @@
-"""A step's sum on made-up examples: what is measured of memory and time, without a look at the data.
+"""A step's sum on made-up examples: what it takes of memory and time, without a look at the data.
 
 Nothing is drawn, accounted for or released, and model and loss are left as they were.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dpcore.mechanism.mechanism import Mechanism
@@ -53,13 +54,26 @@ class Rehearsal:
 
     def fit(self, limit: Limit) -> None:
         """Plan micro-batches that fit a limit."""
-        # A first call imports and compiles: it is measured and not counted.
-        _, one, two = (self.peak(examples, self.engine.mechanism) for examples in (1, 1, 2))
+        needed = self.needed() if self.engine.gradient.way == "pairs" else self._measured()
         # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
         # micro-batches of other sizes run beside them.
         shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
-        self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, one, two, self.likely_examples))
+        self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, needed, self.likely_examples))
         self.engine.limit = limit
+
+    def needed(self) -> Callable[[int], int]:
+        """Return what gives the bytes of a sum over so many examples, by the proved graph."""
+        footprint = self.engine.gradient.proved.prove(self.example).footprint
+        working, scales = self.engine.working, self.engine.mechanism.vectors.scales
+        parameters = sum(tensor.nbytes for tensor in working.tensors())
+        return lambda examples: footprint.needed(
+            examples, len(self.points), working.dtype, parameters, several=self.several, scaled=scales is not None
+        )
+
+    def _measured(self) -> Callable[[int], int]:
+        # A first call imports and compiles: it is measured and not counted.
+        _, one, two = (self.peak(examples, self.engine.mechanism) for examples in (1, 1, 2))
+        return lambda examples: max(2 * one - two, 0) + examples * (two - one)
 
     def blocks(self, examples: int) -> list[Block]:
         """Return the gradients of so many examples: those of all points, combined."""

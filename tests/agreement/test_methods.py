@@ -26,6 +26,7 @@ from dpcore.stages.updates import Adam, Momentum
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
+from tests.depth import chosen
 
 pytest.importorskip("triton")
 
@@ -133,6 +134,9 @@ METHODS = {
     ),
 }  # fmt: skip
 
+# Each of the port's forms of a step once, at every change.
+FORMS = ["dp_sgd", "doppler", "disk", "pmlf", "memf", "accelerated_srgd", "dp_adam", "joint moments"]
+
 
 def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple[np.ndarray, list[bytes]]:
     """The path, and the answer after it; and the batches."""
@@ -163,7 +167,11 @@ def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple
     return np.vstack([result.path, result.x]), drawn
 
 
-@pytest.mark.parametrize("name", METHODS)
+# A step of each kind in which a mechanism puts the operations together otherwise.
+RUNS = [*FORMS, "dp_sgd, adaptive clip", "dp_adam, independent", "dp_adagrad, scaled", "differences of a window"]
+
+
+@pytest.mark.parametrize("name", chosen(RUNS, list(METHODS)))
 def test_whole_runs_agree(name: str) -> None:
     @few
     @given(METHODS[name], pick([5, 1, 4097]), st.integers(0, 2**32 - 1))

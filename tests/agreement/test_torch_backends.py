@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 import dpcore
 import dpcore.torch
 from dpcore.errors import BackendError
+from tests.depth import chosen
 from tests.unit.torch_runs import KEY, load, saved
 
 pytest.importorskip("triton")
@@ -23,15 +25,27 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="CPU tensors need the i
 PLACES = {"torch": ("cpu", 0.0), "triton": ("cpu", 0.0) if INTERPRETED else ("cuda", 1e-4)}
 
 
+# Methods that a change trains in the interpreter: each of the port's forms of a step once, and a scale.
+FEW = ("dp_sgd", "doppler", "disk", "dp_adam", "pmlf", "memf", "accelerated_srgd", "scale_then_privatize")
+
+
+@cache
+def by_numpy(name: str) -> list[torch.Tensor]:
+    """What a run releases, which is nobody's to change."""
+    return train("numpy", METHODS[name](), "cpu")
+
+
 @interpreted
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "torch") for name in METHODS), *((name, "triton") for name in chosen(FEW, tuple(METHODS)))],
+)
 def test_cpu_tensors_agree(name: str, backend: str) -> None:
-    want = train("numpy", METHODS[name](), "cpu")
+    want = by_numpy(name)
     got = train(backend, METHODS[name](), "cpu")
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=3e-6)
-    other = train("numpy", METHODS["dp_sgd" if name != "dp_sgd" else "disk"](), "cpu")
+    other = by_numpy("dp_sgd" if name != "dp_sgd" else "disk")
     assert max((a - b).abs().max().item() for a, b in zip(want, other, strict=True)) > 1e-3
 
 

@@ -21,9 +21,11 @@ from dpcore.sampling import (
     TruncatedPoissonSampler,
     UserSampler,
 )
+from dpcore.spec.ops import CLIP_RULES
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.method import Method
 from dpcore.stages.updates.galore import GaLore
+from tests.depth import pairs
 
 KEY = bytes(range(32))
 ORDER = FixedOrderSampler(dataset_size=160, batch_size=40)
@@ -74,8 +76,10 @@ def test_independent_moments_in_batches_of_one_show_both_releases() -> None:
     assert passes(method, SINGLE, steps=8, runs=192) > 0.15
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("name", ["dp_sgd", "disk", "doppler", "pmlf", "inner_outer", "dp_adam", "dp_adagrad"])
+SAMPLED = ["dp_sgd", "disk", "doppler", "pmlf", "inner_outer", "dp_adam", "dp_adagrad"]
+
+
+@pytest.mark.parametrize(("name", "sampler"), pairs(SAMPLED, SAMPLERS, 3))
 def test_every_sampler(name: str, sampler: str) -> None:
     passes(METHODS[name](lr=0.1, noise_multiplier=1.0), SAMPLERS[sampler], runs=8)
 
@@ -86,8 +90,10 @@ def test_correlated_noise_under_other_orders(name: str, sampler: str) -> None:
     passes(METHODS[name](lr=0.1, noise_multiplier=2.0), SAMPLERS[sampler])
 
 
-@pytest.mark.parametrize("clipping", ["standard", "automatic", "automatic_v", "normalized", "psac"])
-@pytest.mark.parametrize("groups", ["flat", "per_layer", "per_tensor", {"first.*": 0.3, "*": 2.0}])
+GROUPS = ["flat", "per_layer", "per_tensor", {"first.*": 0.3, "*": 2.0}]
+
+
+@pytest.mark.parametrize(("clipping", "groups"), pairs(CLIP_RULES, GROUPS, 2))
 def test_every_clip(clipping: str, groups: Any) -> None:
     method = methods.dp_sgd(lr=0.1, noise_multiplier=2.0, clipping=clipping, clipping_groups=groups, max_grad_norm=7.0)
     assert passes(method, ORDER) > 0.4

@@ -218,6 +218,12 @@ def lost(rank: int, folder: Path) -> None:
     os._exit(0)  # the group cannot be taken down any more
 
 
+# Processes are forks of one that has imported all this: a fresh interpreter takes seconds of each for that. The others
+# are what a run imports by and by; none of them starts a thread, which a fork would lose.
+LATER = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "scipy.optimize", "dpcore_numpy", "dpcore_torch")
+torch.multiprocessing.set_forkserver_preload([__name__, *LATER])
+
+
 def work(rank: int, world: int, port: int, task: Callable[[int, Path], None], folder: Path) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -240,7 +246,8 @@ def in_processes(world: int, task: Callable[[int, Path], None], folder: Path, jo
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return torch.multiprocessing.spawn(work, args=(world, port, task, folder), nprocs=world, join=join)
+    given = (world, port, task, folder)
+    return torch.multiprocessing.start_processes(work, given, world, join=join, start_method="forkserver")
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import device
+from tests.depth import chosen
 
 ROOT = Path(__file__).resolve().parents[2]
 # What pip installs beside torch and Triton; and what tests compare with. pytest's own plugins are not loaded below.
@@ -67,7 +68,7 @@ def test_a_machine_with_few_packages_skips_and_has_no_errors() -> None:
     code, said = pytest_says("--collect-only", "tests", missing=OPTIONAL)
     assert code == 0, said[-3000:]
     assert "could not import 'dp_accounting'" in said
-    code, said = pytest_says("tests/spec", "tests/agreement/test_ops_stream.py", missing=OPTIONAL)
+    code, said = pytest_says("tests/spec", *chosen([], ["tests/agreement/test_ops_stream.py"]), missing=OPTIONAL)
     assert code == 0, said[-3000:]
     assert "could not import 'cryptography'" in said
 
@@ -103,18 +104,21 @@ def test_a_test_that_takes_too_long_fails_once() -> None:
         runs.append(number)
         time.sleep(60)
 
+    # Hypothesis begins slowly on a busy machine, and an exception is lost in some places of it: first without a limit.
+    given(st.integers())(lambda number: None)()
     begun = time.monotonic()
     with (
         tempfile.TemporaryFile() as report,
-        pytest.raises(device.TooLong, match=r"more than 0\.2 seconds"),
-        device.limited(0.2, 60, report.fileno()),
+        pytest.raises(device.TooLong, match="more than 2 seconds"),
+        device.limited(2, 60, report.fileno()),
     ):
         forever()
     assert len(runs) == 1
     assert time.monotonic() - begun < 50
-    with tempfile.TemporaryFile() as report, device.limited(0.05, 0.05, report.fileno()):
+    # Neither limit outlives what it is for. A busy machine must not let them pass before: the second one ends pytest.
+    with tempfile.TemporaryFile() as report, device.limited(1, 1, report.fileno()):
         pass
-    time.sleep(0.2)  # neither limit outlives what it is for
+    time.sleep(2.2)
 
 
 def test_what_hangs_outside_of_python_ends_the_process() -> None:
@@ -122,7 +126,7 @@ def test_what_hangs_outside_of_python_ends_the_process() -> None:
 import signal, time
 from tests import device
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
-with device.limited(0.1, 0.1, 2):
+with device.limited(1, 1, 2):
     time.sleep(60)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

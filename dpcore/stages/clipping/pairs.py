@@ -152,8 +152,8 @@ class Embedding:
                 kept = index >= 0
                 if isinstance(row, np.ndarray):
                     np.add.at(row, index[kept], weight * gradient[kept])
-                else:
-                    row.index_add_(0, index[kept], weight * gradient[kept])
+                else:  # without a look at values, for which a device would wait
+                    row.index_add_(0, index.clamp(min=0), (weight * gradient).masked_fill(~kept[:, None], 0.0))
         return rows.reshape(self.examples, math.prod(self.shape))
 
     def weighted(self, weight: float) -> Embedding:

@@ -41,9 +41,11 @@ class RunningNorm:
     def following(self, normal: float, bits: int, raised: float = 1.0) -> float:
         """Return C_{t+1}, of the bits so far and a standard normal number on a grid. A release.
 
-        The noise is `raised`: half a bit is not a multiple of the grid's step, whose rounding moves the sum further.
+        The noise is `raised`, and once more for the grid of this release: an example moves the sum by 1/2, and its
+        rounding by 1.5 steps.
         """
-        noisy, step = int(self._twice) / 2, step_of(raised * self.adaptive.noise_on_bits(self.batch_size), bits)
+        deviation = raised * self.adaptive.noise_on_bits(self.batch_size)
+        noisy, step = int(self._twice) / 2, step_of(deviation * (1 + 3 * step_of(deviation, bits)), bits)
         if step:
             noisy = (nearest(noisy * (1 / step)) + nearest(normal * 2.0**bits)) * step
         return self.adaptive.next_norm(self.norm, noisy, self.batch_size, self.initial)

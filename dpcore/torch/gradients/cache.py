@@ -85,7 +85,8 @@ def _is_kept(kind: type) -> bool:
 
 def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Hashable, ...]:
     """Return what is equal for models that have one graph: modules, their attributes, tensors' forms, and the loss."""
-    parts: list[Hashable] = [tuple(names), _value(loss) if not isinstance(loss, nn.Module) else None]
+    met: dict[int, int] = {}
+    parts: list[Hashable] = [tuple(names), _value(loss, met) if not isinstance(loss, nn.Module) else None]
     device = next(model.parameters()).device
     parts += [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type), torch.is_grad_enabled()]
     numbers: dict[int, int] = {}  # ties
@@ -105,7 +106,7 @@ def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Has
                         number = numbers.setdefault(id(tensor), len(numbers))
                         parts.append((key, number, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad))
             own = {k: v for k, v in vars(module).items() if k not in _TORCHS}
-            parts += [(key, _value(value)) for key, value in own.items()]
+            parts += [(key, _value(value, met)) for key, value in own.items()]
     return tuple(parts)
 
 
@@ -117,17 +118,43 @@ _TORCHS = frozenset(vars(nn.Module())) - {"training"} | {
 }
 
 
-def _value(value: Any) -> Hashable:
-    """Return what is equal for equal values; for an object that is not known, the object itself."""
-    if type(value) in _PLAIN:
-        return type(value), value
+_OBJECTS = 10_000
+"""Beyond so many objects, a further one is taken for another one than any else."""
+
+
+def _value(value: Any, met: dict[int, int]) -> Hashable:
+    """Return what is equal for equal values; for one that cannot be compared by its parts, the object itself.
+
+    An object with nothing but attributes, as a configuration, is compared by them. `met` numbers such objects, so that
+    one in two places is no pair of equal ones.
+    """
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return kind, value
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(_value, value))
+        return kind, tuple(_value(each, met) for each in value)
+    if isinstance(value, (set, frozenset)):
+        return kind, frozenset(_value(each, met) for each in value)
     if isinstance(value, dict):
-        return type(value), tuple((_value(k), _value(v)) for k, v in value.items())
+        return kind, tuple((_value(k, met), _value(v, met)) for k, v in value.items())
     if isinstance(value, FunctionType) and value.__closure__ is None:
         return value
-    return _Same(value)
+    if isinstance(value, (nn.Module, type)) or not _has_only_attributes(kind) or len(met) >= _OBJECTS:
+        return _Same(value)
+    known = len(met)
+    number = met.setdefault(id(value), known)
+    return (kind, number) if number < known else (kind, number, _value(vars(value), met))
+
+
+class _Attributes:
+    pass
+
+
+@cache
+def _has_only_attributes(kind: type) -> bool:
+    """Whether objects of a class hold nothing beside their `__dict__`."""
+    plain = kind.__basicsize__ == _Attributes.__basicsize__ and not kind.__itemsize__
+    return plain and kind.__dictoffset__ == _Attributes.__dictoffset__
 
 
 class _Same:

@@ -7,12 +7,13 @@ example's values to another one.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -28,7 +29,6 @@ from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from dpcore.errors import DpcoreError
 from dpcore.torch.data import batches
@@ -47,6 +47,7 @@ Twice the next one is the other number at which the code is looked at, so that o
 """
 
 RANDOM = torch.Tag.nondeterministic_seeded
+_DEVICE = torch.ops.prim.device.default
 
 
 @dataclass(eq=False)
@@ -194,10 +195,16 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, list[Any]]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is _DEVICE and isinstance(args[0], FakeTensor):  # torch asks for it at every turn
+            return args[0].fake_device
         kwargs = kwargs or {}
-        found = [_number(leaf) for leaf in tree_leaves((args, kwargs))]
+        found: list[Any] = []
+        for given in (*args, *kwargs.values()):
+            found += map(_number, given) if isinstance(given, (list, tuple)) else [_number(given)]
         self.calls.append((function, found))
-        result = function(*args, **kwargs)
+        # What torch itself calls from here on is no code of the user's, and need not be looked at.
+        with torch._C.DisableTorchFunction():
+            result = function(*args, **kwargs)
         if self.earlier is not None and not self._agrees(len(self.calls) - 1):
             where = self.where()
             raise NotCaptured(f"{function} uses the number of examples{f' ({where})' if where else ''}")
@@ -242,6 +249,18 @@ def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
         with fake:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)  # type: ignore[return-value]
     return fake.from_tensor(tensor.detach(), static_shapes=True)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let Python not look for cycles meanwhile: it would do so often while a graph grows, and find none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
@@ -358,6 +377,11 @@ def _masks_as_given() -> Iterator[None]:
 _OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])
 
 
+@cache
+def _is_users(file: str) -> bool:
+    return not file.startswith((*_OURS, "<"))
+
+
 def _where(names: dict[nn.Module, str]) -> str:
     """Return the innermost module, and line that is neither torch's nor dpcore's: "module 'lstm' (LSTM), net.py, line 9"."""
     frame: Any = sys._getframe(2)
@@ -368,7 +392,7 @@ def _where(names: dict[nn.Module, str]) -> str:
             owner = frame.f_locals.get(next(iter(code.co_varnames), ""))
             name = names.get(owner, "") if isinstance(owner, nn.Module) else ""
             module = f"module {name!r} ({type(owner).__name__}), " if name else ""
-        if not code.co_filename.startswith(_OURS) and not code.co_filename.startswith("<"):
+        if _is_users(code.co_filename):
             return f"{module}{code.co_filename.rpartition('/')[2]}, line {frame.f_lineno}, in {code.co_name}"
         frame = frame.f_back
     return module.removesuffix(", ")
@@ -390,6 +414,10 @@ def _functional(module: GraphModule, inputs: Sequence[Any], fake: FakeTensorMode
 
     What is made of a constant may be written to, so constants are inputs while the graph is made.
     """
+    for node in module.graph.nodes:
+        if node.target in _DROPPING and list(node.args[0].users) == [node] and node.args[0].target in _FRESH:
+            node.target = _DROPPING[node.target]
+            node.args = node.args if len(node.args) > 1 else (*node.args, 0.5)  # what bernoulli_ has by default
     if not any(_writes(node) for node in module.graph.nodes):
         return module
     found = {node.target: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}
@@ -411,6 +439,14 @@ def _functional(module: GraphModule, inputs: Sequence[Any], fake: FakeTensorMode
         made.graph.erase_node(node)
     made.recompile()
     return made
+
+
+_DROPPING = {
+    torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
+    torch.ops.aten.div_.Scalar: torch.ops.aten.div.Scalar,
+}
+"""What dropout does to memory of its own, and the operation that gives a new tensor."""
+_FRESH = {torch.ops.aten.empty_like.default, torch.ops.aten.bernoulli.p}
 
 
 class _Given(Interpreter):

@@ -19,6 +19,7 @@ from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
 from dpcore.torch.gradients.capture import Captured
 from dpcore.torch.gradients.errors import Mixes
+from dpcore.torch.gradients.footprint import Footprint
 from dpcore.torch.gradients.sources import RESHAPED, Finder, Source
 
 _MASKED = {
@@ -124,6 +125,11 @@ class Program:
                 if type(value) is not FakeTensor or value.layout is not torch.strided:
                     return "a tensor is sparse, or of a class of its own"
         return None
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What a call takes of memory, and the sum over its blocks."""
+        return Footprint.of(self._module.graph, self.count, self.blocks)
 
     def _as_written(self) -> AbstractContextManager[None]:
         """Leave out autocast, whose casts are operations of the graph."""

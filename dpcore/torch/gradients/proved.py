@@ -17,7 +17,7 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
-from dpcore.torch.gradients.capture import capture, value_digest
+from dpcore.torch.gradients.capture import capture, uncollected, value_digest
 from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss
@@ -119,6 +119,7 @@ class ProvedGradient:
             self.programs[form] = known
         return known
 
+    @uncollected()
     def _made(self, batch: Tree) -> Program:
         program = self._proved(batch)
         if self.compiled:

@@ -6,6 +6,7 @@ so that the examples stay apart by construction, unless Python code keeps someth
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -87,7 +88,8 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
         warnings.warn(
             f"compile: not done, and the run goes on without ({refusal.__cause__})", SpeedWarning, stacklevel=2
         )
-    if proved.changes_state or not any(block.rows().any() for block in blocks):
+    # The smallest first: rows of a table for each example are many.
+    if proved.changes_state or not any(b.rows().any() for b in sorted(blocks, key=lambda b: math.prod(b.shape))):
         # Caches are filled once, which is no fault: the model's own code says what is one.
         gradient.way = WAYS[-1]
         try_state(gradient, example)

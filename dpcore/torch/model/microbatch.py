@@ -1,7 +1,8 @@
 """The micro-batch: how many examples to differentiate at once under a memory limit.
 
-Measured by taking a step's sum of one and of two made-up examples as training does, and counting the bytes of the
-tensors, and of the backend's arrays, that live at one time.
+What a proved graph takes follows from its sizes (`dpcore.torch.gradients.footprint`). Elsewhere a step's sum of one
+and of two made-up examples is taken as training does, and the bytes of the tensors, and of the backend's arrays, that
+live at one time are counted.
 
 Notes
 -----
@@ -14,6 +15,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +35,7 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     if mine:
         tracemalloc.start()
     try:
-        with _Peak() as count:
+        with Peak() as count:
             function()
             count.look()
     finally:
@@ -42,17 +44,17 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     return int(count.peak)
 
 
-def microbatch_size(limit: int, one: int, two: int, most: int) -> int:
+def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
     """Return the number of examples to differentiate at once, at least 1.
 
-    `one` and `two` are the peak bytes of a step's sum of one example and of two; `most` are the examples that a step
-    may have, which are cut into micro-batches of nearly one size.
+    `needed` gives the bytes that a step's sum of so many examples takes, more for more of them; `most` are the examples
+    that a step may have, which are cut into micro-batches of nearly one size.
     """
-    fits = max((limit - max(2 * one - two, 0)) // max(two - one, 1), 1)
+    fits = max(bisect_right(range(1, most + 1), limit, key=needed), 1)
     return -(-most // -(-most // fits))
 
 
-class _Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages from the operation that makes them to their end, and those of arrays."""
 
     def __init__(self) -> None:

@@ -28,11 +28,8 @@ MOST_REGISTERS = 80
 MOST_OF_PRODUCTS = 160
 # Two blocks of normals and eleven arrays; sixteen elements, sums and scales in float64: five warps a scheduler.
 MOST_OF = {"step adam, everything: orders 1 and 2, noise of order 2": 96, "weighted_sum, scale": 96}
-# Of the step's many variants a change compiles these, which take long enough; the nightly job compiles all.
-FEW_STEPS = {
-    "step sgd", "step adam", "step adamw, order 3, displacement", "step accelerated, noise of order 2",
-    "step adam, given square", "step adam, everything: orders 1 and 2, noise of order 2", "step sgd, ring of 31",
-}  # fmt: skip
+# Of the step's many variants, of up to 80 seconds each, a change compiles these; the nightly job compiles all.
+FEW_STEPS = {"step sgd", "step adam", "step momentum, order 1, displacement", "step sgd, ring of 31"}
 
 # Columns of the table of docs/kernels.md, before those of what is executed.
 KEPT = ("kernel", "elements_a_thread", "registers", "warps_resident", "shared", "spills", "loads_together")
@@ -291,16 +288,20 @@ def bound_types() -> list[Any]:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("triton")
     from tests.depth import chosen  # not as a program
+    from tests.once import once
 
-    folder = tmp_path_factory.mktemp("compiled")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(folder)
-    out = folder / "measured.json"
-    command = [sys.executable, __file__, out, *chosen(["few"], [])]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    def compile_all(folder: Path) -> Path:
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        environment["TRITON_CACHE_DIR"] = str(folder)
+        out = folder / "measured.json"
+        command = [sys.executable, __file__, out, *chosen(["few"], [])]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return out
+
+    out = once(tmp_path_factory, "compiled", compile_all)
     measured: dict[str, Any] = json.loads(out.read_text())
-    assert len(measured["kernels"]) >= chosen(30, 46)
+    assert len(measured["kernels"]) >= chosen(27, 46)
     return measured
 
 

@@ -26,6 +26,7 @@ from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
 
 MIB = 2**20
+USERS = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, max_examples_per_user=2)
 CPU = torch.device("cpu")
 
 
@@ -133,13 +134,13 @@ def test_tensors_and_arrays_count_as_long_as_they_live_together() -> None:
 def test_microbatches_follow_the_limit_and_are_nearly_equal() -> None:
     def size(most: int, limit: int) -> int:
         # Whatever the number of examples 400 bytes, for each 100 more.
-        return microbatch_size(limit, one=500, two=600, most=most)
+        return microbatch_size(limit, lambda examples: 400 + 100 * examples, most)
 
     assert size(1000, 2000) == 16
     assert size(20, 2000) == 10  # not 16 and 4
     assert size(9, 2000) == 9
     assert size(9, 1) == 1
-    assert microbatch_size(1000, one=0, two=0, most=9) == 9
+    assert microbatch_size(1000, lambda _: 0, most=9) == 9
 
 
 class Wide(nn.Module):
@@ -159,6 +160,85 @@ def test_the_microbatch_of_every_way_fits_the_limit_and_uses_it(way: str) -> Non
     assert run.microbatch_size < 30
 
 
+class Language(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(500, 64), nn.Linear(64, 500, bias=False)
+        self.mix = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True)
+        if tied:
+            self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.mix(self.embed(tokens))).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.out = nn.Embedding(500, 64), nn.LSTM(64, 96, batch_first=True), nn.Linear(96, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(self.mix(self.embed(tokens))[0][:, -1])
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.GroupNorm(4, 32), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 3),
+    )  # fmt: skip
+
+
+def tokens(length: int) -> torch.Tensor:
+    return torch.arange(30 * length).reshape(30, length) % 499
+
+
+ESTIMATED = {
+    "MLP": (lambda: Wide(8000), DATA),
+    "CNN": (cnn, (torch.ones(30, 3, 32, 32), DATA[1])),
+    "transformer": (lambda: Language(False), (tokens(48), tokens(48))),
+    "tied": (lambda: Language(True), (tokens(48), tokens(48))),
+    "tied, short": (lambda: Language(True), (tokens(8), tokens(8))),
+    "LSTM": (Recurrent, (tokens(60), DATA[1])),
+}
+
+
+@pytest.mark.parametrize("way", ["one point", "two points", "users"])
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_what_follows_from_the_graph_is_what_a_sum_takes(name: str, way: str) -> None:
+    make, data = ESTIMATED[name]
+    users, method = way == "users", METHODS["disk" if way == "two points" else "dp_sgd"](4 if way == "users" else 8)
+    run = start(make(), method, data=data, sampling=USERS if users else "fixed-order", microbatch_size=24)
+    run._rehearsal.peak(24, run._engine.mechanism)  # a first call imports
+    needed, taken = run._rehearsal.needed()(24), run._rehearsal.peak(24, run._engine.mechanism)
+    assert 0.93 * taken < needed < (1.6 if users else 1.25) * taken, needed / taken
+
+
+def test_a_second_equal_model_is_not_captured_again() -> None:
+    from dpcore.torch.gradients import proved
+
+    class Settings:
+        def __init__(self, width: int) -> None:
+            self.width, self.names, self.itself = width, {"a", "b"}, self
+
+    class Net(nn.Module):
+        def __init__(self, width: int = 7, other: bool = False) -> None:
+            super().__init__()
+            self.settings = Settings(width)
+            self.more = Settings(width) if other else self.settings
+            self.one, self.two = nn.Linear(5, 7), nn.Linear(7, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.two(self.one(inputs)) * self.settings.width
+
+    captured: list[Any] = []
+    capture = proved.capture
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proved, "capture", lambda *args: captured.append(1) or capture(*args))
+        for made, times in ((Net(), 1), (Net(), 1), (Net(8), 2), (Net(other=True), 3), (Net(8), 3)):
+            start(made)
+            assert len(captured) == times
+
+
 def test_blocks_of_all_points_live_at_once() -> None:
     peaks = {}
     for window in (1, 2, 4):
@@ -170,9 +250,6 @@ def test_blocks_of_all_points_live_at_once() -> None:
     pair = 4 * 4000 * 2  # inputs of the second layer, gradients of the first
     assert peaks[4] - peaks[2] > 2 * pair
     assert peaks[2] - peaks[1] > pair
-
-
-USERS = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, max_examples_per_user=2)
 
 
 @pytest.mark.parametrize("way", ["pairs", "vmap", "one-by-one"])

@@ -1,0 +1,29 @@
+"""A line on standard error where something takes long: nobody should have to guess whether it still does anything."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def told_if_slow(text: Callable[[], str], patience: float) -> Iterator[None]:
+    """Write a line once if the block takes longer than `patience` seconds; `text` makes it then."""
+    stream = sys.stderr
+
+    def tell() -> None:
+        # In one piece, and without rich, whose import the main thread may be in the middle of.
+        stream.write(text() + "\n")
+        stream.flush()
+
+    timer = threading.Timer(patience, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # What has begun is written before the result, never into it.
+        timer.join()
