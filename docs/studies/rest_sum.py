@@ -68,7 +68,7 @@ class Found(NamedTuple):
 
 
 def sums(strips: int, bits: int = law.FINE_BITS) -> Iterator[Found]:
-    """Add up r over all places of so many bits, strip by strip."""
+    """Add up r over all places of so many bits, at least 13, strip by strip."""
     series = "(0.0 * e + C)".replace("C", law.SERIES[-1].hex())
     for coefficient in law.SERIES[-2::-1]:
         series = f"({series} * e + {coefficient.hex()})"
@@ -99,9 +99,10 @@ def errors(strips: int, bits: int = law.FINE_BITS) -> Iterator[tuple[Found, floa
         scale = Fraction((2**63 - law.STRIPS) / sum((strip.hat for strip in found), Decimal(0)))
     rest = 1 - Fraction(sum(strip.box + strip.staircase for strip in found), 2**24)
     with mpmath.workdps(60):
-        beyond = [mpmath.erfc(mpmath.mpf(j) / 64 / mpmath.sqrt(2)) for j in range(strips + 1)]
+        tails = [mpmath.erfc(mpmath.mpf(j) / 64 / mpmath.sqrt(2)) for j in range(strips + 1)]
+        beyond = [Fraction(mpmath.nstr(tail, 55)) for tail in tails]
     for j, each in enumerate(sums(strips, bits)):
-        mass = Fraction(mpmath.nstr(beyond[j] - beyond[j + 1], 50))
+        mass = beyond[j] - beyond[j + 1]
         total += each.mean / scale - (mass - Fraction(found[j].box + found[j].staircase, 2**24))
         yield each, float(total / rest), 12 * 2.0**-53 * float(beyond[j + 1]) / float(rest)
 

@@ -33,12 +33,12 @@ product and the rounded hat add ``3 2^-53 h_j``, with h_j at most 1.17 f. So wha
 within 15.6 2^-53 of f.
 
 What is accepted is divided by its sum. Errors relative to f add up there, against a rest of 4.5e-5 of the mass: in the
-worst case 2^-35 of it. Added up over all 2^30 places of each of the first 281 strips, the sum is too small by 3.609e-14
-of it, mostly for the rounding of f at the left ends; the other strips, 1.2e-5 of the mass, change that by 4e-16 at
-most: together less than 2^-44.6. It moves the probability of k by that share of r / f, which is 5e-5 in the middle and
-1 beyond 5.4: 2^-44.6 1.1e-3 = 2^-54.4 in the root of the mean square over k. So every k is right within a factor
-``1 + 2^-49 + 2^-44 r / f``, and in the root of the mean square within 2^-49. Beyond 10 there is nothing, where the law
-has 1.6e-23. N draws together are then within
+worst case 2^-35 of it. Added up over all 2^30 places of each of the first 384 strips (`docs/studies/rest_sum.py 384`),
+the sum is too small by 3.610e-14 of it, mostly for the rounding of f at the left ends, and every r lies between 0.001
+and 1 of its hat; the other strips can change the sum by 1e-19. So it is off by less than 2^-44.6, which moves k by that
+share of r / f: 5e-5 in the middle and 1 beyond 5.4, and in the root of the mean square over k 1.1e-3, so 2^-54.4.
+Every k is then right within a factor ``1 + 2^-49 + 2^-44 r / f``, and in the root of the mean square within 2^-49.
+Beyond 10 there is nothing, where the law has 1.6e-23. N draws together are within
 
     N 2^-75 + sqrt(N) 2^-49
 
