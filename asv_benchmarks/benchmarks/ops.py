@@ -45,7 +45,7 @@ class Words(_Operation):
 
 
 class Normal(_Operation):
-    """Standard normals of the stream, float32."""
+    """Standard normals of the stream, float64 on the grid."""
 
     def run(self, size: int) -> None:
         self.ops.normal(KEY, 0, 0, 0, size)

@@ -9,6 +9,7 @@ import numpy as np
 from dpcore import strategies
 from dpcore.mechanism.noise_state import correlated
 from dpcore.spec.ops import FilterCoefficients, RingCoefficients
+from dpcore.spec.rounded_normal import FRACTION_BITS
 
 from .common import BACKENDS, KEY, load, synchronize, values
 
@@ -41,7 +42,7 @@ class Epochs:
 
 
 class Ring:
-    """One step of a ring of 32 vectors of a million float32 numbers, the noise itself drawn before."""
+    """One step of a ring of 32 vectors of a million float64 numbers, the noise itself drawn before."""
 
     params: Any = BACKENDS
     param_names: Any = ("backend",)
@@ -49,7 +50,7 @@ class Ring:
     def setup(self, backend: str) -> None:
         """Fill the ring; its place is in the middle."""
         self.ops = load(backend)
-        self.arrays, self.z = [values(SIZE, seed) for seed in range(32)], values(SIZE, 32)
+        self.arrays, self.z = [values(SIZE, seed).astype(float) for seed in range(32)], values(SIZE, 32).astype(float)
         self.weights = tuple(0.5 ** np.arange(1, 33).astype(float))
         self.x, self.vectors = self.ops.from_numpy(self.z), [self.ops.from_numpy(array) for array in self.arrays]
         self.coefficients = RingCoefficients(self.weights, 13, 2.0)
@@ -58,21 +59,21 @@ class Ring:
         self.time_by_recurrence(backend)
 
     def time_by_index(self, backend: str) -> None:
-        """`Backend.ring`: 32 vectors read, one written."""
-        self.ops.ring(self.x, self.vectors, self.coefficients)
+        """`Backend.correlate` with a ring: 32 vectors read, one written."""
+        self.ops.correlate(self.x, self.vectors, self.coefficients)
         synchronize(backend)
 
     def time_by_recurrence(self, backend: str) -> None:
         """The same noise in transposed direct form II: 32 vectors read and written."""
-        self.ops.recurrence(self.x, self.vectors, self.recurrence)
+        self.ops.correlate(self.x, self.vectors, self.recurrence)
         synchronize(backend)
 
     def time_plain_numpy(self, backend: str) -> None:
         """A ring as one writes it down, on whole arrays, whatever the backend."""
         n = self.z.copy()
         for j, weight in enumerate(self.weights, start=1):
-            n += np.float32(weight) * self.arrays[(13 - j) % 32]
-        n /= np.float32(2.0)
+            n += weight * self.arrays[(13 - j) % 32]
+        n /= 2.0
         self.arrays[13][...] = n
 
 
@@ -101,7 +102,7 @@ class Streaming:
         """Make the vectors that are kept."""
         self.ops, self.strategy = load(backend), STREAMS[strategy]()
         like = self.ops.from_numpy(values(SIZE))
-        self.state = [self.ops.zeros_like(like) for _ in range(self.strategy.order)]
+        self.state = [self.ops.zeros_like(like, "float64") for _ in range(self.strategy.order)]
 
     def normal(self, row: int, start: int = 0, stop: int | None = None) -> Any:
         """Draw a row of Z."""
@@ -110,5 +111,5 @@ class Streaming:
     def time_16_steps(self, backend: str, strategy: str) -> None:
         """A block, where there are blocks."""
         for step in range(112, 128):
-            correlated(self.ops, self.strategy, step, self.state, self.normal)
+            correlated(self.ops, self.strategy, step, self.state, self.normal, FRACTION_BITS)
         synchronize(backend)

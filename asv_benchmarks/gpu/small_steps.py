@@ -34,7 +34,9 @@ def plain(device: str) -> None:
         ops.words(KEY, 0, 0, 5, size)
         ops.normal(KEY, 0, 0, 5, size)
         ops.recurrence(x, state, FilterCoefficients(b=(0.5, 0.25, 0.25), a=(-0.2, 0.1)))
-        ops.ring(x, state, RingCoefficients((0.5, 0.25), 1))
+        wide = [torch.randn(size, device=device, dtype=torch.float64) for _ in range(3)]
+        ops.correlate(wide[0], wide[1:], RingCoefficients((0.5, 0.25), 1))
+        ops.correlate(wide[0], wide[1:], FilterCoefficients((1.0, 0.5, 0.25), (-0.2,)))
         ops.update("adam", x, torch.randn_like(x), [torch.rand_like(x), torch.rand_like(x)], UpdateSettings(0.1), 1)
         rows = [torch.randn(5, size, device=device), torch.randn(5, 7, device=device)]
         norms = ops.row_norms(rows)

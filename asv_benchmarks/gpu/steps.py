@@ -106,7 +106,7 @@ class Steps:
             filter_state=tuple(normal(scale=0.01) for _ in range(case.order)),
             moments=tuple(moments),
             displacement=torch.full((size,), float("nan"), device=device) if case.displaced else None,
-            noise_state=tuple(normal() for _ in range(max(case.bands - 1, case.noise_order))),
+            noise_state=tuple(normal(torch.float64) for _ in range(max(case.bands - 1, case.noise_order))),
             scale=normal().abs_().add_(0.5) if case.scaled else None,
         )
 
@@ -203,7 +203,7 @@ def same_bits(one: Steps, other: Steps) -> bool:
     pairs = [
         pair for a, b in zip(one.slots, other.slots, strict=True) for pair in zip(_arrays(a), _arrays(b), strict=True)
     ]
-    return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs)
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
 def _mapped(slot: Slot[Any], change: Any) -> Slot[Any]:

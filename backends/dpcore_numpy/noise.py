@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.spec.check import check_bits
 from dpcore.spec.rounded_normal import (
     COLUMN_BITS,
     FINE_BITS,
@@ -38,6 +39,7 @@ def normal(
     rng: str = "chacha20",
 ) -> Floats:
     """See `dpcore.spec.ops.Backend.normal`."""
+    check_bits(bits)
     first, last = start // TILE, -(-(start + size) // TILE)
     w0, w1 = (tile_blocks(key, row, stream, first, last - first, part=part, rng=rng) for part in (0, 1))
     k, region = size_of(w0, w1)

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from dpcore.spec.check import check_bits
 from dpcore.spec.rounded_normal import (
     COLUMN_BITS,
     FINE_BITS,
@@ -35,6 +36,7 @@ def normal(
     rng: str = "chacha20",
 ) -> torch.Tensor:
     """See `dpcore.spec.ops.Backend.normal`."""
+    check_bits(bits)
     first, last = start // TILE, -(-(start + size) // TILE)
     w0, w1 = (
         torch.from_numpy(tile_blocks(key, row, stream, first, last - first, part=part, rng=rng).view(np.int32))

@@ -28,16 +28,24 @@ Boxes, staircases, hats and their choice are rational numbers, met exactly. r_j(
 of the cell. Relative to f it errs by: 2^-52 for f at the left end (rounded once) and its scale; for ``exp(-e)``, e =
 delta (x + delta / 2) <= 0.16, 2 roundings of e, the last of 12 terms of its series below 2^-60, and Horner's rule, 3
 roundings at most as the terms shrink; 2 products; the staircase, below f, 2 roundings; the difference 1. Together less
-than 12 2^-53. The density's mean over a cell of width 2^-36 is that at its middle within 2^-75 x^2. v adds 2^-53 h_j.
-So the probability of each k is right within a factor 1 + 2^-49, and beyond 10 there is nothing, where the law has
-1.6e-23. N draws together are then within
+than 12 2^-53 of f. The density's mean over a cell of width 2^-36 is that at its middle within 2^-76 max(1, x^2). v, its
+product and the rounded hat add ``3 2^-53 h_j``, with h_j at most 1.17 f. So what a place is accepted with is right
+within 15.6 2^-53 of f.
+
+What is accepted is divided by its sum. Errors relative to f add up there, against a rest of 4.5e-5 of the mass: in the
+worst case 2^-35 of it. Added up over all 2^30 places of each of the first 384 strips (`docs/studies/rest_sum.py 384`),
+the sum is too small by 3.610e-14 of it, mostly for the rounding of f at the left ends, and every r lies between 0.001
+and 1 of its hat; the other strips can change the sum by 1e-19. So it is off by less than 2^-44.6, which moves k by that
+share of r / f: 5e-5 in the middle and 1 beyond 5.4, and in the root of the mean square over k 1.1e-3, so 2^-54.4.
+Every k is then right within a factor ``1 + 2^-49 + 2^-44 r / f``, and in the root of the mean square within 2^-49.
+Beyond 10 there is nothing, where the law has 1.6e-23. N draws together are within
 
     N 2^-75 + sqrt(N) 2^-49
 
 of independent rounded normals in total variation: the first term for what lies beyond 10; the second by the
-Kullback-Leibler divergence, at most the chi-squared one, at most e^2 a draw for relative errors up to e = 2^-49, and
-Pinsker's inequality, ``sqrt(N e^2 / 2)``. For 1e12 draws that is 1.8e-9. A release that is (epsilon, delta)-private
-with the exact law is (epsilon, delta + (1 + exp(epsilon)) distance)-private with this one.
+Kullback-Leibler divergence, at most the chi-squared one, at most e^2 a draw for relative errors of the root mean square
+e = 2^-49, and Pinsker's inequality, ``sqrt(N e^2 / 2)``. For 1e12 draws that is 1.8e-9. A release that is (epsilon,
+delta)-private with the exact law is (epsilon, delta + (1 + exp(epsilon)) distance)-private with this one.
 
 References
 ----------

@@ -53,8 +53,17 @@ def rings(draw: st.DrawFn, order: int) -> RingCoefficients:
     return RingCoefficients(tuple(weights), place, draw(st.sampled_from([1.0, 0.7, 3.0])), draw(st.sampled_from(KEPT)))
 
 
+@st.composite
+def noise_filters(draw: st.DrawFn) -> FilterCoefficients:
+    """Coefficients of a recurrence that correlates noise."""
+    b = draw(st.lists(numbers, max_size=2))
+    return FilterCoefficients((1.0, *b), tuple(draw(st.lists(numbers, max_size=2))), draw(st.sampled_from([1.0, 0.7])))
+
+
 chains = st.lists(st.integers(0, 2).flatmap(filters), max_size=3)
-correlations = st.none() | st.integers(0, 2).flatmap(filters) | st.integers(0, 4).flatmap(rings)
+correlated = noise_filters() | st.integers(0, 4).flatmap(rings)
+correlations = st.none() | correlated
+grids = st.sampled_from([36, 36, 30, 12])
 
 rates = st.builds(
     UpdateSettings, learning_rate=st.sampled_from([1e-3, 0.1, 1.0]), weight_decay=st.sampled_from([0.0, 0.01]),
@@ -130,20 +139,6 @@ def recurrence_terms(
             for k in range(1, len(state) + 1)
         ]
         return y / normalizer, after
-
-
-def ring_terms(
-    x: np.ndarray, vectors: Sequence[np.ndarray], coefficients: RingCoefficients
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Terms of the output and of each vector."""
-    weights, place, normalizer, keeps = coefficients
-    after = [np.abs(vector).astype(np.float64) for vector in vectors]
-    x = np.abs(x).astype(np.float64)
-    with np.errstate(all="ignore"):
-        y = (x + sum(abs(weight) * after[place - j] for j, weight in enumerate(weights, 1))) / normalizer
-    if after:
-        after[place] = y if keeps == "output" else x
-    return y, after
 
 
 def update_terms(

@@ -23,6 +23,7 @@ SIZE = 12
 SETTINGS = UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-8)
 FILTER = FilterCoefficients((0.5, 0.5), (-0.25,))
 RING = RingCoefficients((0.5, 0.25), 1)
+NOISE_FILTER = FilterCoefficients((1.0, 0.5, 0.25), (-0.25,))
 
 
 @pytest.fixture(params=["numpy", "torch", "triton"])
@@ -44,11 +45,11 @@ class Call:
 
 
 def step_call(backend: Any, f: Callable[[str], Any], correlation: Any) -> Call:
-    arrays = {name: f("float32") for name in ("parameter", "filter_state", "noise_state_0", "noise_state_1",
-                                              "moments_0", "moments_1", "displacement", "scale", "square")}  # fmt: skip
-    arrays["total"] = f("float64")
+    arrays = {name: f("float32") for name in ("parameter", "filter_state", "moments_0", "moments_1", "displacement",
+                                              "scale", "square")}  # fmt: skip
+    arrays |= {name: f("float64") for name in ("noise_state_0", "noise_state_1", "total")}
     second = Slot(f("float32"), f("float64"), 4096, (f("float32"),), (f("float32"), f("float32")), None,
-                  (f("float32"), f("float32")), None, f("float32"))  # fmt: skip
+                  (f("float64"), f("float64")), None, f("float32"))  # fmt: skip
 
     def run(a: dict[str, Any]) -> None:
         slot = Slot(
@@ -78,8 +79,13 @@ def calls(backend: Any, size: int = SIZE) -> Iterator[tuple[str, Call]]:
     )  # fmt: skip
     yield (
         "ring",
-        Call(backend, lambda a: backend.ring(a["x"], [a["v0"], a["v1"]], RING),
-             {"x": f("float32"), "v0": f("float32"), "v1": f("float32")}, ("v0", "v1")),
+        Call(backend, lambda a: backend.correlate(a["z"], [a["v0"], a["v1"]], RING),
+             {name: f("float64") for name in ("z", "v0", "v1")}, ("v0", "v1")),
+    )  # fmt: skip
+    yield (
+        "correlate",
+        Call(backend, lambda a: backend.correlate(a["z"], [a["s0"], a["s1"]], NOISE_FILTER),
+             {name: f("float64") for name in ("z", "s0", "s1")}, ("s0", "s1")),
     )  # fmt: skip
     yield (
         "update",
@@ -94,7 +100,7 @@ def calls(backend: Any, size: int = SIZE) -> Iterator[tuple[str, Call]]:
     )  # fmt: skip
 
 
-OPERATIONS = ("step", "recurrence", "ring", "update", "weighted_sum")
+OPERATIONS = ("step", "recurrence", "ring", "correlate", "update", "weighted_sum")
 
 
 def call_of(name: str, backend: Any, size: int = SIZE) -> Call:
@@ -129,7 +135,7 @@ def test_what_is_changed_in_place_shares_no_memory(backend: Any, name: str) -> N
 def test_one_element_in_common_is_too_many(backend: Any, name: str) -> None:
     call = call_of(name, backend)
     first, second = call.changed[:2]
-    dtype = "float64" if name == "weighted_sum" else "float32"
+    dtype = "float64" if name in ("weighted_sum", "ring", "correlate") else "float32"
     memory = backend.from_numpy(np.ones(2 * SIZE, dtype=dtype))
     refused(ArgumentError, "shares memory", call, **{first: memory[:SIZE], second: memory[SIZE - 1 : -1]})
     np.testing.assert_array_equal(backend.to_numpy(memory), np.ones(2 * SIZE))

@@ -1,20 +1,20 @@
 """Normals follow the normal law on every backend: all of them by their distance from it, and the far tail by itself.
 
-A draw beyond 6.5 standard deviations comes once in 10^10. So the words that make radii are cut to the lowest cells of
-u, and everything after them is the backend's own: u is uniform below ``h = cells 2^-32`` there, ``-ln(u / h)`` has the
-exponential law, and ``|z|`` exceeds ``t >= sqrt(-2 ln h)`` with probability ``2 Q(t) / h``.
+A draw beyond 5.5 standard deviations comes once in 26 million. All of them are drawn by rejection, as 4.5e-5 of all
+draws are. So the tables are changed, to choose this rest for every element; everything after it is the backend's own.
+There ``|z|`` exceeds t with probability ``2 Q(t)`` over the mass of the rest, for t beyond the last staircase.
 """
 
 from __future__ import annotations
 
-import importlib
-import math
-from typing import Any
+from collections.abc import Iterator
+from importlib import import_module
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from dpcore.spec import rounded_normal as law
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
 
@@ -28,10 +28,9 @@ LEAST = 1e-3
 
 
 def drawn(backend: str, tiles: int, row: int = ROW) -> np.ndarray:
-    """Return normals in float64, of whole tiles."""
+    """Return normals of whole tiles."""
     port = load_backend(backend)
-    found = port.to_numpy(port.normal(KEY, row, Stream.GRADIENT, 4096 * 7, 4096 * tiles))
-    return found.astype(np.float64)
+    return port.to_numpy(port.normal(KEY, row, Stream.GRADIENT, 4096 * 7, 4096 * tiles, rng="philox"))
 
 
 def count_fits(count: int, expected: float) -> bool:
@@ -40,36 +39,20 @@ def count_fits(count: int, expected: float) -> bool:
 
 
 @pytest.fixture
-def lowest_cells(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns what cuts the words that make radii, in a backend, to so many of the lowest cells, a power of two."""
-
-    def cut(backend: str, cells: int) -> None:
-        load_backend(backend)
-        module = importlib.import_module(f"dpcore_{backend}.noise")
-        if backend == "triton":
-            # Compiled kernels do not look a function up again; the interpreter does at every call.
-            if not importlib.import_module("dpcore_triton.launch").INTERPRETED:
-                pytest.skip("the words of a compiled kernel cannot be cut")
-            block = module.cipher_block
-
-            def lowest(cipher: Any, counter: Any, TAIL: Any, RNG: Any) -> Any:
-                words = block(cipher, counter, TAIL, RNG)
-                return words if TAIL else tuple(w & (cells - 1) if i % 2 == 0 else w for i, w in enumerate(words))
-
-            monkeypatch.setattr(module, "cipher_block", lowest)
-            return
-        blocks = module.tile_blocks
-
-        def lowest_blocks(*args: Any, tail: bool = False, **kwargs: Any) -> Any:
-            words = blocks(*args, tail=tail, **kwargs)
-            if not tail:
-                words = words.copy()
-                words[..., 0::2] &= np.uint32(cells - 1)
-            return words
-
-        monkeypatch.setattr(module, "tile_blocks", lowest_blocks)
-
-    return cut
+def rest_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Let every column stand for the rest; its mass of old."""
+    noises = [import_module(f"dpcore_{name}.noise") for name in BACKENDS]
+    columns = np.full_like(law.tables().columns, law.REST)
+    mass = 1 - sum(strip.box + strip.staircase for strip in law.strips()) * 2.0**-24
+    tables = law.tables()._replace(columns=columns)
+    for module in (law, *noises[:2]):
+        monkeypatch.setattr(module, "tables", lambda: tables)
+    caches = noises[1]._columns.cache_clear, noises[2].tables_on.cache_clear
+    for clear in caches:
+        clear()
+    yield mass
+    for clear in caches:
+        clear()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -82,17 +65,24 @@ def test_the_body_is_normal(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("cells", "tiles"), [(4096, 16), (16, 16)])
-def test_the_tail_is_normal(backend: str, cells: int, tiles: int, lowest_cells: Any) -> None:
-    share = cells * 2.0**-32
-    least = math.sqrt(-2 * math.log(share))
-    lowest_cells(backend, cells)
-    z = drawn(backend, tiles)
-    exponential = (z.reshape(-1, 8, 2, 256) ** 2).sum(axis=2).reshape(-1) / 2 + math.log(share)
-    assert stats.kstest(exponential, "expon").pvalue > LEAST
+def test_the_tail_is_normal(backend: str, rest_alone: float) -> None:
+    z, least = drawn(backend, 8), 5.5
     far = np.abs(z)[np.abs(z) > least]
+    assert far.size > 15
     assert stats.kstest(far, lambda t: 1 - stats.norm.sf(t) / stats.norm.sf(least)).pvalue > LEAST
-    for bound in (5.5, 6.0, 6.5, 7.0):
-        if bound > least:
-            for side in (z, -z):
-                assert count_fits(int((side > bound).sum()), z.size * float(stats.norm.sf(bound)) / share)
+    for bound in (5.5, 5.75, 6.0, 6.5):
+        for side in (z, -z):
+            assert count_fits(int((side > bound).sum()), z.size * float(stats.norm.sf(bound)) / rest_alone)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_rest_has_what_boxes_and_staircases_leave(backend: str, rest_alone: float) -> None:
+    z = drawn(backend, 8, ROW + 1)
+    edges = np.arange(law.STRIPS + 1) / 64
+    taken = np.array([strip.box + strip.staircase for strip in law.strips()]) * 2.0**-24
+    expected = np.maximum(2 * (stats.norm.sf(edges[:-1]) - stats.norm.sf(edges[1:])) - taken, 0) / rest_alone * z.size
+    counts = np.bincount((np.where(z < 0, -z, z) * 64).astype(int), minlength=law.STRIPS)
+    _, group = np.unique(np.cumsum(expected) // 40, return_inverse=True)
+    found, likely = (np.bincount(group, weights=part) for part in (counts, expected))
+    assert stats.chi2.sf(((found - likely) ** 2 / likely).sum(), len(likely) - 1) > LEAST
+    assert stats.binomtest(int((z < 0).sum()), z.size).pvalue > LEAST

@@ -19,8 +19,8 @@ DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
 BYTES = {  # docs/kernels.md: a table of its own
-    "sgd, chacha20": 16, "momentum, philox": 24, "adam, no noise": 32, "adamw, chacha20": 32, "sgd, banded 8": 16 + 32,
-    "adam, banded 32": 32 + 128, "adam, filter of order 2": 48, "sgd, noise by a recurrence of order 1": 24,
+    "sgd, chacha20": 16, "momentum, philox": 24, "adam, no noise": 32, "adamw, chacha20": 32, "sgd, banded 8": 16 + 64,
+    "adam, banded 32": 32 + 256, "adam, filter of order 2": 48, "sgd, noise by a recurrence of order 1": 32,
     "sgd, filter of order 1, displacement (as DiSK)": 28, "adam, scale": 36,
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.layout import Layout
+from dpcore.spec.rounded_normal import tables
 from dpcore.spec.stream import Stream, derive_key, new_key
 from dpcore_numpy import normal, words
 from dpcore_numpy import stream as reference
+from tests.spec.scalar_normal import first_accepted, integer_of, parts_of
 
 KEY = bytes(range(32))
 with_cryptography = pytest.mark.skipif(reference.Cipher is None, reason="could not import 'cryptography'")
@@ -87,20 +90,54 @@ def test_layout_of_a_tile_word_by_word() -> None:
     for r in (0, 1, 255, 256, 257, 4095):
         block = reference.chacha20_blocks(KEY, tile * 256 + r % 256, 1, (row, int(stream), 0))
         assert got[r] == block[0, r // 256]
+        other = reference.chacha20_blocks(KEY, tile * 256 + r % 256, 1, (row, int(stream), 37))
+        assert words(KEY, row, stream, tile * 4096 + r, 1, part=37)[0] == other[0, r // 256]
 
 
 @pytest.mark.parametrize("case", GOLDEN["words"], ids=lambda case: f"{case['rng']}-{case['row']}-{case['start']}")
 def test_golden_words(case) -> None:
     got = words(
-        bytes.fromhex(case["key"]), case["row"], case["stream"], case["start"], 8, tail=case["tail"], rng=case["rng"]
+        bytes.fromhex(case["key"]), case["row"], case["stream"], case["start"], 8, part=case["part"], rng=case["rng"]
     )
     assert [f"{word:08x}" for word in got] == case["words"]
 
 
-@pytest.mark.parametrize("case", GOLDEN["normals"], ids=lambda case: f"{case['row']}-{case['start']}")
-def test_golden_normals(case) -> None:
-    got = normal(bytes.fromhex(case["key"]), case["row"], case["stream"], case["start"], 8, dtype="float64")
-    np.testing.assert_allclose(got, case["normals"], rtol=1e-14)
+def hexadecimal(words: str) -> list[int]:
+    return [int(word, 16) for word in words.split()]
+
+
+@pytest.mark.parametrize("bits", [36, 30, 12])
+def test_golden_normals(bits: int) -> None:
+    """Integers on a grid, by the backend and by a scalar loop from the words that stand in the file."""
+    for case in GOLDEN["normals"]:
+        expected = case[f"integer of {bits} bits"]
+        place = (bytes.fromhex(case["key"]), case["row"], case["stream"], case["element"], 1)
+        assert normal(*place, bits=bits, rng=case["rng"])[0] * 2.0**bits == expected
+        assert integer_of(*hexadecimal(case["words"]), map(hexadecimal, case["attempts"]), bits) == expected
+
+
+def test_golden_words_of_normals() -> None:
+    again = 0
+    for case in GOLDEN["normals"]:
+        block, word = parts_of(case["element"])
+        key, row, stream, rng = bytes.fromhex(case["key"]), case["row"], case["stream"], case["rng"]
+        blocks = [reference.blocks_of(key, block, 1, (row, stream, part), rng)[0, word] for part in (0, 1)]
+        assert blocks == hexadecimal(case["words"])
+        for attempt, words_of_block in enumerate(map(hexadecimal, case["attempts"])):
+            (found,) = reference.blocks_of(key, block, 1, (row, stream, 2 + 16 * attempt + word), rng).tolist()
+            assert found == words_of_block
+        if case["attempts"]:
+            try:
+                first_accepted([hexadecimal(case["attempts"][0])])
+            except AssertionError:
+                again += 1
+    assert sum(bool(case["attempts"]) for case in GOLDEN["normals"]) >= 5
+    assert again >= 1, "one takes a second attempt"
+
+
+def test_tables_of_the_law_are_the_golden_ones() -> None:
+    for name, table in tables()._asdict().items():
+        assert hashlib.sha256(table.tobytes()).hexdigest() == GOLDEN["tables"][name], name
 
 
 ranges = st.tuples(st.integers(0, 3 * 4096), st.integers(0, 5000))
@@ -111,19 +148,20 @@ def test_a_shard_and_a_row_drawn_again_have_the_same_bits(span, row, rng) -> Non
     start, size = span
     whole = words(KEY, row, Stream.GRADIENT, 0, 5 * 4096, rng=rng)
     assert np.array_equal(words(KEY, row, Stream.GRADIENT, start, size, rng=rng), whole[start : start + size])
-    for dtype in ("float32", "float64"):
-        normals = normal(KEY, row, Stream.GRADIENT, 0, 5 * 4096, dtype=dtype, rng=rng)
-        shard = normal(KEY, row, Stream.GRADIENT, start, size, dtype=dtype, rng=rng)
+    for bits in (36, 20):
+        normals = normal(KEY, row, Stream.GRADIENT, 0, 5 * 4096, bits=bits, rng=rng)
+        shard = normal(KEY, row, Stream.GRADIENT, start, size, bits=bits, rng=rng)
         assert shard.tobytes() == normals[start : start + size].tobytes()
 
 
-def test_rows_streams_keys_and_tails_differ() -> None:
+def test_rows_streams_keys_and_parts_differ() -> None:
     draws = [
         words(KEY, 1, Stream.GRADIENT, 0, 64),
         words(KEY, 2, Stream.GRADIENT, 0, 64),
         words(KEY, 1, Stream.SECOND_MOMENT, 0, 64),
         words(KEY, 1, Stream.GRADIENT, 4096, 64),
-        words(KEY, 1, Stream.GRADIENT, 0, 64, tail=True),
+        words(KEY, 1, Stream.GRADIENT, 0, 64, part=1),
+        words(KEY, 1, Stream.GRADIENT, 0, 64, part=2),
         words(derive_key(KEY, "other"), 1, Stream.GRADIENT, 0, 64),
     ]
     assert len({draw.tobytes() for draw in draws}) == len(draws)

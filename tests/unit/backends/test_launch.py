@@ -114,8 +114,8 @@ def test_a_second_step_on_the_same_tensors_sends_its_numbers_alone(monkeypatch: 
 
     backend, step = load_backend("triton"), sys.modules["dpcore_triton.step"]
     ones = np.ones(20, dtype=np.float32)
-    x, filtered, v, n, scale = (backend.from_numpy(ones) for _ in range(5))
-    total = backend.from_numpy(np.ones(20))
+    x, filtered, v, scale = (backend.from_numpy(ones) for _ in range(4))
+    total, n = (backend.from_numpy(np.ones(20)) for _ in range(2))
     slots = [Slot(x, total, 0, filter_state=(filtered,), moments=(v,), noise_state=(n,), scale=scale)]
     first_order = FilterCoefficients((1.0, 0.5), ())
     arguments = (2.0, (first_order,), "adagrad", [UpdateSettings(0.1)])

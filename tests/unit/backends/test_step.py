@@ -26,6 +26,7 @@ from tests.refused import refused
 KEY = bytes(range(32))
 SETTINGS = UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-6, 0.02, 0.1, 3.0, 0.25)
 FIRST_ORDER = FilterCoefficients((0.2, 0.3), (-0.5,), 0.7)
+NOISE_ORDER_1 = FilterCoefficients((1.0, 0.3), (-0.5,), 0.7)
 
 
 def make_slots(
@@ -38,7 +39,8 @@ def make_slots(
         moments = tuple(np.abs(m) for m in draw[4 + order : 4 + order + UPDATE_RULES[rule]])
         slots.append(Slot(
             parameter=draw[0], total=draw[1].astype(np.float64), first=first, moments=moments,
-            filter_state=tuple(draw[4 : 4 + order]), noise_state=tuple(draw[4 + order + UPDATE_RULES[rule] :]),
+            filter_state=tuple(draw[4 : 4 + order]),
+            noise_state=tuple(v.astype(np.float64) for v in draw[4 + order + UPDATE_RULES[rule] :]),
             displacement=np.full(size, np.nan, dtype) if displacement else None,
             scale=np.abs(draw[2]) + np.asarray(0.1, dtype) if scaled else None,
             square=draw[3] if rule in SECOND_MOMENT else None,
@@ -55,17 +57,19 @@ def compose(
     """`Backend.step` as its docstring has it, on whole arrays."""
 
     def normals(slot: Slot, noise: NoiseRow) -> np.ndarray:
-        place, kind = (slot.first, slot.total.size), slot.parameter.dtype.name
-        return backend.normal(noise.key, noise.row, noise.stream, *place, dtype=kind, rng=noise.rng)
+        place = (slot.first, slot.total.size)
+        return backend.normal(noise.key, noise.row, noise.stream, *place, bits=noise.bits, rng=noise.rng)
+
+    def on_grid(clean: np.ndarray, m: np.ndarray, u: float, bits: int, factor: float) -> np.ndarray:
+        return (np.rint(clean * (1 / u)) + m * 2.0**bits) * factor
 
     for slot in slots:
-        n = normals(slot, noise)
-        if isinstance(correlation, RingCoefficients):
-            n = backend.ring(n, slot.noise_state, correlation)
-        elif correlation is not None:
-            n = backend.recurrence(n, slot.noise_state, correlation)
+        dtype, m, u = slot.parameter.dtype, normals(slot, noise), noise.scale * 2.0**-noise.bits
+        if correlation is not None:
+            m = backend.correlate(m, slot.noise_state, correlation, bits=noise.bits)
+            u /= correlation.normalizer
         divided = 1 if slot.scale is None else slot.scale
-        g = ((slot.total + noise.scale * n.astype(np.float64)) / 32).astype(n.dtype) / divided
+        g = on_grid(slot.total, m, u, noise.bits, u / 32).astype(dtype) / divided
         y, states = g, list(slot.filter_state)
         for coefficients in filters:
             own, states = states[: order_of(coefficients)], states[order_of(coefficients) :]
@@ -74,8 +78,9 @@ def compose(
         if square == "separate":
             h = (slot.total / 32 / divided) ** 2
             if square_noise is not None:
-                h = h + square_noise.scale * normals(slot, square_noise).astype(np.float64)
-            h = h.astype(n.dtype)
+                u = square_noise.scale * 2.0**-square_noise.bits
+                h = on_grid(h, normals(slot, square_noise), u, square_noise.bits, u)
+            h = h.astype(dtype)
         before = slot.parameter.copy()
         backend.update(rule, slot.parameter, y, slot.moments, SETTINGS, number, h)
         if slot.displacement is not None:
@@ -85,15 +90,17 @@ def compose(
 SIZES = [1, 0, 4095, 4097, 64 * 4096 + 5, 2 * 64 * 4096]
 RING = RingCoefficients((0.5, -0.25, 0.125), 1, 0.75)
 FIR = FilterCoefficients((0.5, 0.25, 0.125), ())
-SEPARATE = NoiseRow(bytes(range(1, 33)), 6, 3, 0.5, "philox")
+NOISE_FIR = FilterCoefficients((1.0, 0.25, 0.125), ())
+SEPARATE = NoiseRow(bytes(range(1, 33)), 6, 3, 0.5, "philox", 30)
 PLAIN = [(rule, (FIRST_ORDER,), {}) for rule in UPDATE_RULES]
 EXTENDED = [
-    ("sgd", (), {}), ("sgd", (FIR, FIRST_ORDER), {"correlation": FIRST_ORDER}),
-    ("accelerated", (FIRST_ORDER,), {"correlation": FIR}),
-    ("adam", (FIRST_ORDER, FIR), {"square": "released", "correlation": FIR}), ("adamw", (FIR,), {"square": "given"}),
+    ("sgd", (), {}), ("sgd", (FIR, FIRST_ORDER), {"correlation": NOISE_ORDER_1}),
+    ("accelerated", (FIRST_ORDER,), {"correlation": NOISE_FIR}),
+    ("adam", (FIRST_ORDER, FIR), {"square": "released", "correlation": NOISE_FIR}),
+    ("adamw", (FIR,), {"square": "given"}),
     ("adam", (), {"square": "separate"}),
     ("adagrad", (FIRST_ORDER,), {"square": "separate", "square_noise": SEPARATE}),
-    ("adam", (FIR, FIR), {"square": "separate", "square_noise": SEPARATE, "correlation": FIRST_ORDER}),
+    ("adam", (FIR, FIR), {"square": "separate", "square_noise": SEPARATE, "correlation": NOISE_ORDER_1}),
     ("sgd", (), {"correlation": RING}), ("adam", (FIRST_ORDER,), {"correlation": RING._replace(keeps="input")}),
     ("momentum", (), {"correlation": RingCoefficients((), 0, 0.5)}),
 ]  # fmt: skip
@@ -102,7 +109,7 @@ EXTENDED = [
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("rule", "filters", "options"), [*PLAIN, *EXTENDED])
 def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options: dict):
-    noise = NoiseRow(KEY, 6, 0, 2.5)
+    noise = NoiseRow(KEY, 6, 0, 2.5, bits=33)
     chosen = options.get("correlation", RingCoefficients((), 0))
     noise_order = len(chosen.weights) if isinstance(chosen, RingCoefficients) else order_of(chosen)
     order = sum(map(order_of, filters))
@@ -129,9 +136,29 @@ def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options:
 def test_the_noise_state_rests_where_no_noise_is_drawn() -> None:
     (slot,) = make_slots([10], "float32", "sgd", 0, displacement=False, noise_order=1)
     before = slot.noise_state[0].copy()
-    for correlation in (FIRST_ORDER, RingCoefficients((0.5,), 0)):
+    for correlation in (NOISE_ORDER_1, RingCoefficients((0.5,), 0)):
         backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 1, (), "sgd", [SETTINGS], 1, correlation=correlation)
         np.testing.assert_array_equal(slot.noise_state[0], before)
+
+
+def test_a_release_is_an_integer_of_the_grid_whatever_the_sum() -> None:
+    """float64 parameters, so that nothing rounds after it: what moves them is ``k g / batch`` with k an integer."""
+    noise, total = NoiseRow(KEY, 0, 0, 0.75, bits=30), np.random.default_rng(1).normal(size=1000) * 100
+    for correlation in (None, NOISE_ORDER_1):
+        state = () if correlation is None else (np.random.default_rng(2).normal(size=1000),)
+        slot = Slot(np.zeros(1000), total, 0, noise_state=state)
+        backend.step([slot], noise, 4.0, (), "sgd", [UpdateSettings(1.0)], 1, correlation=correlation)
+        step = 0.75 * 2.0**-30 / (0.7 if correlation else 1.0)
+        factor = step / 4
+        released = -slot.parameter
+        integers = np.rint(released / factor)
+        assert np.array_equal(released, integers * factor)
+        assert abs(integers).max() > 2**35
+        # Nothing of the sum is lost beyond half a step, and the noise is what `normal` and `correlate` say.
+        again = (np.random.default_rng(2).normal(size=1000),)
+        m = backend.normal(KEY, 0, 0, 0, 1000, bits=30)
+        m = m if correlation is None else backend.correlate(m, again, correlation, bits=30)
+        assert abs(integers - m * 2.0**30 - total / step).max() <= 0.5 + 2.0**-10
 
 
 def test_no_noise_is_drawn_at_scale_zero() -> None:
@@ -155,7 +182,10 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"), ({"settings": []}, "len(settings)=0"),
     ({"step_number": 0}, "step_number=0"), ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
     ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
-    ({"correlation": FIRST_ORDER}, "len(state)=0"), ({"correlation": RING}, "len(vectors)=0: must be 3"),
+    ({"correlation": NOISE_ORDER_1}, "len(slots[0].noise_state)=0: must be 1, the order of the recurrence"),
+    ({"correlation": FIRST_ORDER}, "b=(0.2, 0.3): must begin with 1 where noise is correlated"),
+    ({"correlation": RING}, "len(slots[0].noise_state)=0: must be 3"),
+    ({"noise": NoiseRow(KEY, 0, 0, 1.0, bits=37)}, "bits=37: must be from 0 to 36"),
     ({"correlation": RingCoefficients((), 1)}, "place=1: must be less than 0, the number of weights of the ring"),
     ({"correlation": RING._replace(place=3)}, "place=3: must be less than 3"),
     ({"correlation": RING._replace(place=-1)}, "place=-1"), ({"correlation": RING._replace(keeps="x")}, "keeps='x'"),
