@@ -312,9 +312,7 @@ class Watched:
         entries = self.run.layout.entries
         if stream == Stream.CLIP_BOUND:
             return self.backend.normal(key, row, stream, 0, 1)
-        return np.concatenate(
-            [self.backend.normal(key, row, stream, e.first, e.size) for e in entries]
-        )
+        return np.concatenate([self.backend.normal(key, row, stream, e.first, e.size) for e in entries])
 
     def save(self) -> tuple:
         return copy.deepcopy((self.run.state_dict(), self.x, self.arrays))
