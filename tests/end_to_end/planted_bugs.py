@@ -27,7 +27,7 @@ from dpcore.sampling import (
     TruncatedPoissonSampler,
     UserSampler,
     draw,
-    fixed_order,
+    library,
 )
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
@@ -141,7 +141,7 @@ def sgd(**k: Any) -> Any:
 
 
 def one_participation() -> AbstractContextManager[Any]:
-    return mock.patch.object(fixed_order, "sensitivity", return_value=1.0)
+    return mock.patch.object(library, "sensitivity", return_value=1.0)
 
 
 def root_of_groups_forgotten() -> AbstractContextManager[Any]:
@@ -153,7 +153,9 @@ def root_of_groups_forgotten() -> AbstractContextManager[Any]:
 
 def bits_without_noise() -> AbstractContextManager[Any]:
     following = running_module.RunningNorm.following
-    return mock.patch.object(running_module.RunningNorm, "following", lambda self, _: following(self, 0.0))
+    return mock.patch.object(
+        running_module.RunningNorm, "following", lambda self, _, *grid: following(self, 0.0, *grid)
+    )
 
 
 def bits_of_zero_vectors() -> AbstractContextManager[Any]:

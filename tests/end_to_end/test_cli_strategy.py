@@ -68,7 +68,7 @@ def test_words_for_a_person(capsys: Any, tmp_path: Path):
     assert (tmp_path / "all.png").stat().st_size > 10_000
     told = json.loads(say(capsys, ["strategy", "compare", "--steps", "32", "--kinds", "blt", "--json"]).out)
     assert told["errors"]["blt"]["state_vectors"] == 4
-    streaming = {"how": "recurrence", "vectors": 4, "rows_drawn": 1.0, "bytes_moved": 32.0}
+    streaming = {"how": "recurrence", "vectors": 4, "rows_drawn": 1.0, "bytes_moved": 64.0}
     assert told["errors"]["blt"]["streaming"] == streaming
     told = json.loads(say(capsys, ["strategy", "show", str(tmp_path / "c.npz"), "--json"]).out)
     assert told["streaming"]["how"] == "redrawn"

@@ -257,8 +257,9 @@ def test_several_processes_are_one_run(world: int, tmp_path: Path):
         run = begin(name, index)
         finish(run)
         found = torch.load(tmp_path / f"{name}.pt", weights_only=True)
-        torch.testing.assert_close(found["values"], values(run.model), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found["output"], run.output_state_dict(), rtol=1e-5, atol=1e-6)
+        # Sums that are sent in float32 raise the noise by what they round.
+        torch.testing.assert_close(found["values"], values(run.model), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found["output"], run.output_state_dict(), rtol=1e-4, atol=1e-5)
         alone, all_of_them = (
             text.split("What this statement assumes") for text in (run.statement().text(), found["text"])
         )

@@ -15,6 +15,7 @@ import dpcore
 from dpcore.mechanism.noise_state import normalizer_of
 from dpcore.plan.plan import Plan, grid_of
 from dpcore.sampling import FixedBatches
+from dpcore.spec.backends import use_backend
 from dpcore.spec.grid import nearest, step_of
 from dpcore.spec.rounded_normal import LARGEST
 from dpcore.stages.strategies import BLT, BandedToeplitz, SquareRoot, Tree, banded_inverse_square_root, in_blocks
@@ -136,11 +137,8 @@ def test_the_attack_sees_a_sum_beside_the_grid() -> None:
 def test_triton_releases_on_the_grid() -> None:
     pytest.importorskip("triton")
     g = gradients(600)
-    dpcore.set_backend("triton")
-    try:
+    with use_backend("triton"):
         y = by_minimize(g, B, 1.0, np.float32)
-    finally:
-        dpcore.set_backend("numpy")
     for candidate in (B, B + 1):
         assert excluded(y, g, candidate, 1.0, B) == 0
 

@@ -53,7 +53,7 @@ def test_many_problems_at_once_are_single_runs(study: Any, variant: str, strateg
         batches = FixedOrderSampler(dataset_size=steps, batch_size=1, shuffle=False)
         normals = z[:, :, i : i + 1] if variant == "independent_moments" else z[:, 0, i : i + 1]
         alone = dpcore.minimize(gradient, np.zeros(1), batches, method, steps=steps, noise=normals)
-        np.testing.assert_allclose(together[i], alone.x[0], rtol=1e-9)
+        np.testing.assert_allclose(together[i], alone.x[0], rtol=1e-7)  # a grid of 2^-36
     assert clipped > problems  # or the clip would not have been tested
 
 

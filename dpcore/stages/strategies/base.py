@@ -51,8 +51,9 @@ class Strategy(Protocol):
         """Rows it has; None stands for any number."""
 
     def coefficients(self, step: int) -> Correlation | None:
-        """Return `recurrence` or `ring` (`dpcore.spec.ops.Backend`) that makes N_step of Z_step and `order` vectors.
+        """Return the recurrence, with ``b[0] = 1``, or the ring that makes N_step of Z_step and `order` vectors.
 
+        See `dpcore.spec.ops.Backend.correlate`.
         None says that rows of Z are drawn again: see `rows`. Lengths do not change from step to step.
         """
 

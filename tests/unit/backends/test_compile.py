@@ -26,8 +26,11 @@ ROOT = Path(__file__).resolve().parents[3]
 MOST_REGISTERS = 80
 # A product of matrices keeps a tile in registers, and its arithmetic hides latency: three warps a scheduler.
 MOST_OF_PRODUCTS = 160
-# Two blocks of normals and eleven arrays; sixteen elements, sums and scales in float64: five warps a scheduler.
-MOST_OF = {"step adam, everything: orders 1 and 2, noise of order 2": 96, "weighted_sum, scale": 96}
+# Two blocks of normals and eleven arrays; sixteen elements, sums and scales in float64; normals and the sums of a ring
+# in float64: four or five warps a scheduler.
+MOST_OF = {"step adam, everything: orders 1 and 2, noise of order 2": 128, "weighted_sum, scale": 96}
+MOST_OF |= dict.fromkeys(("step sgd, ring of 31", "step adam, order 1, ring of 31"), 128)
+MOST_OF["step sgd, noise from a ring of 31 rows of Z"] = 128
 # Of the step's many variants, of up to 80 seconds each, a change compiles these; the nightly job compiles all.
 FEW_STEPS = {"step sgd", "step adam", "step momentum, order 1, displacement", "step sgd, ring of 31"}
 
@@ -321,8 +324,8 @@ def test_every_kernel_compiles_and_spills_nothing(compiled: dict[str, Any]) -> N
 def test_what_a_step_of_adam_executes(compiled: dict[str, Any]) -> None:
     """Arithmetic and loads in flight, as docs/kernels.md says; the loads of four elements travel together."""
     (adam,) = (record for record in compiled["kernels"] if record["kernel"] == "step adam")
-    assert 100 < adam["executed"]["all"] <= 140, adam
-    assert 40 < adam["executed"]["integer"] <= 70, adam
+    assert 150 < adam["executed"]["all"] <= 240, adam
+    assert 80 < adam["executed"]["integer"] <= 130, adam
     assert adam["loads_together"] >= 4 * 4, adam
     assert adam["executed"]["memory"] < 9, adam
 
