@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,16 +80,22 @@ def signed(k: NDArray[np.int64], w0: Words, bits: int) -> Floats:
     return z
 
 
+@lru_cache(maxsize=1)
+def _ends_and_hats() -> tuple[list[int], list[float]]:
+    # Python's own numbers: for one element NumPy's take ten times as long.
+    return tables().ends.tolist(), tables().numbers[1].tolist()
+
+
 def of_rest(key: bytes, row: int, stream: int, block: int, word: int, rng: str) -> int:
     """Return k of an element whose first words chose the rest, by rejection from blocks of its own."""
-    ends, hats = tables().ends, tables().numbers[1]
+    ends, hats = _ends_and_hats()
     attempt = 0
     while True:
         (words,) = blocks_of(key, block, 1, (row, int(stream), 2 + 16 * attempt + word), rng).tolist()
         for trial in range(TRIALS):
             w = words[5 * trial : 5 * trial + 5]
-            strip = int(np.searchsorted(ends, np.uint64((w[0] << 32 | w[1]) >> 1), side="right"))
+            strip = bisect_right(ends, (w[0] << 32 | w[1]) >> 1)
             place, v = w[2] >> 2, ((w[3] << 32 | w[4]) >> 11) * 2.0**-53
             if strip < len(hats) and v * hats[strip] < rest(strip, place):
-                return int(strip << FINE_BITS | place)
+                return strip << FINE_BITS | place
         attempt += 1

@@ -186,7 +186,8 @@ def rest(strip: Any, place: Any, bits: int = FINE_BITS) -> Any:
 
     By additions and products alone, each rounded once and in this order, so that all backends accept the same.
     """
-    left, _, box, step = tables().numbers[:, strip]
+    numbers = tables().numbers[:, strip]
+    left, _, box, step = numbers.tolist() if isinstance(strip, int) else numbers
     stair = place >> (bits - STAIR_BITS)
     delta = (place + 0.5) * 2.0 ** -(bits + 6)
     e = delta * (strip * 2.0**-6 + 0.5 * delta)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.free_memory import check_room, host_memory
-from dpcore.spec.ops import Correlation
+from dpcore.spec.ops import Correlation, FilterCoefficients
 from dpcore.spec.recurrence import correlated
 
 Matrix = npt.NDArray[np.float64]
@@ -53,8 +53,8 @@ class Strategy(Protocol):
     def coefficients(self, step: int) -> Correlation | None:
         """Return the recurrence, with ``b[0] = 1``, or the ring that makes N_step of Z_step and `order` vectors.
 
-        See `dpcore.spec.ops.Backend.correlate`.
-        None says that rows of Z are drawn again: see `rows`. Lengths do not change from step to step.
+        See `dpcore.spec.ops.Backend.correlate`. None says that rows of Z are drawn again: see `rows`. Lengths do not
+        change from step to step.
         """
 
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
@@ -163,6 +163,12 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
     ArgumentError
         If ``C N = Z`` does not hold for the noise that the strategy streams.
     """
+    first = strategy.coefficients(0)
+    if isinstance(first, FilterCoefficients) and first.b[0] != 1:
+        raise ArgumentError(
+            f"strategy={strategy.describe()['kind']!r}: coefficients() has b[0]={first.b[0]!r}, and must have "
+            "1: divide b and the normalizer by it, which gives the same noise"
+        )
     count = min(steps, 32)
     matrix = np.asarray(strategy.matrix(count), dtype=np.float64)
     unit = np.eye(count)
