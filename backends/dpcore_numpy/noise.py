@@ -97,5 +97,6 @@ def of_rest(key: bytes, row: int, stream: int, block: int, word: int, rng: str) 
             strip = bisect_right(ends, (w[0] << 32 | w[1]) >> 1)
             place, v = w[2] >> 2, ((w[3] << 32 | w[4]) >> 11) * 2.0**-53
             if strip < len(hats) and v * hats[strip] < rest(strip, place):
-                return strip << FINE_BITS | place
+                k: int = strip << FINE_BITS | place
+                return k
         attempt += 1
