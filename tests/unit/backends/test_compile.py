@@ -327,7 +327,7 @@ def test_what_a_step_of_adam_executes(compiled: dict[str, Any]) -> None:
     assert 150 < adam["executed"]["all"] <= 240, adam
     assert 80 < adam["executed"]["integer"] <= 130, adam
     assert adam["loads_together"] >= 4 * 4, adam
-    assert adam["executed"]["memory"] < 9, adam
+    assert adam["executed"]["memory"] < 10, adam
 
 
 @pytest.mark.slow
