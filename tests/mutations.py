@@ -465,7 +465,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take arrays of two devices", "!= expected:", "!= expected and False:", "agreement/test_bad_input.py::test_arrays_elsewhere_change_nothing"),
     ],
     "backends/dpcore_torch/noise.py": [
-        ("lose the sign, in torch's threads", "k.bitwise_xor_(w0.bitwise_right_shift_(31))", "k.bitwise_xor_(w0.bitwise_right_shift_(31).bitwise_and_(0))",
+        ("lose the sign, in torch's threads", "sign = w0.bitwise_right_shift_(31)", "sign = w0.bitwise_right_shift_(31).bitwise_and_(0)",
          "agreement/test_ops_stream.py::test_several_elements_of_a_block_are_drawn_by_rejection"),
         ("leave the rest to the quick path, in torch's threads", "np.flatnonzero(region.numpy() == REST)", "np.flatnonzero(region.numpy() > REST)",
          "agreement/test_ops_stream.py::test_several_elements_of_a_block_are_drawn_by_rejection"),

@@ -42,18 +42,31 @@ def normal(
         torch.from_numpy(tile_blocks(key, row, stream, first, last - first, part=part, rng=rng).view(np.int32))
         for part in (0, 1)
     )
-    k, region = size_of(w0, w1)
-    for place in np.flatnonzero(region.numpy() == REST).tolist():
-        block, word = divmod(place, WORDS_PER_BLOCK)
-        k.view(-1)[place] = of_rest(key, row, stream, first * LANES + block, word, rng)
-    k.bitwise_xor_(w0.bitwise_right_shift_(31)).bitwise_right_shift_(FRACTION_BITS - bits)
+    strip, place, region = parts_of(w0, w1)
+    # In 32 bits: -1 - k has the strip -1 - strip, and every bit of the place turned round.
+    sign = w0.bitwise_right_shift_(31)
+    strip ^= sign
+    place ^= sign.bitwise_and_(_PLACES)
     z = torch.empty((last - first, WORDS_PER_BLOCK, LANES), dtype=torch.float64, device="cpu")
-    z.copy_(k.transpose(1, 2)).mul_(2.0**-bits)
-    return z.view(-1)[start - first * TILE :][:size]
+    z.copy_(strip.transpose(1, 2)).mul_(2.0**FINE_BITS).add_(place.transpose(1, 2))
+    for found in np.flatnonzero(region.numpy() == REST).tolist():
+        block, word = divmod(found, WORDS_PER_BLOCK)
+        k = of_rest(key, row, stream, first * LANES + block, word, rng)
+        tile, lane = divmod(block, LANES)
+        z[tile, word, lane] = -1 - k if z[tile, word, lane] < 0 else k
+    if bits < FRACTION_BITS:
+        z.mul_(2.0 ** (bits - FRACTION_BITS)).floor_()
+    return z.mul_(2.0**-bits).view(-1)[start - first * TILE :][:size]
 
 
 def size_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `dpcore_numpy.noise.size_of`; words are int32 of the same bits, and shifts keep the sign."""
+    strip, place, region = parts_of(w0, w1)
+    return strip.to(torch.int64).bitwise_left_shift_(FINE_BITS).bitwise_or_(place), region
+
+
+def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return strip and place of k, and the region."""
     own = w0 & _COLUMNS
     column = _columns().index_select(0, own.view(-1)).view(own.shape)
     coarse = (w0 >> COLUMN_BITS).bitwise_and_(2 ** (32 - COLUMN_BITS) - 1)
@@ -64,8 +77,7 @@ def size_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     place = (w1 >> 2).bitwise_and_(_PLACES)
     mirrored = t.add_(place >> (FINE_BITS - STAIR_BITS)).neg_().add_(_STAIRS - 2).bitwise_right_shift_(31)
     place ^= mirrored.bitwise_and_((region & 1).neg_()).bitwise_and_(_PLACES)
-    k = (region >> 1).to(torch.int64).bitwise_left_shift_(FINE_BITS).bitwise_or_(place)
-    return k, region
+    return region >> 1, place, region
 
 
 @lru_cache(maxsize=1)
