@@ -16,7 +16,7 @@ from dpcore.accounting.branches import Rows, count
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan import scales
 from dpcore.sampling import Sampler, check_sampler
-from dpcore.spec.grid import bits_for, raised
+from dpcore.spec.grid import bits_for, moved_share
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.spec.rounded_normal import FRACTION_BITS
 from dpcore.spec.rounding import rounding
@@ -398,10 +398,11 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
         moved *= plan.run_sensitivity or 1.0
     bits = bits_for(terms / sigma, max(growth, 1.0))
     share = rounding(terms) + message_rounding
-    on_grid = raised(bits, dimension, moved, rows=rows, carried=carried)
-    squares = 2 * share + share**2 + 3 * terms * 2.0**-53 + math.sqrt(2) * on_grid
-    joint = plan.method.update.second_moment == "joint"
-    return Grid(bits, max(share + on_grid, squares) if joint else share + math.sqrt(2) * on_grid, squares)
+    # Independent moments have sqrt(2) times the noise, and a grid that is as much coarser.
+    grid = math.sqrt(2) * moved_share(bits, dimension, moved, rows=rows, carried=carried)
+    sums = (1 + share) / (1 - grid) - 1
+    squares = ((1 + share) ** 2 + 3 * terms * 2.0**-53) / (1 - grid) - 1
+    return Grid(bits, squares if plan.method.update.second_moment == "joint" else sums, squares)
 
 
 def _replacing(event: Event) -> Event:

@@ -26,7 +26,8 @@ earlier Z have L = C over its diagonal: its columns have norms of at most 1, and
 with the growth the largest row norm of C^{-1}; ``||L|| <= sqrt(steps) growth``. In all ``3 2^-bits ||L|| sqrt(steps
 d)``.
 
-`raised` adds both up. Noise is raised by it, so that the events that a plan states hold exactly.
+`moved_share` is either one, relative to what an example moves. Noise is raised by it, so that the events that a plan
+states hold exactly.
 
 References
 ----------
@@ -47,6 +48,8 @@ _INTEGER: Final = 1.5 * 2.0**52
 LIMIT: Final = 2.0**51
 """Integers of a release are smaller than this."""
 LEAST_BITS: Final = 4
+MOST_SHARE: Final = 0.25
+"""Of what one example moves, the grid may move as much."""
 
 
 def nearest(x: Any) -> Any:
@@ -103,8 +106,10 @@ def bits_for(largest_sum: float, growth: float = 1.0) -> int:
     return bits
 
 
-def raised(bits: int, dimension: int, moved: float = 1.0, *, rows: int = 0, carried: float = 1.0) -> float:
-    """Return the share by which noise must be larger because of the grid.
+def moved_share(bits: int, dimension: int, moved: float = 1.0, *, rows: int = 0, carried: float = 1.0) -> float:
+    """Return how far the grid moves the sums of neighbors apart, as a share x of how far they are apart.
+
+    Noise that is 1 / (1 - x) times as large makes up for it: the grid's step grows with the noise.
 
     Parameters
     ----------
@@ -116,6 +121,17 @@ def raised(bits: int, dimension: int, moved: float = 1.0, *, rows: int = 0, carr
         The steps of a run with correlated noise; 0 for independent noise.
     carried : float
         A bound on ``||L||``.
+
+    Raises
+    ------
+    ArgumentError
+        If the noise is so large that its grid is as coarse as what it hides.
     """
     each = 3.0 * carried * math.sqrt(rows) if rows else 1.5
-    return each * 2.0**-bits * math.sqrt(dimension) / moved
+    share = each * 2.0**-bits * math.sqrt(dimension) / moved
+    if not share <= MOST_SHARE:
+        raise ArgumentError(
+            f"noise_multiplier: is so large that the grid of its noise, 2^-{bits} of a standard deviation in "
+            f"{dimension:,} coordinates, moves sums by {share:.2g} of what one example does: take less noise"
+        )
+    return share

@@ -45,7 +45,7 @@ class RunningNorm:
         rounding by 1.5 steps.
         """
         deviation = raised * self.adaptive.noise_on_bits(self.batch_size)
-        noisy, step = int(self._twice) / 2, step_of(deviation * (1 + 3 * step_of(deviation, bits)), bits)
+        noisy, step = int(self._twice) / 2, step_of(deviation / (1 - 3 * step_of(deviation, bits)), bits)
         if step:
             noisy = (nearest(noisy * (1 / step)) + nearest(normal * 2.0**bits)) * step
         return self.adaptive.next_norm(self.norm, noisy, self.batch_size, self.initial)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.grid import LEAST_BITS, bits_for, nearest, raised, released, step_of
+from dpcore.spec.grid import LEAST_BITS, bits_for, moved_share, nearest, released, step_of
 from dpcore.spec.rounded_normal import LARGEST
 from tests.refused import refused
 
@@ -56,6 +56,11 @@ def test_a_release_is_whole_steps_and_moves_with_the_sum(seed: int, bits: int, s
 
 def test_noise_is_raised_by_what_rounding_moves() -> None:
     """Two sums of neighbors move apart by 3/2 steps more in each coordinate, and a run's rows by 3, through L."""
-    assert raised(36, 10**6) == pytest.approx(1.5 * 2.0**-36 * 1e3, rel=1e-12)
-    assert raised(20, 4, 0.5) == pytest.approx(1.5 * 2.0**-20 * 2 / 0.5, rel=1e-12)
-    assert raised(20, 4, 2.0, rows=9, carried=5.0) == pytest.approx(3 * 5 * 3 * 2.0**-20 * 2 / 2, rel=1e-12)
+    assert moved_share(36, 10**6) == pytest.approx(1.5 * 2.0**-36 * 1e3, rel=1e-12)
+    assert moved_share(20, 4, 0.5) == pytest.approx(1.5 * 2.0**-20 * 2 / 0.5, rel=1e-12)
+    assert moved_share(20, 4, 2.0, rows=9, carried=5.0) == pytest.approx(3 * 5 * 3 * 2.0**-20 * 2 / 2, rel=1e-12)
+
+
+def test_noise_whose_grid_hides_nothing_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="noise_multiplier: is so large that the grid of its noise"):
+        moved_share(36, 10**8, 1e-9)
