@@ -19,7 +19,6 @@ from dpcore.sampling import Sampler, check_sampler
 from dpcore.spec.grid import bits_for, moved_share
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.spec.rounded_normal import FRACTION_BITS
-from dpcore.spec.rounding import rounding
 from dpcore.spec.validate import integer
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
 from dpcore.stages.clipping.adaptive import limits
@@ -354,8 +353,8 @@ class Grid:
     bits : int
         Binary digits of the grid (`dpcore.spec.grid`).
     raised, square_raised : float
-        Shares by which the noise on the sum, and that on squares of their own, exceed what the plan says: for the
-        rounding of sums (`dpcore.spec.rounding`) and for the grid.
+        Shares by which the noise on the sum, and that on squares of their own, exceed what the plan says, for what the
+        grid adds: 0 for independent noise on the sum.
     """
 
     bits: int
@@ -363,7 +362,7 @@ class Grid:
     square_raised: float
 
 
-def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
+def grid_of(plan: Plan, dimension: int) -> Grid:
     """Return the grid of a plan for vectors of so many coordinates.
 
     Parameters
@@ -372,13 +371,11 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
         With a noise multiplier.
     dimension : int
         Of all trained tensors together.
-    message_rounding : float
-        How much further one example moves a sum because of messages between processes, as a share of C.
 
     Notes
     -----
-    A square ``(S / B)^2`` of a rounded sum moves by at most ``(1 + share)^2`` times what `dpcore.plan.scales` says, and
-    rounds by ``3 2^-53`` of itself, which is at most ``B_max / 2`` of that; two of them differ by twice as much.
+    A square ``(S / B)^2`` rounds by ``3 2^-53`` of itself, which is at most ``B_max / 2`` of what `dpcore.plan.scales`
+    says that an example moves it; two of them differ by twice as much.
 
     Raises
     ------
@@ -386,9 +383,9 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
         If float64 holds no grid for the sums and their noise.
     """
     sigma, sampler, strategy = plan.noise_multiplier, plan.sampler, plan.method.noise.strategy
-    if sigma == 0:
-        return Grid(FRACTION_BITS, 0.0, 0.0)
     terms = sampler.likely_batch_size
+    if sigma == 0:  # the step is relative to the clip norm
+        return Grid(bits_for(terms), 0.0, 0.0)
     growth, rows, carried, moved = 1.0, 0, 1.0, 1 / plan.gradient_noise_multiplier
     coefficients = None if strategy is None else strategy.coefficients(0)
     if strategy is not None and (strategy.order or coefficients is None):  # else nothing comes from earlier rows
@@ -397,11 +394,12 @@ def grid_of(plan: Plan, dimension: int, message_rounding: float = 0.0) -> Grid:
         rows, carried = plan.steps, 1.0 if rounded else math.sqrt(plan.steps) * max(growth, 1.0)
         moved *= plan.run_sensitivity or 1.0
     bits = bits_for(terms / sigma, max(growth, 1.0))
-    share = rounding(terms) + message_rounding
     # Independent moments have sqrt(2) times the noise, and a grid that is as much coarser.
     grid = math.sqrt(2) * moved_share(bits, dimension, moved, rows=rows, carried=carried)
-    sums = (1 + share) / (1 - grid) - 1
-    squares = ((1 + share) ** 2 + 3 * terms * 2.0**-53) / (1 - grid) - 1
+    squared = 0.0
+    if plan.method.update.second_moment in ("independent", "joint"):
+        squared = math.sqrt(2) * moved_share(bits, dimension, moved, rows=rows, carried=carried, squares=True)
+    sums, squares = 1 / (1 - grid) - 1, (1 + 3 * terms * 2.0**-53) / (1 - squared) - 1
     return Grid(bits, squares if plan.method.update.second_moment == "joint" else sums, squares)
 
 

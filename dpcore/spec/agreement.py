@@ -25,13 +25,11 @@ AGREEMENT: Final = {
         "bitwise", 0, "integers; the few comparisons of float64 numbers are made of the same roundings"
     ),
     "row_norms": Agreement("ulps", 64, "true norms, or raised by 2^-17 at most where squares are added in float32"),
-    "clip_factors": Agreement("ulps", 2, "one rounding to float32 toward zero of nearly equal float64 numbers"),
-    "weighted_sum": Agreement(
-        "terms", 64, "B additions in any order: at most B float64 ulps, B <= 64 in the tests", 52
-    ),
+    "clip_factors": Agreement("bitwise", 0, "the same float64 operations in the same order, each correctly rounded"),
+    "weighted_sum": Agreement("bitwise", 0, "integers, each of one float64 product, or two with a scale"),
     "linear_norms": Agreement("ulps", 1, "certified bounds, each about as tight as float64 arithmetic allows"),
     "linear_sums": Agreement(
-        "terms", 1024, "B T products in any order: at most B T float64 ulps, below 1024 in the tests", 52
+        "terms", 1024, "integers of products whose T additions round in any order, below 1024 in the tests", 52
     ),
     "embedding_norms": Agreement("ulps", 1, "as linear_norms"),
     "embedding_sum": Agreement("terms", 1024, "as linear_sums", 52),

@@ -162,6 +162,7 @@ def check_step(
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
+    unit: float,
     correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
@@ -170,7 +171,7 @@ def check_step(
     check_key(noise.key)
     check_bits(noise.bits)
     non_negative(noise_scale=noise.scale)
-    positive(batch_size=batch_size)
+    positive(batch_size=batch_size, unit=unit)
     choice(SQUARES, square=square)
     if square != "filtered" and rule not in SECOND_MOMENT:
         raise ArgumentError(f"square={square!r}: must be 'filtered' for rule={rule!r}, which has no second moment")

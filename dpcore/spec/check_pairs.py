@@ -79,7 +79,7 @@ def check_sums(layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: 
     check_count("weights", weights, len(layers), "one for each layer")
     check_count("out", out, len(layers), "one for each layer")
     for index, layer in enumerate(layers):
-        check_float(f"weights[{index}]", weights[index], None, (layer.inputs[0].shape[0],))
+        check_float(f"weights[{index}]", weights[index], "float64", (layer.inputs[0].shape[0],))
         check_float(f"out[{index}]", out[index], "float64", (coordinates_of(layer),))
         check_in_place(f"out[{index}]", out[index])
     different = {id(named[1]): named for named in listed("weights", weights)}
@@ -88,7 +88,7 @@ def check_sums(layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: 
 
 def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:
     """Refuse weights that are not (B,) and an output that is not a contiguous (d,) of float64."""
-    check_float("weights", weights, None, (examples,))
+    check_float("weights", weights, "float64", (examples,))
     check_float("out", out, "float64", (coordinates,))
     check_in_place("out", out)
     check_place([("out", out)], [("weights", weights)])

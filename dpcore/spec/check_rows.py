@@ -9,6 +9,7 @@ from typing import Any
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.check import FLOATS, check_count, check_float, dtype_name, dtype_names
+from dpcore.spec.contributions import MOST_ROUNDED
 from dpcore.spec.memory import Named, check_device, check_in_place, check_place, is_in_place, listed
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.validate import choice, integer, positive
@@ -26,13 +27,13 @@ def _are_rows(rows: Sequence[Any]) -> bool:
 
 
 def _are_sums(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -> bool:
-    """Return whether weights and outputs fit rows of one dtype, as `check_weighted_sum` asks: quickly, likewise."""
+    """Return whether weights and outputs fit rows, as `check_weighted_sum` asks: quickly, likewise."""
     different = {id(vector): vector for vector in weights}.values()  # the weights of most blocks are the same array
     try:
         shapes = list(map(_SHAPE, rows))
         return (
-            len(dtype_names([*rows, *different])) == 1
-            and dtype_names(out) == {"float64"}
+            len(dtype_names(rows)) == 1
+            and dtype_names([*out, *different]) == {"float64"}
             and all(shape == (shapes[0][0],) for shape in map(_SHAPE, different))
             and all(one == (shape[1],) for one, shape in zip(map(_SHAPE, out), shapes, strict=True))
             and all(map(is_in_place, out))
@@ -99,17 +100,32 @@ def _check_norms(norms: Sequence[Any]) -> None:
     check_device(listed("norms", norms))
 
 
-def check_factors(norms: Sequence[Any], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str) -> None:
-    """Refuse norms that are not G arrays (B,) of float64 and bounds that are not G positive numbers."""
+def check_factors(
+    norms: Sequence[Any],
+    rule: str,
+    bounds: Sequence[float],
+    sizes: Sequence[int],
+    roundings: Sequence[float],
+    unit: float,
+) -> None:
+    """Refuse norms that are not G arrays (B,) of float64, bounds that are not positive, and a grid too coarse for them."""
     choice(CLIP_RULES, rule=rule)
-    choice(FLOATS, dtype=dtype)
+    positive(unit=unit)
     if not norms:
         raise ArgumentError("norms=[]: must hold one array of shape (B,) for each group")
     _check_norms(norms)
     check_count("bounds", bounds, len(norms), "one for each group")
     check_count("sizes", sizes, len(norms), "one for each group")
-    for bound in bounds:
+    check_count("roundings", roundings, len(norms), "one for each group")
+    for bound, rounding in zip(bounds, roundings, strict=True):
         positive(max_grad_norm=bound)
+        longest = 1.0 if rule == "normalized" else bound
+        if not rounding * unit <= MOST_ROUNDED * longest:
+            raise ArgumentError(
+                f"noise_multiplier: is so large that the grid of its noise, steps of {unit:.3g}, moves what an example "
+                f"adds by {rounding * unit / longest:.2g} of the clip norm {longest:.3g}: take less noise, or a larger "
+                "clip norm for this group"
+            )
     for size in sizes:
         integer(0, size=size)
 
@@ -123,8 +139,8 @@ def check_weighted_sum(
     check_count("out", out, len(rows), "one for each block of rows")
     fit: Any = None  # the weights of most blocks are the same array
     for index, block in enumerate(() if _are_sums(rows, weights, out) else rows):
-        if weights[index] is not fit or fit is None or dtype_name(block) != dtype_name(fit):
-            check_float(f"weights[{index}]", weights[index], dtype_name(block), (block.shape[0],))
+        if weights[index] is not fit or fit is None:
+            check_float(f"weights[{index}]", weights[index], "float64", (block.shape[0],))
             fit = weights[index]
         check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))
         check_in_place(f"out[{index}]", out[index])

@@ -1,32 +1,33 @@
 """The grid of a release: sum and noise are whole multiples of one step, so that a release has no digits of its own.
 
-A step releases ``S + s n``: a computed sum S, and noise n of unit scale s. Floats for n would betray S: the values
-that ``S + s n`` can take have holes, other ones for every S. Here the step of the grid is ``g = s 2^-bits``, and what
-leaves is
+A step releases ``S + s n``: a sum S, and noise n of unit scale s. Floats for n would betray S: the values that ``S +
+s n`` can take have holes, other ones for every S. Here the step of the grid is ``u = s 2^-bits``, and what leaves is
 
-    g (A + M),   A = nearest(S / g),   M = floor(2^bits Z),
+    u (A + M),   A = S / u,   M = floor(2^bits Z),
 
-two integers below 2^51, whose sum is exact. Z is standard normal, and M is drawn with its law (`rounded_normal`).
-Since A is an integer, ``A + floor(2^bits Z) = floor(2^bits (A 2^-bits + Z))``: a function of the Gaussian mechanism's
-output on ``g A``, whatever it does afterwards with numbers that round. So the floats that a run releases have the
-guarantee of real-valued Gaussian noise on g A, for every accountant, sampler and composition.
+two integers below 2^51, whose sum is exact. A is a sum of integers, one vector of each example's
+(`dpcore.spec.contributions`). Z is standard normal, and M is drawn with its law (`rounded_normal`). Since A is an
+integer, ``A + floor(2^bits Z) = floor(2^bits (A 2^-bits + Z))``: a function of the Gaussian mechanism's output on S,
+whatever it does afterwards with numbers that round. So the floats that a run releases have the guarantee of
+real-valued Gaussian noise, for every accountant, sampler and composition, and independent noise pays nothing for its
+grid.
 
-**What the grid adds to the sensitivity.** ``S / g`` is a product that rounds by at most 1/4 below 2^51, and nearest
-by 1/2: two sums of neighboring data sets move apart by at most 3/2 more in each of d coordinates, ``1.5 g sqrt(d)``
-in norm. Relative to the noise that is ``1.5 2^-bits sqrt(d)``: 2e-8 for a million parameters at 36 bits.
+**Squares** of their own are releases of ``h = (S / B)^2``, which is no integer: A is ``nearest(h / u)``. The product
+rounds by at most 1/4 below 2^51, and nearest by 1/2, so that two of neighboring data sets move apart by at most 3/2
+more in each of d coordinates, ``1.5 u sqrt(d)`` in norm. Relative to the noise that is ``1.5 2^-bits sqrt(d)``: 2e-8
+for a million parameters at 36 bits.
 
 **Correlated noise.** normalizer_t n_t = z_t + r_t with r_t made of earlier rows. Here ``M_t = K_t + R_t`` with ``K_t
 = floor(2^bits Z_t)`` and ``R_t = nearest(2^bits r_t)``, and later rows are made of ``2^-bits M_t / normalizer_t`` in
 float64. A neighbor releases the same numbers with rows K' for which ``K'_t - K_t = (A_t - A'_t) + (R_t - R'_t)``.
 Were R exact, that would be C applied to the sums' difference, in units of the noise. nearest adds at most 1 a
-coordinate to a row's difference, and float64 less than 1/2 (2^bits times 2^-53 times the size of r); with the 3/2
-above it is at most 3. What an error at one row does to the others is a matrix L. A ring that keeps outputs goes on
+coordinate to a row's difference, and float64 less than 1/2 (2^bits times 2^-53 times the size of r). What an error at one row does to the others is a matrix L. A ring that keeps outputs goes on
 from what was rounded, and so does a recurrence (its input becomes ``m - r``), so that L is the identity. Rows made of
 earlier Z have L = C over its diagonal: its columns have norms of at most 1, and its diagonal is at least 1 / growth,
-with the growth the largest row norm of C^{-1}; ``||L|| <= sqrt(steps) growth``. In all ``3 2^-bits ||L|| sqrt(steps
-d)``.
+with the growth the largest row norm of C^{-1}; ``||L|| <= sqrt(steps) growth``. In all ``1.5 2^-bits ||L||
+sqrt(steps d)``, or 3 instead of 1.5 for squares of their own.
 
-`moved_share` is either one, relative to what an example moves. Noise is raised by it, so that the events that a plan
+`moved_share` is any of these, relative to what an example moves. Noise is raised by it, so that the events that a plan
 states hold exactly.
 
 References
@@ -47,6 +48,8 @@ from dpcore.spec.rounded_normal import FRACTION_BITS, LARGEST
 _INTEGER: Final = 1.5 * 2.0**52
 LIMIT: Final = 2.0**51
 """Integers of a release are smaller than this."""
+LARGEST_SUM: Final = 2.0**48
+"""So are all examples' vectors of a sum together, in steps: their terms are below 2^53, some rounding included."""
 LEAST_BITS: Final = 4
 MOST_SHARE: Final = 0.25
 """Of what one example moves, the grid may move as much."""
@@ -62,33 +65,31 @@ def step_of(scale: float, bits: int, normalizer: float = 1.0) -> float:
     return scale * 2.0**-bits / normalizer
 
 
-def released(clean: Any, m: Any, step: float, bits: int, factor: float) -> Any:
-    """Return ``(nearest(clean / step) + 2^bits m) factor``: a fresh float64 array of the backend that `clean` is of.
+def released(integers: Any, m: Any, bits: int, factor: float) -> Any:
+    """Return ``(integers + 2^bits m) factor``: a fresh float64 array of the backend that `integers` is of.
 
     Parameters
     ----------
-    clean : (d,) float64 array
-        What must not leave un-noised.
+    integers : (d,) float64 array
+        What must not leave un-noised, in steps of the grid.
     m : (d,) float64 array
         Its noise, multiples of 2^-bits.
-    step, factor : float
-        Of the grid; and what the integers are multiplied by, such as ``step / batch_size``.
+    factor : float
+        What one step is worth, such as ``step / batch_size``.
     """
-    integers = clean * (1 / step)
-    integers += _INTEGER
-    integers -= _INTEGER
-    integers += m * 2.0**bits
-    integers *= factor
-    return integers
+    found = m * 2.0**bits
+    found += integers
+    found *= factor
+    return found
 
 
 def bits_for(largest_sum: float, growth: float = 1.0) -> int:
-    """Return the digits of the finest grid on which all integers of a release lie below `LIMIT`.
+    """Return the digits of the finest grid on which sums are exact and the integers of a release lie below `LIMIT`.
 
     Parameters
     ----------
     largest_sum : float
-        The most that a coordinate of a sum can be, in standard deviations of its seed noise.
+        Of all examples' clip norms, in standard deviations of their seed noise.
     growth : float
         The most that correlated noise can be, over the seed noise.
 
@@ -97,17 +98,21 @@ def bits_for(largest_sum: float, growth: float = 1.0) -> int:
     ArgumentError
         If fewer than 4 bits are left.
     """
-    bits = min(FRACTION_BITS, math.floor(math.log2(LIMIT / (largest_sum + 2 * LARGEST * growth))))
+    steps = min(LARGEST_SUM / largest_sum, LIMIT / (largest_sum + 2 * LARGEST * growth))
+    bits = min(FRACTION_BITS, math.floor(math.log2(steps)))
     if bits < LEAST_BITS:
         raise ArgumentError(
             f"noise_multiplier: the largest sum may be {largest_sum:.3g} standard deviations of its noise, and float64 "
-            f"has no grid for both; it must be below {LIMIT / 2**LEAST_BITS:.3g}: take more noise or a smaller batch"
+            f"has no grid for both; it must be below {LARGEST_SUM / 2**LEAST_BITS:.3g}: take more noise or a smaller "
+            "batch"
         )
     return bits
 
 
-def moved_share(bits: int, dimension: int, moved: float = 1.0, *, rows: int = 0, carried: float = 1.0) -> float:
-    """Return how far the grid moves the sums of neighbors apart, as a share x of how far they are apart.
+def moved_share(
+    bits: int, dimension: int, moved: float = 1.0, *, rows: int = 0, carried: float = 1.0, squares: bool = False
+) -> float:
+    """Return how far the grid moves the releases of neighbors apart, as a share x of how far they are apart.
 
     Noise that is 1 / (1 - x) times as large makes up for it: the grid's step grows with the noise.
 
@@ -121,13 +126,15 @@ def moved_share(bits: int, dimension: int, moved: float = 1.0, *, rows: int = 0,
         The steps of a run with correlated noise; 0 for independent noise.
     carried : float
         A bound on ``||L||``.
+    squares : bool
+        Of squares of their own, which are rounded to the grid, and not of sums.
 
     Raises
     ------
     ArgumentError
         If the noise is so large that its grid is as coarse as what it hides.
     """
-    each = 3.0 * carried * math.sqrt(rows) if rows else 1.5
+    each = (1.5 * squares + 1.5 * bool(rows)) * carried * math.sqrt(max(rows, 1))
     share = each * 2.0**-bits * math.sqrt(dimension) / moved
     if not share <= MOST_SHARE:
         raise ArgumentError(

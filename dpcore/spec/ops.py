@@ -105,7 +105,7 @@ class Slot(NamedTuple, Generic[A]):
     """
 
     parameter: A  #: x_t, becomes x_{t+1}
-    total: A  #: float64, read only: the sum of the clipped per-example vectors
+    total: A  #: float64, read only: the sum of the clipped per-example vectors, integers in units of the grid's step
     first: int  #: stream element of the first coordinate
     filter_state: tuple[A, ...] = ()  #: of the filters, one after the other: `order` vectors each (direct form II)
     moments: tuple[A, ...] = ()  #: state of the update rule, ``UPDATE_RULES[rule]`` vectors
@@ -217,9 +217,15 @@ class Backend(PairOperations[A], Protocol[A]):
         """
 
     def clip_factors(
-        self, norms: Sequence[A], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str
+        self,
+        norms: Sequence[A],
+        rule: str,
+        bounds: Sequence[float],
+        sizes: Sequence[int],
+        roundings: Sequence[float],
+        unit: float,
     ) -> Sequence[A]:
-        """Return the factor of each example in each group: G arrays (B,) of `dtype`.
+        """Return the factor of each example in each group, divided by the grid's step: G arrays (B,) of float64.
 
         Parameters
         ----------
@@ -230,13 +236,17 @@ class Backend(PairOperations[A], Protocol[A]):
             "automatic_v" C/N (0 for N = 0), "normalized" min(1, C/N)/C, "psac" C/(N + r/(N + r)) with r = 0.1.
         bounds, sizes : sequences of length G
             Clip norm C and number of coordinates d of each group.
+        roundings : sequence of length G
+            r: how far, in steps, rounding to the grid moves what an example adds to the group (`contributions`).
+        unit : float
+            u: the grid's step.
 
         Guarantees
         ----------
-        *Certified*: factor times vector, each product rounded to `dtype`, has a true L2 norm of at most C (1 under
-        "normalized"). With u the unit roundoff of `dtype`, N is first raised by its own error bound, the factor is
-        lowered by 4u and by the underflow of d products, and rounded toward zero. "standard" is exactly 1 where the
-        raised N is at most C. An example with a non-finite norm in *any* group has factor 0 in all.
+        *Certified*: ``w N + r <= C / u`` for the returned w and the true norm N (1 / u under "normalized"), so that what
+        an example adds is at most as long as the clip says. N is first raised by its own error bound (``1 + (d + 8)
+        2^-53``), and ``C - r u`` stands for C, lowered by 2^-50 of itself for what follows. "standard" is exactly 1 / u
+        where the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all.
         """
 
     def weighted_sum(
@@ -246,22 +256,22 @@ class Backend(PairOperations[A], Protocol[A]):
         out: Sequence[A],
         scale: Sequence[A | None] | None = None,
     ) -> None:
-        """Add ``sum_i weights[l][i] * rows[l][i]`` to ``out[l]``, in place; rows times ``scale[l]`` where it is given.
+        """Add ``sum_i nearest(weights[l][i] * rows[l][i])`` to ``out[l]``; rows times ``scale[l]`` where it is given.
 
         Parameters
         ----------
         rows : sequence of (B, d_l) arrays
-        weights : sequence of (B,) arrays of the rows' dtype
+        weights : sequence of (B,) float64 arrays
         out : sequence of (d_l,) float64 arrays, in place
-            Contiguous.
+            Contiguous; of integers.
         scale : sequence of (d_l,) arrays or None, optional
             Of the rows' dtype. A scaled entry is a product in float64, exact for float32, here as in `row_norms`.
 
         Guarantees
         ----------
-        Products are formed and added in float64, in any order: products of float32 numbers are exact there, and
-        `dpcore.spec.rounding` bounds what the additions round. A row of weight 0 adds exactly 0, even where it holds
-        NaN or infinities.
+        The same bits on every backend, for any order of the examples: products are formed in float64 and rounded to
+        integers (`dpcore.spec.grid.nearest`), whose additions are exact below 2^53. A scaled entry is one product
+        before the weight's. A row of weight 0 adds exactly 0, even where it holds NaN or infinities.
         """
 
     def recurrence(self, x: A, state: Sequence[A], coefficients: FilterCoefficients) -> A:
@@ -336,28 +346,29 @@ class Backend(PairOperations[A], Protocol[A]):
         settings: Sequence[UpdateSettings],
         step_number: int,
         *,
+        unit: float,
         correlation: Correlation | None = None,
         square: str = "filtered",
         square_noise: NoiseRow | None = None,
     ) -> None:
         """Noise, filters and update of every tensor in one pass over memory, in place.
 
-        For each slot, with z its normals (none are drawn where ``noise.scale`` is 0):
+        For each slot, with z its normals (none are drawn where ``noise.scale`` is 0, and m is 0):
 
         - ``m = correlate(z, noise_state, correlation)``; m = z where `correlation` is None; where ``noise.scale`` is 0
           the state rests;
-        - the grid's step is ``u = (noise.scale / normalizer) 2^-bits``, with the correlation's normalizer, or 1;
-        - ``g = (nearest(total (1 / u)) + 2^bits m) (u / batch_size)`` in float64, or total / batch_size without noise,
-          rounded to the parameter's dtype (after the noise, so that the rounding tells nothing), then divided by the
-          slot's ``scale`` where it has one;
+        - the grid's step is ``u = unit``: ``(noise.scale / normalizer) 2^-bits``, with the correlation's normalizer, or
+          1, which is up to the caller; any positive number where ``noise.scale`` is 0;
+        - ``g = (total + 2^bits m) (u / batch_size)`` in float64, rounded to the parameter's dtype (after the noise, so
+          that the rounding tells nothing), then divided by the slot's ``scale`` where it has one;
         - ``y = g`` through each of `filters`, one after the other: each takes ``max(len(a), len(b) - 1)`` of the
           slot's ``filter_state``, which holds no others;
         - ``h``, what enters the second moment, by `square`:
           "filtered": y^2 (`update`'s own);
           "released": g^2;
-          "separate": ``(nearest(q^2 (1 / u')) + 2^bits z') u'`` in float64, then rounded, with q = total / batch_size
-          (divided by the slot's scale where it has one), z' the normals of `square_noise` and ``u' = square_noise.scale
-          2^-bits``; q^2 where that is None or its scale is 0;
+          "separate": ``(nearest(q^2 (1 / u')) + 2^bits z') u'`` in float64, then rounded, with ``q = total (u /
+          batch_size)`` (divided by the slot's scale where it has one), z' the normals of `square_noise` and ``u' =
+          square_noise.scale 2^-bits``; q^2 where that is None or its scale is 0;
           "given": the slot's ``square``;
         - ``update(y, h);  displacement = x_{t+1} - x_t``.
         """

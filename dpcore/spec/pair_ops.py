@@ -36,10 +36,9 @@ class PairOperations(Protocol[A]):
 
     Guarantees
     ----------
-    *Certified*: let v~_i be what a sum adds for example i at weight 1, rounding included. v~_i depends on that
-    example's own arrays only, and the norm N_i of the same arguments obeys ``||v~_i|| <= N_i``, the true L2 norm. So a
-    weight of at most C / N_i bounds the contribution by C, and `dpcore.spec.rounding` bounds what remains: the float64
-    additions.
+    *Certified*: what a sum adds for example i at weight w_i is an integer vector k_i, which depends on that example's
+    own arrays and weight only, and the norm N_i of the same arguments obeys ``||k_i|| <= w_i N_i + r`` with the r of
+    `dpcore.spec.contributions`: all other rounding is in N_i. Sums of them are exact, in any order.
 
     An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite. Otherwise nothing
     overflows, and where squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
@@ -69,22 +68,23 @@ class PairOperations(Protocol[A]):
         out: Sequence[A],
         scales: Sequence[A | None] | None = None,
     ) -> None:
-        """Add ``sum_i weights[l][i] * v_i`` of each layer l to `out[l]`, in place; v_i is that of `linear_norms`.
+        """Add each example's ``weights[l][i] * v_i`` of each layer l, as integers, to `out[l]`; v_i of `linear_norms`.
 
         Parameters
         ----------
         layers, scales
             See `linear_norms`.
-        weights : sequence of (B,) arrays, float32 or float64
+        weights : sequence of (B,) float64 arrays
             One for each layer.
         out : sequence of (q p,) float64 arrays, in place
-            One for each layer, contiguous.
+            One for each layer, contiguous; of integers.
 
         Guarantees
         ----------
-        A float32 product never runs over several examples: it is one of a single example's T rows, whose rounding is
-        in the norm, and is added in float64. A float64 product of several examples keeps the limits of
-        `dpcore.spec.rounding`: `SUM_ROWS` rows, and no example whose terms cancel further than `CANCELLATION`.
+        Either ``k_i = nearest(w_i v~_i)``, with v~_i a product over the example's own rows in float32 or float64, whose
+        rounding is in the norm; or, for fewer than `FEW_ROWS` rows without a scale, integer factors as
+        `dpcore.spec.contributions` says, in one float64 product over many examples, but for those whose terms cancel
+        further than `CANCELLATION`. Which one follows from the example's own arrays.
         """
 
     def embedding_norms(
@@ -125,7 +125,10 @@ class PairOperations(Protocol[A]):
         *,
         scale: A | None = None,
     ) -> None:
-        """Add ``sum_i weights[i] * v_i`` to `out`, (size q,) float64, in place; v_i is that of `embedding_norms`."""
+        """Add ``sum_i nearest(weights[i] * v_i)`` to `out`, (size q,) float64, in place; v_i is that of `embedding_norms`.
+
+        A token's rows of one example are added first.
+        """
 
     def tied_norms(
         self,
@@ -149,8 +152,7 @@ class PairOperations(Protocol[A]):
         Guarantees
         ----------
         Certified, for what `embedding_sum` and `linear_sums` together add with these arguments, and at least
-        `dpcore.spec.rounding.TIED` times the sum of the two parts' norms. The sums take at most `TIED_EXAMPLES`
-        examples before the other part of these is added.
+        `dpcore.spec.contributions.CANCELLATION` times the sum of the two parts' norms.
         """
 
     def joined_norms(self, norms: Sequence[Sequence[A]]) -> tuple[A, ...]:

@@ -1,0 +1,55 @@
+"""Contributions are integers: each example's clipped vector is rounded to the grid of the release, by itself.
+
+Let u be the grid's step (`dpcore.spec.grid`), N_i the certified norm of example i's vector v_i, and ``w_i = f_i / u``
+its weight, with the clip's factor f_i. Example i adds an integer vector k_i to the sum, a function of its own arrays
+and of public numbers. Integers below 2^53 are added in float64 without any rounding, so that a sum is the same in any
+order of additions, in micro-batches of any size, and over any number of processes, and that one example moves it by
+k_i and nothing else. It remains to see how long k_i is:
+
+- *Vectors that are formed* (rows, an example's own product, its sum over tokens): ``k_i = nearest(w_i v_i)``, off by
+  1/2 a coordinate: ``||k_i|| <= w_i N_i + sqrt(d) / 2``.
+- *Linear maps of few rows* are never formed. For the pair (e_t, a_t) of row t let alpha_t be an upper bound on |a_t|,
+  and ``a'_t = nearest(2^F a_t / alpha_t)``, ``e'_t = nearest(w_i alpha_t 2^-F e_t)`` with F = `FACTOR_BITS`. Then
+  ``k_i = sum_t e'_t a'_t^T``, and one float64 product over many examples adds all k_i exactly. With p and q the widths
+  of a and e, ``|a'_t - 2^F a_t / alpha_t| <= sqrt(p) / 2`` and likewise for e'_t, so that k_i differs from w_i v_i by
+  at most ``w_i 2^-F sqrt(p) / 2 sum_t alpha_t |e_t|``, which is in N_i, and ``T sqrt(q) / 2 (2^F + sqrt(p) / 2)``.
+
+What does not grow with w_i is `rounding_of_rows` and `rounding_of_linear`: the clip leaves as much room for it
+(`dpcore.spec.ops.Backend.clip_factors`), so that ``||k_i|| <= C / u``.
+
+**No sum leaves the integers of float64.** N_i is at least `CANCELLATION` times the sum of its terms' norms where terms
+enter a sum one by one (few rows; the two parts of a tied matrix). So B examples' terms are below ``B C / (u
+CANCELLATION)`` and a little more for their rounding, and `dpcore.spec.grid.bits_for` keeps that below 2^53.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+FACTOR_BITS: Final = 16
+"""F: binary digits of an activation, relative to its row's norm, where an example's product is not formed."""
+
+FEW_ROWS: Final = 24
+"""Linear maps of fewer rows may be added without their product."""
+
+CANCELLATION: Final = 1 / 16
+"""Least share of the certified norm in the sum of its terms' norms, where these enter a sum one by one."""
+
+MOST_ROUNDED: Final = 0.25
+"""Rounding may take this share of a clip norm; more noise than that on so many coordinates is refused."""
+
+
+def rounding_of_rows(size: int) -> float:
+    """Return how far, in the grid's steps, rounding moves a vector of `size` coordinates that is formed."""
+    return math.sqrt(size) / 2 * (1 + 2.0**-20)
+
+
+def rounding_of_linear(q: int, p: int) -> float:
+    """Return how far, in the grid's steps, rounding moves a (q, p) weight's gradient, formed or not.
+
+    For the most rows that are few, so that it does not tell how many an example has. Float64 rounds each product
+    before `nearest` by 2^-53 of itself: included in the last factor.
+    """
+    factors = (FEW_ROWS - 1) * math.sqrt(q) / 2 * (2.0**FACTOR_BITS + math.sqrt(p) / 2)
+    return max(factors, rounding_of_rows(p * q)) * (1 + 2.0**-20)
