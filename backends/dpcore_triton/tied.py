@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 import triton.language as tl
+from dpcore.spec.rounding import TIED
 
 from dpcore.spec.check_pairs import check_embedding, check_linear
 from dpcore.spec.pair_ops import LinearPairs
-from dpcore.spec.rounding import TIED
 from dpcore_triton.embedding import joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
 from dpcore_triton.launch import COLUMNS, common_device, float32_only, kernel, launch
