@@ -9,8 +9,8 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.contributions import CANCELLATION
 from dpcore.spec.pair_ops import LinearPairs
-from dpcore.spec.rounding import TIED
 from dpcore_triton.embedding import joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
 from dpcore_triton.launch import COLUMNS, common_device, float32_only, kernel, launch
@@ -61,7 +61,7 @@ def tied_norms(
     norms = norm_of(parts, bound(tokens.total + parts.total, signed=signed), exponent, *whole)
     first = norm_of(tokens, bound(tokens.total, squares=adding), exponent, embedding, token_lengths)
     second = norm_of(parts, bound(parts.total, signed=signed), exponent, linear, lengths)
-    return torch.maximum(norms, TIED * (first + second))
+    return torch.maximum(norms, CANCELLATION * (first + second))
 
 
 @kernel("p", "token_total", "total", "size")
