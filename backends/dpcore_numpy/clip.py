@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check_rows import check_combined, check_factors, check_rows, check_weighted_sum
+from dpcore.spec.grid import nearest
 from dpcore.spec.ops import AUTOMATIC_STABILITY, PSAC_STABILITY
 from dpcore_numpy.denormals import check_denormals
 
@@ -75,33 +76,34 @@ def combine(first: Sequence[Floats], second: Sequence[Floats], weights: tuple[fl
 
 
 def clip_factors(
-    norms: Sequence[Floats], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str
-) -> tuple[Floats, ...]:
+    norms: Sequence[Floats],
+    rule: str,
+    bounds: Sequence[float],
+    sizes: Sequence[int],
+    roundings: Sequence[float],
+    unit: float,
+) -> tuple[NDArray[np.float64], ...]:
     """See `dpcore.spec.ops.Backend.clip_factors`."""
-    check_factors(norms, rule, bounds, sizes, dtype)
+    check_factors(norms, rule, bounds, sizes, roundings, unit)
     finite = np.logical_and.reduce([np.isfinite(group) for group in norms])
-    return tuple(
-        np.where(finite, _certified_factor(group, rule, bound, size, dtype), np.zeros((), dtype))
-        for group, bound, size in zip(norms, bounds, sizes, strict=True)
-    )
+    groups = zip(norms, bounds, sizes, roundings, strict=True)
+    return tuple(np.where(finite, _certified(*group, rule, unit), 0.0) for group in groups)
 
 
-def _certified_factor(norms: Floats, rule: str, bound: float, size: int, dtype: str) -> Floats:
-    """Return one group's factors.
+def _certified(norms: Floats, bound: float, size: int, rounding: float, rule: str, unit: float) -> NDArray[np.float64]:
+    """Return one group's weights.
 
-    With N >= ||v|| the raised norm, f the factor and u the unit roundoff of `dtype`, a rounded product obeys
-    ``|fl(f v_j)| <= f |v_j| (1 + u) + 2^-149`` (the last term where it underflows), so the rounded vector has norm at
-    most ``f N (1 + u) + sqrt(d) 2^-149``, which is at most C for ``f = (C - sqrt(d) 2^-149) (1 - 4u) / N``. Where the
-    denominator is N and something that is not negative, as in "automatic" and "psac", f is smaller: no sum of the two
-    rounds below N. That "psac" rises and falls with N does not matter, since N bounds the norm in this one place.
+    With N >= ||v|| the raised norm and C' = C - r u, a weight of w = C' / (N u) leaves an example within ``w N + r = C /
+    u``. Quotients round w three times at most, by 2^-53 each; C' is lowered by 2^-50. Where the denominator is N and
+    something that is not negative, as in "automatic" and "psac", w is smaller: no sum of the two rounds below N. That
+    "psac" rises and falls with N does not matter, since N bounds the norm in this one place.
     """
-    info = np.finfo(dtype)
     raised = norms * (1 + (size + 8) * 2.0**-53)
-    underflow = np.sqrt(size) * float(info.smallest_subnormal)
-    lowered = (bound - underflow) * (1 - 2 * float(info.eps))
+    longest = 1.0 if rule == "normalized" else bound
+    lowered = (longest - rounding * unit) * (1 - 2.0**-50)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if rule == "standard":
-            factor = np.where(raised <= bound, 1.0, lowered / raised)
+            factor = np.where(raised <= lowered, 1.0, lowered / raised)
         elif rule == "automatic":
             factor = lowered / (raised + AUTOMATIC_STABILITY)
         elif rule == "psac":
@@ -109,12 +111,9 @@ def _certified_factor(norms: Floats, rule: str, bound: float, size: int, dtype: 
         elif rule == "automatic_v":
             factor = np.where(raised == 0, 0.0, lowered / raised)
         else:
-            factor = (1 - underflow) * (1 - 2 * float(info.eps)) / np.maximum(raised, bound)
-        factor = np.clip(factor, 0.0, float(info.max))
-        rounded = factor.astype(dtype)
-        toward_zero = np.nextafter(rounded, np.zeros((), dtype))
-    certified: Floats = np.where(rounded > factor, toward_zero, rounded)
-    return certified
+            factor = lowered / np.maximum(raised, bound)
+        weight: NDArray[np.float64] = np.minimum(factor / unit, np.finfo(np.float64).max)
+    return weight
 
 
 def weighted_sum(
@@ -123,16 +122,14 @@ def weighted_sum(
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
     check_weighted_sum(rows, weights, out, scale)
     for block, weight, total, vector in zip(rows, weights, out, scale or [None] * len(rows), strict=True):
-        used, wide = weight != 0, weight.astype(np.float64)
+        used = np.flatnonzero(weight)
         for first in range(0, block.shape[1], _COLUMNS):
             columns = slice(first, first + _COLUMNS)
             height = max(1, _PIECE // max(1, total[columns].size))
-            for start in range(0, block.shape[0], height):
-                rows_ = slice(start, start + height)
-                piece, factors = block[rows_, columns], wide[rows_]
-                if not used[rows_].all():
-                    piece, factors = piece[used[rows_]], factors[used[rows_]]
-                values = piece.astype(np.float64)
+            for start in range(0, len(used), height):
+                chosen = used[start : start + height]
+                values = block[chosen, columns].astype(np.float64)
                 if vector is not None:
                     values *= vector[columns]
-                total[columns] += factors @ values
+                values *= weight[chosen, None]
+                total[columns] += nearest(values).sum(axis=0)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
-from dpcore.spec.rounding import SUM_ROWS
+from dpcore.spec.grid import nearest
 from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma
+
+_ROWS = 512  # of several examples that are taken at once
 
 
 def embedding_norms(
@@ -37,7 +39,7 @@ def embedding_bound(indices: Sequence[Indices], e: Side, size: int, scale: Float
     gamma_{k+4} times the sum of its terms' sizes (the weight and the scale round each), so that all of them are off by
     gamma_{k+4} S. The squares of q entries and their sum are off by gamma_{q+k+8} of themselves.
     """
-    index, count = np.concatenate(indices, axis=1), max(1, SUM_ROWS // max(1, e.time))
+    index, count = np.concatenate(indices, axis=1), max(1, _ROWS // max(1, e.time))
     norms, terms = np.empty(e.examples), np.empty(e.examples)
     wide = e.double or (scale is not None and scale.dtype == np.float64)
     for first in range(0, e.examples, count):
@@ -95,7 +97,7 @@ def embedding_sum(
     check_embedding(indices, gradients, point_weights, size, scale)
     check_sum(e.examples, size * e.width, weights, out)
     index, total, used = np.concatenate(indices, axis=1), out.reshape(size, e.width), np.flatnonzero(weights)
-    count = max(1, SUM_ROWS // max(1, e.time))
+    count = max(1, _ROWS // max(1, e.time))
     with np.errstate(all="ignore"):
         for first in range(0, len(used), count):
             chosen = used[first : first + count]
@@ -104,5 +106,6 @@ def embedding_sum(
             keys = np.where(picked < 0, -1, picked * len(chosen) + examples)
             keys, sums = _sums(keys, np.ones(keys.shape), _rows(picked, e, chosen, size, scale))
             tokens, owners = np.divmod(keys, len(chosen))
-            tokens, sums = _sums(tokens, weights[chosen].astype(np.float64)[owners] * e.unit, sums)
+            rounded = nearest((weights[chosen] * e.unit)[owners, None] * sums)
+            tokens, sums = _sums(tokens, np.ones(tokens.shape), rounded)
             total[tokens] += sums

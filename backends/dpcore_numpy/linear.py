@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check_pairs import check_layers, check_sums
+from dpcore.spec.contributions import CANCELLATION, FACTOR_BITS, FEW_ROWS
 from dpcore.spec.pair_ops import LinearPairs
-from dpcore.spec.rounding import CANCELLATION, SUM_ROWS
 from dpcore_numpy.clip import row_norms
 from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.gram import Matmul, few, gram_narrow, gram_wide
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma, rounding_of
-from dpcore_numpy.tiles import add_tiles, blocks, tile_norms
+from dpcore_numpy.tiles import add_tiles, tile_norms
 
-# Up to so many rows of an example, norms are by float64 inner products; from so many on, sums are by float32 tiles, and
-# inner products are float32.
-_FEW, MANY = 8, 24
-_ROWS, _COLUMNS = 512, 1024  # of a piece of a float64 product
+# Up to so many rows of an example, norms are by float64 inner products; from `FEW_ROWS` on tiles and inner products are
+# float32.
+_FEW = 8
 
 
 class Arithmetic(NamedTuple):
@@ -31,8 +31,9 @@ class Arithmetic(NamedTuple):
     matmul: Matmul
     gram_narrow: Callable[[Side, Side], tuple[Wide, Wide]]
     tile_norms: Callable[[Side, Side, Floats | None, bool], tuple[Wide, Wide]]
-    add_products: Callable[[Side, Side, Wide, Indices, Any, Floats | None], None]
     add_tiles: Callable[[Side, Side, Wide, Indices, Any, Floats | None, bool], None]
+    #: Adds few rows by factors that are integers, as `dpcore.spec.contributions` says; without it they are tiles, too.
+    add_factors: Callable[[Side, Side, Wide, Indices, Any], None] | None = None
 
 
 def linear_norms(
@@ -52,9 +53,13 @@ def linear_norms(
 def _norms(layer: LinearPairs[Floats], scale: Floats | None, by: Arithmetic) -> Wide:
     a, e = by.side(layer.inputs), by.side(layer.gradients, layer.point_weights)
     norms, rounding, terms = linear_bound(a, e, scale, layer.gram, layer.exact, by)
-    if not layer.exact and a.time < MANY:  # what `linear_sums` relies on
-        norms = np.maximum(norms, CANCELLATION * terms)
-    return norms + rounding
+    return raised_for_terms(norms, terms, by_factors(a, e, scale, layer.exact, by)) + rounding
+
+
+def raised_for_terms(norms: Wide, terms: Wide, few: NDArray[np.bool_]) -> Wide:
+    """Return norms that are at least `CANCELLATION` times the terms' of examples whose terms enter a sum one by one."""
+    raised: Wide = np.where(few, np.maximum(norms, CANCELLATION * terms), norms)
+    return raised
 
 
 def linear_bound(
@@ -79,10 +84,11 @@ def linear_bound(
     if scale is not None and a.time <= _FEW:
         norms, terms = few(a, e, scale, by.matmul)
     elif scale is None and (gram or a.time <= _FEW):
-        norms, terms = gram_wide(a, e, by.matmul) if wide or a.time < MANY else by.gram_narrow(a, e)
+        norms, terms = gram_wide(a, e, by.matmul) if wide or a.time < FEW_ROWS else by.gram_narrow(a, e)
     else:
         norms, terms = by.tile_norms(a, e, scale, wide)
-    rounding = rounding_of(a, e, scale, terms, wide or a.time < MANY)
+    rounding = rounding_of(a, e, scale, terms, wide or a.time < FEW_ROWS)
+    rounding += _of_factors(a) * terms * by_factors(a, e, scale, exact, by)
     # 2^-480: squares and products that underflow, of numbers that are relative to the largest. A side of zeros makes a
     # vector of zeros, unless the other side is not finite.
     sizes = a.measured[1].sum(axis=1) * e.measured[1].sum(axis=1)
@@ -95,7 +101,12 @@ def _of_one_row(a: Side, e: Side, by: Arithmetic) -> Bound:
     """Return the parts for one row: ``|a| |e|``, whose float32 numbers float64 holds as they are."""
     x, y = (by.row_norms([side.parts[0][:, 0]]) for side in (a, e))
     norms = abs(e.unit) * x * y * (1 + gamma(a.width + e.width + 20, U64))
-    return Bound(norms, gamma(9, U64) * norms, norms)
+    return Bound(norms, (gamma(9, U64) + (_of_factors(a) if by.add_factors else 0.0)) * norms, norms)
+
+
+def _of_factors(a: Side) -> float:
+    """Return what rounding a row to factors moves its term, as a share; its norm is known to 2^-10."""
+    return 2.0**-FACTOR_BITS * math.sqrt(a.width) / 2 * (1 + 2.0**-8)
 
 
 def linear_sums(
@@ -119,44 +130,26 @@ def _add(layer: LinearPairs[Floats], weights: Floats, out: Floats, scale: Floats
     a, e = by.side(layer.inputs), by.side(layer.gradients, layer.point_weights)
     total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
     factor = None if scale is None else scale.reshape(e.width, a.width)
-    factors, wide = weights.astype(np.float64), layer.exact or a.double or a.time < MANY
-    together = _together(a, e, scale, layer.exact, by.matmul)[used]
-    if together.any():
-        by.add_products(a, e, factors, used[together], total, factor)
-    if not together.all():
-        by.add_tiles(a, e, factors, used[~together], total, factor, wide)
+    few, wide = by_factors(a, e, scale, layer.exact, by)[used], layer.exact or a.double or a.time < FEW_ROWS
+    if by.add_factors is not None and few.any():
+        by.add_factors(a, e, weights, used[few], total)
+    if not few.all():
+        by.add_tiles(a, e, weights, used[~few], total, factor, wide)
 
 
-def _together(a: Side, e: Side, scale: Floats | None, exact: bool, matmul: Matmul) -> NDArray[np.bool_]:
-    """Return which examples may share a product: those of few rows whose terms do not cancel beyond `CANCELLATION`.
+def by_factors(a: Side, e: Side, scale: Floats | None, exact: bool, by: Arithmetic) -> NDArray[np.bool_]:
+    """Return which examples are added by factors: those of few rows whose terms do not cancel beyond `CANCELLATION`.
 
-    `linear_norms` sees to it, unless what cancels is to be exact. Then it is looked at here, but for scaled vectors,
-    whose norms would cost more than their sum. Asked is twice the share: a norm of another kind may come out smaller
-    than this one, by no more than that.
+    Their norms are raised for it, unless what cancels is to be exact: such an example is added as a tile. Asked is
+    twice the share, since a norm of another kind may come out smaller than this one, by no more than that.
     """
-    if a.time >= MANY or (scale is not None and exact and a.time > 1):
+    if by.add_factors is None or scale is not None or a.time >= FEW_ROWS:
         return np.zeros(a.examples, np.bool_)
     if a.time <= 1 or not exact:
         return np.ones(a.examples, np.bool_)
-    norms, terms = gram_wide(a, e, matmul)
+    norms, terms = gram_wide(a, e, by.matmul)
     alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms
     return alike
 
 
-def add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None) -> None:
-    """Add float64 products over whole examples, at most `SUM_ROWS` rows at a time."""
-    count = SUM_ROWS // max(1, a.time)
-    scratch = np.empty(_ROWS * _COLUMNS)
-    for first in range(0, len(used), count):
-        chosen = used[first : first + count]
-        x = a.wide(chosen, normalized=False).reshape(len(chosen) * a.time, a.width)
-        y = e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit).reshape(len(x), e.width)
-        for rows, columns in blocks(a, e, _ROWS, _COLUMNS):
-            shape = (rows.stop - rows.start, columns.stop - columns.start)
-            piece = np.matmul(y[:, rows].T, x[:, columns], out=scratch[: shape[0] * shape[1]].reshape(shape))
-            if scale is not None:
-                piece *= scale[rows, columns]
-            total[rows, columns] += piece
-
-
-NUMPY = Arithmetic(Side, row_norms, np.matmul, gram_narrow, tile_norms, add_products, add_tiles)
+NUMPY = Arithmetic(Side, row_norms, np.matmul, gram_narrow, tile_norms, add_tiles)

@@ -145,7 +145,7 @@ def terms_of(a: Side, e: Side) -> Wide:
 
 
 def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool) -> Wide:
-    """Return how far a product over T rows may be off.
+    """Return how far a product over T rows may be off, of which one side may have been multiplied by a weight before.
 
     In float32 underflow adds at most 2^-126 for each product, each addition and, times the other side's largest, each
     entry: ``4 T 2^-126 2^13`` a coordinate.
@@ -153,7 +153,7 @@ def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool)
     if wide:
         error, underflow = gamma(a.time + 8, U64), 0.0
     else:
-        error, underflow = gamma(a.time + 3, U32), 4 * a.time * math.sqrt(a.width * e.width) * TINY * 2.0 ** (RANGE + 1)
+        error, underflow = gamma(a.time + 6, U32), 4 * a.time * math.sqrt(a.width * e.width) * TINY * 2.0 ** (RANGE + 1)
         underflow *= 1.0 if scale is None else float(np.abs(scale).max(initial=0.0))
     rounding: Wide = error * terms + underflow
     return rounding

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.grid import released, step_of
+from dpcore.spec.grid import nearest, released, step_of
 from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
 from dpcore_numpy.correlate import correlate
@@ -37,21 +37,22 @@ def step(
     settings: Sequence[UpdateSettings],
     step_number: int,
     *,
+    unit: float,
     correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.step`."""
     check_step(
-        slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
+        slots, noise, batch_size, filters, rule, settings, step_number, unit, correlation, square, square_noise
     )  # fmt: skip
 
     for whole, numbers in zip(slots, settings, strict=True):
         for start in range(0, whole.parameter.size, _PIECE):
             slot = _slice(whole, start, min(start + _PIECE, whole.parameter.size))
-            g = _average(slot, noise, batch_size, correlation)
+            g = _average(slot, noise, unit / batch_size, correlation)
             y = _filtered(g, slot, filters)
-            h = None if square == "filtered" else _square(g, slot, batch_size, square, square_noise)
+            h = None if square == "filtered" else _square(g, slot, unit / batch_size, square, square_noise)
             before = None if slot.displacement is None else slot.parameter.copy()
             move(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
             if slot.displacement is not None:
@@ -63,15 +64,14 @@ def _normals(noise: NoiseRow, slot: Slot[Floats]) -> Floats:
     return normal(key, row, stream, slot.first, slot.total.size, bits=bits, rng=rng)
 
 
-def _average(slot: Slot[Floats], noise: NoiseRow, batch_size: float, correlation: Correlation | None) -> Floats:
+def _average(slot: Slot[Floats], noise: NoiseRow, factor: float, correlation: Correlation | None) -> Floats:
     if noise.scale:
-        m, u = _normals(noise, slot), step_of(noise.scale, noise.bits)
+        m = _normals(noise, slot)
         if correlation is not None:
             m = correlate(m, slot.noise_state, correlation, bits=noise.bits)
-            u = step_of(noise.scale, noise.bits, correlation.normalizer)
-        average = released(slot.total, m, u, noise.bits, u / batch_size)
+        average = released(slot.total, m, noise.bits, factor)
     else:
-        average = slot.total / batch_size
+        average = slot.total * factor
     g: Floats = average.astype(slot.parameter.dtype, copy=False)
     if slot.scale is not None:
         g /= slot.scale
@@ -87,19 +87,19 @@ def _filtered(g: Floats, slot: Slot[Floats], filters: Sequence[FilterCoefficient
     return y
 
 
-def _square(g: Floats, slot: Slot[Floats], batch_size: float, square: str, square_noise: NoiseRow | None) -> Floats:
+def _square(g: Floats, slot: Slot[Floats], factor: float, square: str, square_noise: NoiseRow | None) -> Floats:
     if square == "released":
         return g * g
     if square == "given":
         assert slot.square is not None
         return slot.square
-    q = slot.total / batch_size
+    q = slot.total * factor
     if slot.scale is not None:
         q /= slot.scale
     h = q * q
     if square_noise is not None and square_noise.scale:
         u = step_of(square_noise.scale, square_noise.bits)
-        h = released(h, _normals(square_noise, slot), u, square_noise.bits, u)
+        h = released(nearest(h * (1 / u)), _normals(square_noise, slot), square_noise.bits, u)
     rounded: Floats = h.astype(slot.parameter.dtype, copy=False)
     return rounded
 

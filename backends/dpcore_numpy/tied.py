@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpcore.spec.check_pairs import check_embedding, check_linear, check_tied
-from dpcore.spec.rounding import CANCELLATION, TIED
+from dpcore.spec.contributions import CANCELLATION
 from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.embedding import embedding_bound
 from dpcore_numpy.gram import Matmul
-from dpcore_numpy.linear import MANY, NUMPY, Arithmetic, linear_bound
+from dpcore_numpy.linear import NUMPY, Arithmetic, by_factors, linear_bound, raised_for_terms
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
 
 
@@ -52,10 +52,8 @@ def tied_norms(
         error = gamma(a.width + g.time * a.time + 20, U64) * terms
         square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit, by.matmul) + error)
         norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
-        bound: Wide = np.maximum(norms, TIED * (embedding.norms + linear.norms))
-        if a.time < MANY:  # what `linear_sums` relies on
-            bound = np.maximum(bound, CANCELLATION * linear.terms)
-        return bound
+        bound: Wide = np.maximum(norms, CANCELLATION * (embedding.norms + linear.norms))
+        return raised_for_terms(bound, linear.terms, by_factors(a, e, None, exact, by))
 
 
 def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide, matmul: Matmul) -> Wide:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpcore.spec.contributions import FACTOR_BITS
 from dpcore.spec.pair_ops import LinearPairs
-from dpcore.spec.rounding import SUM_ROWS
 from dpcore_numpy import linear as reference
 from dpcore_numpy import tied
 from dpcore_numpy.gram import narrow_root
@@ -18,12 +18,12 @@ from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma, rounding
 from dpcore_numpy.tiles import scaled_terms
 from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import view
-from dpcore_torch.clip import add_rows, row_norms
+from dpcore_torch.clip import add_rounded, add_rows, row_norms
 
 # Entries of the tiles that are made at once, of all examples: 8 MiB of float32.
 _TILES, _WIDTH = 1 << 21, 1024
 _EXAMPLES = 32  # at least: sums pass over their float64 total once for so many
-_HEIGHT = 512  # rows of a float64 product
+_ROWS = 1024  # of several examples in a float64 product
 _COLUMNS = 1024  # of a float32 inner product
 
 
@@ -137,8 +137,10 @@ def narrow(side: Side) -> torch.Tensor:
     return torch.from_numpy(found)
 
 
-def _tiles(a: Side, e: Side, used: Indices, wide: bool) -> Iterator[tuple[slice, slice, Indices, torch.Tensor]]:
-    """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns).
+def _tiles(
+    a: Side, e: Side, used: Indices, wide: bool, weights: torch.Tensor | None = None
+) -> Iterator[tuple[slice, slice, Indices, torch.Tensor]]:
+    """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns), times weights (B,).
 
     A product for each example: one of several may round an example's tile otherwise for another number of them.
     """
@@ -156,6 +158,9 @@ def _tiles(a: Side, e: Side, used: Indices, wide: bool) -> Iterator[tuple[slice,
         whole = wide or len(chosen) == len(x)
         picked: Any = slice(None) if whole else torch.from_numpy(chosen)
         ours, theirs = x[picked], y[picked]
+        if weights is not None:
+            own = weights[torch.from_numpy(chosen)][:, None, None]
+            ours, theirs = (ours * own, theirs) if a.width < e.width else (ours, theirs * own)
         for row in range(0, e.width, height):
             for column in range(0, a.width, width):
                 rows, columns = slice(row, min(row + height, e.width)), slice(column, min(column + width, a.width))
@@ -182,33 +187,37 @@ def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide
 
 
 def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, scale: Floats | None, wide: bool) -> None:
-    """See `dpcore_numpy.tiles.add_tiles`."""
-    factors = torch.from_numpy(np.ldexp(weights * e.unit, a.measured[0] + e.measured[0]))
-    for rows, columns, chosen, tile in _tiles(a, e, used, wide) if len(used) else ():
-        piece = torch.zeros(tile[0].numel(), dtype=torch.float64, device="cpu")
-        add_rows(tile.flatten(1), factors[chosen], piece)
-        found = piece.view(tile.shape[1:])
-        if scale is not None:
-            found *= torch.from_numpy(scale[rows, columns])
-        torch.from_numpy(total)[rows, columns] += found
+    """See `dpcore_numpy.tiles.add_tiles`.
 
-
-def add_products(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, scale: Floats | None) -> None:
-    """See `dpcore_numpy.linear.add_products`.
-
-    Where an example has one row, its product is added to the total at once: one vector's addition, in whatever order.
+    Float32 tiles are weighted before: one side's rows are, so that nothing but rounding is left to do with a tile.
     """
-    count, out = SUM_ROWS // max(1, a.time), torch.from_numpy(total)
+    factors = torch.from_numpy(np.ldexp(weights * e.unit, a.measured[0] + e.measured[0]))
+    ones, before = torch.ones(len(used), dtype=torch.float64, device="cpu"), not wide and scale is None
+    tiles = _tiles(a, e, used, wide, factors.float() if before else None) if len(used) else ()
+    for rows, columns, chosen, tile in tiles:
+        piece = torch.zeros(tile[0].numel(), dtype=torch.float64, device="cpu")
+        if before:
+            add_rows(tile.flatten(1).round_(), ones[: len(chosen)], piece)
+        else:
+            own = None if scale is None else torch.from_numpy(scale[rows, columns].reshape(-1))
+            add_rounded(tile.flatten(1), factors[chosen], piece, own)
+        torch.from_numpy(total)[rows, columns] += piece.view(tile.shape[1:])
+
+
+def add_factors(a: Side, e: Side, weights: Wide, used: Indices, total: Floats) -> None:
+    """Add few rows by factors that are integers, in products over many examples: see `dpcore.spec.contributions`."""
+    exponents, squares = a.measured
+    # Not below what squares that underflow may hide.
+    alpha = np.ldexp(np.sqrt(np.maximum(squares, 2.0**-1000)), exponents[:, None])
+    alpha = np.maximum(alpha * (1 + 2.0**-50), 2.0**-1000)
+    out, count = torch.from_numpy(total), max(1, _ROWS // max(1, a.time))
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
-        x = torch.from_numpy(a.wide(chosen, normalized=False)).flatten(0, 1)
-        y = torch.from_numpy(e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit)).flatten(0, 1)
-        if a.time == 1 and scale is None:
-            out.addmm_(y.mT, x)
-            continue
-        for rows in (slice(row, row + _HEIGHT) for row in range(0, e.width, _HEIGHT)):
-            piece = y[:, rows].mT @ x
-            out[rows] += piece if scale is None else piece.mul_(torch.from_numpy(scale[rows]))
+        own = torch.from_numpy(alpha[chosen])[:, :, None]
+        x = torch.from_numpy(a.wide(chosen, normalized=False)).mul_(2.0**FACTOR_BITS / own).round_()
+        y = torch.from_numpy(e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit))
+        y.mul_(own * 2.0**-FACTOR_BITS).round_()
+        out.addmm_(y.flatten(0, 1).mT, x.flatten(0, 1))
 
 
-TORCH = reference.Arithmetic(_Side, norms, matmul, gram_narrow, tile_norms, add_products, add_tiles)
+TORCH = reference.Arithmetic(_Side, norms, matmul, gram_narrow, tile_norms, add_tiles, add_factors)

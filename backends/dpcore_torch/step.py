@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.grid import released, step_of
+from dpcore.spec.grid import nearest, released, step_of
 from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
 from dpcore_numpy.correlate import correlate
@@ -29,22 +29,23 @@ def step(
     settings: Sequence[UpdateSettings],
     step_number: int,
     *,
+    unit: float,
     correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.step`."""
     check_step(
-        slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
+        slots, noise, batch_size, filters, rule, settings, step_number, unit, correlation, square, square_noise
     )  # fmt: skip
     size = _TILES * TILE * torch.get_num_threads()
     draws, square_draws = (Draws(row, slots, size) for row in (noise, square_noise))
     for whole, numbers in zip(slots, settings, strict=True):
         for start in range(0, whole.parameter.numel(), size):
             slot = _slice(whole, start, start + size)
-            g = _average(slot, draws, batch_size, correlation)
+            g = _average(slot, draws, unit / batch_size, correlation)
             y = _filtered(g, slot, filters)
-            h = None if square == "filtered" else _square(g, slot, batch_size, square, square_draws)
+            h = None if square == "filtered" else _square(g, slot, unit / batch_size, square, square_draws)
             if slot.displacement is not None:
                 slot.displacement.copy_(slot.parameter)
             move(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
@@ -73,17 +74,14 @@ class Draws:
         return self._drawn[first - self._first :][:size]
 
 
-def _average(
-    slot: Slot[torch.Tensor], noise: Draws, batch_size: float, correlation: Correlation | None
-) -> torch.Tensor:
+def _average(slot: Slot[torch.Tensor], noise: Draws, factor: float, correlation: Correlation | None) -> torch.Tensor:
     if noise.scale:
-        m, u = noise.of(slot), step_of(noise.scale, noise.bits)
+        m = noise.of(slot)
         if correlation is not None:
             m = correlate(m, slot.noise_state, correlation, bits=noise.bits)
-            u = step_of(noise.scale, noise.bits, correlation.normalizer)
-        average = released(slot.total, m, u, noise.bits, u / batch_size)
+        average = released(slot.total, m, noise.bits, factor)
     else:
-        average = slot.total / batch_size
+        average = slot.total * factor
     g: torch.Tensor = average.to(slot.parameter.dtype)
     return g if slot.scale is None else g.div_(slot.scale)
 
@@ -97,21 +95,19 @@ def _filtered(g: torch.Tensor, slot: Slot[torch.Tensor], filters: Sequence[Filte
     return y
 
 
-def _square(
-    g: torch.Tensor, slot: Slot[torch.Tensor], batch_size: float, square: str, square_noise: Draws
-) -> torch.Tensor:
+def _square(g: torch.Tensor, slot: Slot[torch.Tensor], factor: float, square: str, square_noise: Draws) -> torch.Tensor:
     if square == "released":
         return g * g
     if square == "given":
         assert slot.square is not None
         return slot.square
-    q = slot.total / batch_size
+    q = slot.total * factor
     if slot.scale is not None:
         q.div_(slot.scale)
     h: torch.Tensor = q * q
     if square_noise.scale:
         u = step_of(square_noise.scale, square_noise.bits)
-        h = released(h, square_noise.of(slot), u, square_noise.bits, u)
+        h = released(nearest(h * (1 / u)), square_noise.of(slot), square_noise.bits, u)
     return h.to(slot.parameter.dtype)
 
 

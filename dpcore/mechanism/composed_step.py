@@ -46,6 +46,7 @@ class Composition:
         self,
         slots: Sequence[Slot[Any]],
         noise: NoiseRow,
+        unit: float,
         square: str,
         square_noise: NoiseRow,
         statistics: tuple[float, ...],
@@ -56,13 +57,13 @@ class Composition:
         """Take one step; see `dpcore.spec.ops.Backend.step`. Returns the adaptive filter's statistics after it."""
         released, squares = [], []
         for i, slot in enumerate(slots):
-            g = slot.total / self.batch_size
+            factor = unit / self.batch_size
             if noise.scale:
-                u = step_of(noise.scale, noise.bits, normalizer_of(self.method.noise.strategy, noise.row))
-                m = self._noise(i, noise, slot.noise_state, normals)
-                g = on_grid(slot.total, m, u, noise.bits, u / self.batch_size)
+                g = on_grid(slot.total, self._noise(i, noise, slot.noise_state, normals), noise.bits, factor)
+            else:
+                g = slot.total * factor
             released.append(_unscaled(self._cast(g, slot.parameter), slot))
-            squares.append(self._square(i, slot, released[i], square, square_noise, normals))
+            squares.append(self._square(i, slot, released[i], factor, square, square_noise, normals))
         if self.method.filter.adaptive:
             outputs, statistics = self._adapted(released, statistics, noise)
         elif self.method.galore is not None:
@@ -109,7 +110,9 @@ class Composition:
         cast[...] = array
         return cast
 
-    def _square(self, i: int, slot: Slot[Any], g: Any, square: str, noise: NoiseRow, normals: Normals | None) -> Any:
+    def _square(
+        self, i: int, slot: Slot[Any], g: Any, factor: float, square: str, noise: NoiseRow, normals: Normals | None
+    ) -> Any:
         """What enters the second moment, or None for the square of the filter's output."""
         if square == "filtered":
             return None
@@ -117,11 +120,12 @@ class Composition:
             return g * g
         if square == "given":
             return slot.square
-        q = _unscaled(slot.total / self.batch_size, slot)
+        q = _unscaled(slot.total * factor, slot)
         h = q * q
         if noise.scale:
             u = step_of(noise.scale, noise.bits, normalizer_of(self.method.noise.strategy, noise.row))
-            h = on_grid(h, self._noise(i, noise, self.vectors.square_noise_state[i], normals), u, noise.bits, u)
+            m = self._noise(i, noise, self.vectors.square_noise_state[i], normals)
+            h = on_grid(nearest(h * (1 / u)), m, noise.bits, u)
         return self._cast(h, slot.parameter)
 
     def _filtered(self, g: Any, slot: Slot[Any], row: int) -> Any:

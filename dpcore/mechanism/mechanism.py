@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dpcore.accounting.branches import Branch, Branches, Rows, count
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.composed_step import Composition, Normals, Observer
-from dpcore.mechanism.noise_state import check_noise_range, described, is_lost, rebuild
+from dpcore.mechanism.noise_state import check_noise_range, described, is_lost, normalizer_of, rebuild
 from dpcore.mechanism.parts import Part
 from dpcore.mechanism.peers import Alone, Peers, by_the_first
 from dpcore.mechanism.preparation import check_rate, check_release, numbers_of, slots_of, variances_in_squares
@@ -30,6 +30,7 @@ from dpcore.plan.scales import check_joint_scale
 from dpcore.sampling.sharding import shard
 from dpcore.spec.backends import load_backend
 from dpcore.spec.check import dtype_name
+from dpcore.spec.grid import step_of
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import SECOND_MOMENT, Backend, NoiseRow, Slot, UpdateSettings
@@ -238,8 +239,8 @@ class Mechanism:
             blocks, scales = scaled(blocks), self.vectors.scales
         repeat = once if self.peers.shards else self.backend.repeat  # they keep what is added, to send it
         norms = repeat(
-            add_clipped, self.backend, blocks, clip.rule, grouping, self._sizes, self.vectors.totals, scales,
-            self.peers.add_sums,
+            add_clipped, self.backend, blocks, clip.rule, grouping, self._sizes, self.unit, self.vectors.totals,
+            scales, self.peers.add_sums,
         )  # fmt: skip
         if self._running is not None:
             self._running.add(norms)
@@ -254,7 +255,7 @@ class Mechanism:
 
     def clipped_mean_norm(self) -> float:
         """Return ``||sum of clipped vectors|| / (B C_eff)``: **private**, publishing it gives up the guarantee."""
-        norm = math.sqrt(sum(float((total * total).sum()) for total in self.vectors.totals))
+        norm = self.unit * math.sqrt(sum(float((total * total).sum()) for total in self.vectors.totals))
         return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step, self.clip_norm).contribution)
 
     def release(
@@ -308,16 +309,15 @@ class Mechanism:
             # is never added to another sum.
             self.step += 1
             self._caller_noise |= normals is not None
-            norm = self.clip_norm
+            norm, unit = self.clip_norm, self._unit(row)
             own_numbers = [numbers[piece.tensor] for piece in self.pieces]
             self._torn = True
             try:
                 self.keys.begin(row)
                 self.vectors.keep_history(parameters)
-                contribution = self.plan.sensitivity_at(row, norm).contribution
-                totals = self.peers.reduced(self.vectors.totals, self.pieces, contribution)
+                totals = self.peers.reduced(self.vectors.totals, self.pieces)
                 slots = slots_of(self.vectors, self.own, self.inside, totals, parameters, public, scaled)
-                self._take(slots, row, own_numbers, normals, observe)
+                self._take(slots, row, unit, own_numbers, normals, observe)
                 self._torn = False
                 constrain(self.backend, method, slots, own_numbers, self.peers)
                 self._spread(parameters)
@@ -346,6 +346,7 @@ class Mechanism:
         self,
         slots: list[Slot[Any]],
         row: int,
+        unit: float,
         numbers: list[UpdateSettings],
         normals: Normals | None,
         observe: Observer | None,
@@ -353,8 +354,7 @@ class Mechanism:
         """Take the step by the fused operation, or by the plain ones where it does not cover the method."""
         plan, method = self.plan, self.plan.method
         strategy = method.noise.strategy
-        scale, square_scale = plan.noise_standard_deviation(row, self.clip_norm), self._square_noise(row)
-        scale, square_scale = scale * (1 + self.grid.raised), square_scale * (1 + self.grid.square_raised)
+        scale, square_scale = self._noise(row), self._square_noise(row) * (1 + self.grid.square_raised)
         bits = self.grid.bits
         noise = NoiseRow(self.keys.noise, row, Stream.GRADIENT, scale, self.rng, bits)
         square_noise = NoiseRow(self.keys.noise, row, Stream.SECOND_MOMENT, square_scale, self.rng, bits)
@@ -371,6 +371,7 @@ class Mechanism:
                 method.update.rule,
                 numbers,
                 row + 1,
+                unit=unit,
                 correlation=correlation,
                 square=square,
                 square_noise=square_noise if square_scale else None,
@@ -381,7 +382,7 @@ class Mechanism:
             self.peers, self.layout.dimension,
         )  # fmt: skip
         self._statistics = composition.step(
-            slots, noise, square, square_noise, self._statistics, numbers, normals, observe
+            slots, noise, unit, square, square_noise, self._statistics, numbers, normals, observe
         )
 
     def statement(
@@ -539,7 +540,8 @@ class Mechanism:
                     vector[...] = self.backend.from_numpy(np.asarray(theirs[name]))
         if self._running is not None:
             self._running.norms = norms
-        self.__dict__.pop("_variances", None)  # the plan may have taken over the saved noise multiplier
+        for name in ("_variances", "grid"):  # the plan may have taken over the saved noise multiplier
+            self.__dict__.pop(name, None)
         self._statistics, self._corrections, self._caller_noise = statistics, corrections, caller_noise
         self._numbers = None
         self._torn = lost  # made anew before it is needed
@@ -593,7 +595,22 @@ class Mechanism:
     @cached_property
     def grid(self) -> Grid:
         """The grid of the run's releases."""
-        return grid_of(self.plan, self.layout.dimension, getattr(self.peers, "rounding", 0.0))
+        return grid_of(self.plan, self.layout.dimension)
+
+    @property
+    def unit(self) -> float:
+        """What one of the integers of this step's sum stands for: the step of the release's grid."""
+        return self._unit(self.step)
+
+    def _unit(self, row: int) -> float:
+        noise, bits = self._noise(row), self.grid.bits
+        if noise == 0:
+            return step_of(self.plan.sensitivity_at(row, self.clip_norm).contribution, bits)
+        return step_of(noise, bits, normalizer_of(self.plan.method.noise.strategy, row))
+
+    def _noise(self, row: int) -> float:
+        """The standard deviation of the seed noise on a step's sum, raised for the grid."""
+        return self.plan.noise_standard_deviation(row, self.clip_norm) * (1 + self.grid.raised)
 
     @cached_property
     def _variances(self) -> NDArray[np.float64]:

@@ -44,8 +44,8 @@ class Peers(Protocol):
     def pieces(self, layout: Layout) -> tuple[Piece, ...]:
         """Return what this process owns of the tensors."""
 
-    def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
-        """Make the vectors of a step's sum, float64 zeros of these sizes, for `terms` examples in all processes."""
+    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
+        """Make the vectors of a step's sum, float64 zeros of these sizes."""
 
     def rounds(self, count: int) -> int:
         """Return how many micro-batches of a step this process takes part in, of which `count` are its own."""
@@ -66,8 +66,8 @@ class Peers(Protocol):
     def drop(self) -> None:
         """Forget what was added and not joined."""
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
-        """Return the own pieces of the sum of all processes' totals, to which an example adds at most this norm.
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
+        """Return the own pieces of the sum of all processes' totals.
 
         The totals may be overwritten.
         """
@@ -120,7 +120,7 @@ class Alone:
         """See `Peers.pieces`."""
         return layout.pieces(self.rank, self.world_size)
 
-    def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
+    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
         """See `Peers.totals`."""
         return [backend.zeros_like(vector, "float64") for vector in like]
 
@@ -137,7 +137,7 @@ class Alone:
     def drop(self) -> None:
         """See `Peers.drop`."""
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
         """See `Peers.reduced`."""
         return totals
 

@@ -30,7 +30,7 @@ class RunVectors:
     owns (with one process the same). Where a process holds its own pieces of the parameters alone, all are own.
     """
 
-    # The step's sum of clipped vectors, float64. **Private**: it leaves the run under noise only, and is never saved.
+    # The step's sum of clipped vectors, integers in float64. **Private**: it leaves the run under noise only, and is never saved.
     totals: list[Any]
     noise_state: list[tuple[Any, ...]]  # own, float64; of what correlates the noise: **secret**
     square_noise_state: list[tuple[Any, ...]]  # likewise
@@ -87,7 +87,7 @@ class RunVectors:
         order = 0 if method.noise.strategy is None else method.noise.strategy.order
         adaptive: Any = method.filter if method.filter.adaptive else None
         return cls(
-            totals=peers.totals(flat, backend, plan.sampler.likely_batch_size),
+            totals=peers.totals(flat, backend),
             noise_state=several(order, own, "float64"),
             square_noise_state=several(order if separate_square else 0, own, "float64"),
             filter_state=several(method.filter.order, small),

@@ -8,16 +8,15 @@ from typing import Any
 
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, Provenance
-from dpcore.spec.rounding import ROUNDING_STATED, rounding
 from dpcore.statement.text import counted
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
 """Of statements before releases had a grid, and of those that do not know the number of coordinates."""
 FLOATS = (
-    "The guarantee holds for the floating-point numbers that are released: sums and noise are whole multiples of one "
-    "grid's step, and the noise is raised by what the grid and the rounding of sums add to the sensitivity. All draws "
-    "together are within the law distance stated above of their law, in total variation; (1 + exp(epsilon)) times that "
+    "The guarantee holds for the floating-point numbers that are released: what an example adds is an integer multiple "
+    "of one grid's step, no longer than the clip norm, sums of these are exact, and noise is drawn on the same grid. All "
+    "draws together are within the law distance stated above of their law, in total variation; (1 + exp(epsilon)) times that "
     "is to be added to delta."
 )
 SECRET_KEYS = (
@@ -47,8 +46,14 @@ EXACT_KEY = "It holds only if no other run used that key: two runs with one exac
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
+# Before sums were exact.
+_FLOATS_ROUNDED = FLOATS.replace(
+    "what an example adds is an integer multiple of one grid's step, no longer than the clip norm, sums of these are "
+    "exact, and noise is drawn on the same grid.",
+    "sums and noise are whole multiples of one grid's step, and the noise is raised by what the grid and the rounding of "
+    "sums add to the sensitivity.",
+)
 # Before there were plurals.
-_ROUNDING = re.compile(r"(Rounding of float64 sums of up to .* more); that is (not )?counted( in the sensitivity)?\.")
 _RESUMED = re.compile(r"The run was resumed ([0-9]{1,18}) time\(s\)( from a checkpoint, .*)", re.DOTALL)
 _ABANDONED = re.compile(r"Epsilon counts ([0-9]{1,18}) further step\(s\), which were( released and then abandoned\.)")
 
@@ -60,7 +65,7 @@ def assumptions(
 
     `on_grid`: the statement has the grid of the releases.
     """
-    unit, origin, forks, terms = plan.sampler.unit_of_privacy, keys.origin, keys.forks, plan.sampler.likely_batch_size
+    unit, origin, forks = plan.sampler.unit_of_privacy, keys.origin, keys.forks
     numbers = FLOATS if on_grid else REAL_NUMBERS
     said = [PUBLIC_SIZES, numbers, _search(ledger), UNITS.get(unit, f"The unit of privacy is one {unit}.")]
     said.append(SECRET_KEYS)
@@ -68,12 +73,6 @@ def assumptions(
         said.append(USERS)
     if ledger.get("file_systems"):
         said.append(FILE_SYSTEM.format(", ".join(map(str, ledger["file_systems"]))))
-    share = rounding(terms)
-    if share > ROUNDING_STATED:
-        said.append(
-            f"Rounding of float64 sums of up to {terms:,} clipped vectors lets one of them move a sum by at most "
-            f"{share:.1e} of the clip norm more; the noise is raised by as much."
-        )
     if not plan.sampler.keeps_order:
         said.append(SECRET_BATCHES)
     if plan.method.update.second_moment == "public":
@@ -98,8 +97,8 @@ def assumptions(
 
 def as_now(sentence: str) -> str:
     """Return a sentence of a stored statement as it is worded now: one that says the same still is the same."""
-    if found := _ROUNDING.fullmatch(sentence):
-        return f"{found[1]}; the noise is raised by as much."
+    if sentence == _FLOATS_ROUNDED:
+        return FLOATS
     if found := _RESUMED.match(sentence):
         return f"The run was resumed {counted(int(found[1]), 'time')}{found[2]}"
     if found := _ABANDONED.fullmatch(sentence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dpcore.errors import ArgumentError, PrivacyError, SpeedWarning
 from dpcore.mechanism.loop import Blocks, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.ops import UpdateSettings
-from dpcore.stages.clipping.together import add_sums
+from dpcore.stages.clipping.together import add_sums, norms_of
 from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
@@ -148,10 +149,16 @@ class Engine(Loop):
             micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size].to(device), public)  # noqa: B023
             # Masks of their own: those of the private batch's places stay unknown.
             seed = step_seed(self.mechanism.keys, "public dropout", self.mechanism.step, start)
-            ones = self.working.to_array(torch.ones(batches.size(micro), dtype=self.working.dtype, device=device))
             found = self.gradient(values, micro, seed, synthetic=True)
             blocks = [block.map(self.to_array) for block in found]
-            add_sums(backend, blocks, [ones] * len(blocks), totals, [None] * len(blocks))
+            none = [None] * len(blocks)
+            norms = norms_of(backend, blocks, [range(len(blocks))], none)[0]
+            largest = float(norms.max())
+            # Sums are of integers: finer than float32 relative to the largest gradient.
+            weight = 2.0**40 / (largest if 0 < largest < math.inf else 1.0)
+            weights, sums = backend.zeros_like(norms) + weight, [backend.zeros_like(total) for total in totals]
+            add_sums(backend, blocks, [weights] * len(blocks), sums, none)
+            totals = [total + found / weight for total, found in zip(totals, sums, strict=True)]
         means = (self.working.to_tensor(total) / count for total in totals)
         return [self.working.to_array(mean.to(self.working.dtype)) for mean in means]
 

@@ -206,7 +206,7 @@ def _layers(
 def _once(backend: Backend[Any], block: Block, scale: Any) -> Callable[[], None]:
     """Return a call that takes a block's norms, and its sum into scratch memory."""
     total = backend.from_numpy(np.zeros(math.prod(block.shape)))
-    weights = backend.from_numpy(np.ones(block.examples, block.dtype))
+    weights = backend.from_numpy(np.ones(block.examples))
 
     def once() -> None:
         block.norms(backend, scale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,10 +14,8 @@ import torch.distributed as dist
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.peers import LOST, Alone, Peers
-from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
-from dpcore.spec.rounding import ROUNDING_SENT, ROUNDING_STATED, message_rounding
 
 T = TypeVar("T")
 
@@ -44,10 +41,7 @@ def caveats_of(peers: Peers) -> tuple[str, ...]:
     """Return the sentences that a statement needs where several processes train."""
     if not isinstance(peers, Processes) or peers.world_size == 1:
         return ()
-    if peers.rounding <= ROUNDING_STATED:
-        return (CAVEAT,)
-    told = f"{peers.rounding:.1e} of the clip norm more; the noise is raised by as much."
-    return CAVEAT, f"Sums are rounded to float32 between processes, which lets one example move a sum by at most {told}"
+    return (CAVEAT,)
 
 
 class Processes(Alone):
@@ -55,10 +49,8 @@ class Processes(Alone):
 
     Notes
     -----
-    A step sends two large messages: each process the others' pieces of its clipped sums, and the pieces that it moved:
-    as much as plain data parallel training sends. The sums are float64; they are sent in the parameters' dtype where
-    what that rounds is small (`dpcore.spec.rounding.message_rounding`), and added in float64 again. Each
-    process keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
+    A step sends two large messages: each process the others' pieces of its clipped sums, integers in float64, so that
+    the sum of all is exact and the same for any number of processes; and the pieces that it moved. Each process keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
     """
 
     def __init__(self, group: Any) -> None:
@@ -66,14 +58,10 @@ class Processes(Alone):
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self._first = dist.get_global_rank(group, 0)
         self._sum = torch.empty(0, dtype=torch.float64)
-        self._sent = torch.float64
         self._gone = False  # whether a process was lost: what the others send no longer fits
-        self.rounding = 0.0  #: how much further one example moves a sum by what messages round, as a share of its norm
 
-    def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
+    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
         """See `Peers.totals`: views of one vector, whose length is a multiple of the number of processes."""
-        narrow = dtype_name(like[0]) == "float32" and message_rounding(terms) <= ROUNDING_SENT
-        self._sent, self.rounding = (torch.float32, message_rounding(terms)) if narrow else (torch.float64, 0.0)
         sizes = [vector.shape[0] for vector in like]
         length = -(-sum(sizes) // self.world_size) * self.world_size
         kept = backend.from_numpy(np.zeros(length))
@@ -81,21 +69,16 @@ class Processes(Alone):
         ends = np.cumsum(sizes).tolist()
         return [kept[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
         """See `Peers.reduced`."""
         own = self._sum.new_empty(len(self._sum) // self.world_size)
         for_each, columns = self._sum.view(self.world_size, -1), max(_MESSAGE // self.world_size, 1)
-        unit = math.ldexp(1.0, max(-1000, min(math.frexp(contribution)[1], 1000)))
         with self._lost():
             for start in range(0, len(own), columns):
-                part = for_each[:, start : start + columns]
-                # Multiplied by powers of two, which rounds nothing.
-                sent = (part / unit if self._sent is torch.float32 else part).to(self._sent).contiguous()
+                sent = for_each[:, start : start + columns].contiguous()
                 found = torch.empty_like(sent)
                 exchange(found, sent, self._group)
-                torch.sum(found, 0, dtype=torch.float64, out=own[start : start + columns])
-        if self._sent is torch.float32:
-            own *= unit
+                torch.sum(found, 0, out=own[start : start + columns])
         parts = own if isinstance(totals[0], torch.Tensor) else own.numpy()
         return _cut(parts, [stop - start for _, start, stop in pieces])
 

@@ -54,7 +54,7 @@ class Sharded(Processes):
         """See `Peers.pieces`."""
         return layout.rows(self.rank, self.world_size)
 
-    def totals(self, like: Sequence[Any], backend: Backend[Any], terms: int) -> list[Any]:
+    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
         """See `Peers.totals`: of the own pieces."""
         found = [backend.zeros_like(vector, "float64") for vector in like]
         self._sum = processes.as_tensor(found[0])[:0]
@@ -104,7 +104,7 @@ class Sharded(Processes):
         """See `Peers.drop`."""
         self._added = []
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
         """See `Peers.reduced`: they are, since `join`."""
         assert not self._added, "join first"
         return totals

@@ -18,7 +18,6 @@ import numpy as np
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check_rows import check_rows
 from dpcore.spec.ops import Backend
-from dpcore.spec.rounding import TIED_EXAMPLES
 from dpcore.stages.clipping.pairs import Embedding, Linear
 from dpcore.stages.clipping.rows import Rows
 
@@ -42,9 +41,8 @@ class Block(Protocol):
 
     Notes
     -----
-    What is promised to the clip: `add_sum` adds ``w_i v~_i`` with v~_i a function of example i's own arrays, and
-    `norms` returns N_i with ``||v~_i|| <= N_i``, rounding included. A factor of at most C / N_i then bounds what the
-    example adds.
+    What is promised to the clip: `add_sum` adds an integer vector k_i that is a function of example i's own arrays and
+    weight, and `norms` returns N_i with ``||k_i|| <= w_i N_i + rounding``.
     """
 
     @property
@@ -59,6 +57,10 @@ class Block(Protocol):
     def dtype(self) -> str:
         """Name of the arrays' dtype."""
 
+    @property
+    def rounding(self) -> float:
+        """How far rounding moves what an example adds, in steps of the grid: `dpcore.spec.contributions`."""
+
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """Return N_i of the vectors times `scale` (d,), coordinate by coordinate: (B,) float64.
 
@@ -66,7 +68,7 @@ class Block(Protocol):
         """
 
     def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
-        """Add ``sum_i weights[i] v_i`` times `scale` to `out` (d,) of float64, in place; a weight of 0 adds 0."""
+        """Add each ``weights[i] v_i`` times `scale`, as integers, to `out` (d,) of float64; a weight of 0 adds 0."""
 
     def rows(self) -> Any:
         """Return the vectors, (B, d): what remains where a kind has no formula."""
@@ -211,6 +213,11 @@ class Tied:
         weights = self.embedding.point_weights + self.linear.point_weights
         return min(weights) < 0 < max(weights)
 
+    @property
+    def rounding(self) -> float:
+        """See `Block.rounding`: each part is rounded by itself."""
+        return self.embedding.rounding + self.linear.rounding
+
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""
         if scale is not None:
@@ -224,14 +231,9 @@ class Tied:
         if scale is not None:
             Rows(self.rows()).add_sum(backend, weights, out, scale)
             return
-        # Few at a time: the two parts of an example may be far longer than their sum (`dpcore.spec.rounding`).
-        for first in range(0, self.examples, TIED_EXAMPLES):
-            some = slice(first, first + TIED_EXAMPLES)
-            part = self.map(lambda array: array[some])  # noqa: B023
-            part.embedding.add_sum(backend, weights[some], out)
-            # As the norms were taken: they bound this sum, not that of the layer alone.
-            head = part.linear.layer._replace(exact=self.exact)
-            backend.linear_sums([head], [weights[some]], [out])
+        self.embedding.add_sum(backend, weights, out)
+        # As the norms were taken: they bound this sum, not that of the layer alone.
+        backend.linear_sums([self.linear.layer._replace(exact=self.exact)], [weights], [out])
 
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:

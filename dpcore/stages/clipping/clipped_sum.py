@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ def add_clipped(
     rule: str,
     grouping: Grouping,
     sizes: Sequence[int],
+    unit: float,
     totals: Sequence[Any],
     scales: Sequence[Any],
     add_sums: Callable[..., None],
@@ -35,13 +37,16 @@ def add_clipped(
     grouping : Grouping
     sizes : sequence of int
         Coordinates of each group.
-    totals : sequence of (d_l,) float64 arrays, in place
+    unit : float
+        The grid's step: what one of the sum's integers stands for.
+    totals : sequence of (d_l,) float64 arrays of integers, in place
     scales : sequence of (d_l,) arrays or None
     add_sums : callable
         See `dpcore.mechanism.peers.Peers.add_sums`.
     """
     norms = norms_of(backend, blocks, grouping.members, scales)
-    factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, blocks[0].dtype)
+    roundings = [math.hypot(*(blocks[i].rounding for i in members)) for members in grouping.members]
+    factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, roundings, unit)
     weights: list[Any] = [None] * len(blocks)
     for members, factor in zip(grouping.members, factors, strict=True):
         for i in members:

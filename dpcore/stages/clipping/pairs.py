@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpcore.spec.check import dtype_name
+from dpcore.spec.contributions import rounding_of_linear, rounding_of_rows
 from dpcore.spec.ops import Backend
 from dpcore.spec.pair_ops import LinearPairs
 
@@ -64,6 +65,11 @@ class Linear:
     def layer(self) -> LinearPairs[Any]:
         """What the port takes."""
         return LinearPairs(self.inputs, self.gradients, self.point_weights, self.gram, self.exact)
+
+    @property
+    def rounding(self) -> float:
+        """See `Block.rounding`."""
+        return rounding_of_linear(*self.shape)
 
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""
@@ -132,6 +138,11 @@ class Embedding:
     def dtype(self) -> str:
         """Name of the gradients' dtype."""
         return dtype_name(self.gradients[0])
+
+    @property
+    def rounding(self) -> float:
+        """See `Block.rounding`."""
+        return rounding_of_rows(math.prod(self.shape))
 
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""

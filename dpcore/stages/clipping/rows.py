@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpcore.spec.check import dtype_name
+from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.ops import Backend
 
 _SHAPE = attrgetter("shape")
@@ -40,6 +41,11 @@ class Rows:
     def dtype(self) -> str:
         """Name of the arrays' dtype."""
         return dtype_name(self.values)
+
+    @property
+    def rounding(self) -> float:
+        """See `Block.rounding`."""
+        return rounding_of_rows(self.values.shape[1])
 
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""

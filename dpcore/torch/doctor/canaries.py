@@ -114,7 +114,7 @@ def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1) -> Floats:
     columns = [np.ascontiguousarray(total[:, end - size : end]) for end, size in zip(ends, sizes, strict=True)]
     norms = norms_of(reference, as_blocks(columns, sizes), grouping.members, [None] * len(columns))
     of_groups = [sum(sizes[i] for i in members) for members in grouping.members]
-    factors = reference.clip_factors(norms, clip.rule, grouping.bounds, of_groups, "float64")
+    factors = reference.clip_factors(norms, clip.rule, grouping.bounds, of_groups, [0.0] * len(norms), 1.0)
     for members, factor in zip(grouping.members, factors, strict=True):
         for i in members:
             columns[i] *= np.asarray(factor)[:, None]

@@ -112,7 +112,7 @@ def _summed(run: PrivateRun, batch: Tree) -> NDArray[np.float64]:
     views, mechanism = run._engine.views, run._engine.mechanism
     add_up(run, batches.tree_map(lambda t: t.repeat_interleave(views, 0), batch), batch)
     backend, totals = mechanism.backend, mechanism.vectors.totals
-    found = np.concatenate([backend.to_numpy(total).reshape(-1).copy() for total in totals])
+    found = mechanism.unit * np.concatenate([backend.to_numpy(total).reshape(-1) for total in totals])
     mechanism.discard()
     return found
 
