@@ -36,7 +36,7 @@ Tensor = torch.Tensor
 # Positions up to which inner products are cheaper than a tile, whose product takes DEPTH positions at least.
 FEW_POSITIONS = 8
 # Examples of one position whose rows are loaded together.
-TOGETHER = 4
+TOGETHER = 2
 
 
 def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -> tuple[Tensor, ...]:
@@ -210,11 +210,12 @@ def factors_of(rows, row_of, example, position, mask, row, column, p, q):
 @jit
 def term_of(rows, row_of, example, position, weight, row, column, p, q):
     """Return an example's gradients at one position, times both weights, and its inputs; zeros where `weight` is 0."""
-    mask = weight != 0
     e = rows_at(rows, row_of, example, position, position >= 0, 4) + row
     a = rows_at(rows, row_of, example, position, position >= 0, 1) + column
-    e = tl.load(e, mask=row < tl.where(mask, q, 0), other=0.0).to(tl.float64)
-    a = tl.load(a, mask=column < tl.where(mask, p, 0), other=0.0).to(tl.float64)
+    # None of the rows and columns of an example of weight 0. (The interpreter cannot mask by a vector and a scalar.)
+    used = weight != 0
+    e = tl.load(e, mask=row.to(tl.int32) < tl.where(used, q, 0), other=0.0).to(tl.float64)
+    a = tl.load(a, mask=column.to(tl.int32) < tl.where(used, p, 0), other=0.0).to(tl.float64)
     return e * weights_at(rows, row_of, position, position >= 0) * weight, a
 
 

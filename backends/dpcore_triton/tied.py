@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 import triton.language as tl
-from dpcore.spec.rounding import TIED
 
 from dpcore.spec.check_pairs import check_embedding, check_linear
 from dpcore.spec.contributions import CANCELLATION
