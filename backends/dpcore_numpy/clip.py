@@ -93,10 +93,11 @@ def clip_factors(
 def _certified(norms: Floats, bound: float, size: int, rounding: float, rule: str, unit: float) -> NDArray[np.float64]:
     """Return one group's weights.
 
-    With N >= ||v|| the raised norm and C' = C - r u, a weight of w = C' / (N u) leaves an example within ``w N + r = C /
-    u``. Quotients round w three times at most, by 2^-53 each; C' is lowered by 2^-50. Where the denominator is N and
-    something that is not negative, as in "automatic" and "psac", w is smaller: no sum of the two rounds below N. That
-    "psac" rises and falls with N does not matter, since N bounds the norm in this one place.
+    With N >= ||v|| the raised norm and C' = C - r u, a weight of w = C' / (N u) leaves an example within ``w N + r =
+    C / u``. C' and the quotients round three times, the product with a vector twice, by 2^-53 each: C' is lowered by
+    2^-50. Where the denominator is N and something that is not negative, as in "automatic" and "psac", w is smaller:
+    no sum of the two rounds below N. That "psac" rises and falls with N does not matter, since N bounds the norm in
+    this one place.
     """
     raised = norms * (1 + (size + 8) * 2.0**-53)
     longest = 1.0 if rule == "normalized" else bound

@@ -30,7 +30,8 @@ class RunVectors:
     owns (with one process the same). Where a process holds its own pieces of the parameters alone, all are own.
     """
 
-    # The step's sum of clipped vectors, integers in float64. **Private**: it leaves the run under noise only, and is never saved.
+    # The step's sum of clipped vectors, integers in float64. **Private**: it leaves the run under noise only, and is
+    # never saved.
     totals: list[Any]
     noise_state: list[tuple[Any, ...]]  # own, float64; of what correlates the noise: **secret**
     square_noise_state: list[tuple[Any, ...]]  # likewise

@@ -108,7 +108,7 @@ def check_factors(
     roundings: Sequence[float],
     unit: float,
 ) -> None:
-    """Refuse norms that are not G arrays (B,) of float64, bounds that are not positive, and a grid too coarse for them."""
+    """Refuse norms that are not G arrays (B,) of float64, bounds that are not positive, and a grid too coarse."""
     choice(CLIP_RULES, rule=rule)
     positive(unit=unit)
     if not norms:

@@ -21,11 +21,12 @@ for a million parameters at 36 bits.
 = floor(2^bits Z_t)`` and ``R_t = nearest(2^bits r_t)``, and later rows are made of ``2^-bits M_t / normalizer_t`` in
 float64. A neighbor releases the same numbers with rows K' for which ``K'_t - K_t = (A_t - A'_t) + (R_t - R'_t)``.
 Were R exact, that would be C applied to the sums' difference, in units of the noise. nearest adds at most 1 a
-coordinate to a row's difference, and float64 less than 1/2 (2^bits times 2^-53 times the size of r). What an error at one row does to the others is a matrix L. A ring that keeps outputs goes on
-from what was rounded, and so does a recurrence (its input becomes ``m - r``), so that L is the identity. Rows made of
-earlier Z have L = C over its diagonal: its columns have norms of at most 1, and its diagonal is at least 1 / growth,
-with the growth the largest row norm of C^{-1}; ``||L|| <= sqrt(steps) growth``. In all ``1.5 2^-bits ||L||
-sqrt(steps d)``, or 3 instead of 1.5 for squares of their own.
+coordinate to a row's difference, and float64 less than 1/2 (2^bits times 2^-53 times the size of r). What an error
+at one row does to the others is a matrix L. A ring that keeps outputs goes on from what was rounded, and so does a
+recurrence (its input becomes ``m - r``), so that L is the identity. Rows made of earlier Z have L = C over its
+diagonal: its columns have norms of at most 1, and its diagonal is at least 1 / growth, with the growth the largest row
+norm of C^{-1}; ``||L|| <= sqrt(steps) growth``. In all ``1.5 2^-bits ||L|| sqrt(steps d)``, or 3 instead of 1.5 for
+squares of their own.
 
 `moved_share` is any of these, relative to what an example moves. Noise is raised by it, so that the events that a plan
 states hold exactly.

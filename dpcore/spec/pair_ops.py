@@ -125,7 +125,7 @@ class PairOperations(Protocol[A]):
         *,
         scale: A | None = None,
     ) -> None:
-        """Add ``sum_i nearest(weights[i] * v_i)`` to `out`, (size q,) float64, in place; v_i is that of `embedding_norms`.
+        """Add ``sum_i nearest(weights[i] * v_i)`` to `out`, (size q,) float64; v_i is that of `embedding_norms`.
 
         A token's rows of one example are added first.
         """

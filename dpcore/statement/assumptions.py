@@ -13,12 +13,15 @@ from dpcore.statement.text import counted
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
 """Of statements before releases had a grid, and of those that do not know the number of coordinates."""
-FLOATS = (
-    "The guarantee holds for the floating-point numbers that are released: what an example adds is an integer multiple "
-    "of one grid's step, no longer than the clip norm, sums of these are exact, and noise is drawn on the same grid. All "
-    "draws together are within the law distance stated above of their law, in total variation; (1 + exp(epsilon)) times that "
-    "is to be added to delta."
+_GRID = (
+    "what an example adds is an integer multiple of one grid's step, no longer than the clip norm, sums of these are "
+    "exact, and noise is drawn on the same grid."
 )
+_FLOATS = (
+    "The guarantee holds for the floating-point numbers that are released: {} All draws together are within the law "
+    "distance stated above of their law, in total variation; (1 + exp(epsilon)) times that is to be added to delta."
+)
+FLOATS = _FLOATS.format(_GRID)
 SECRET_KEYS = (
     "The keys are assumed secret and never used again, and with them the secret part of every saved state; whoever "
     "knows them can subtract the noise."
@@ -47,11 +50,9 @@ OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its 
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
 
 # Before sums were exact.
-_FLOATS_ROUNDED = FLOATS.replace(
-    "what an example adds is an integer multiple of one grid's step, no longer than the clip norm, sums of these are "
-    "exact, and noise is drawn on the same grid.",
-    "sums and noise are whole multiples of one grid's step, and the noise is raised by what the grid and the rounding of "
-    "sums add to the sensitivity.",
+_ROUNDED = _FLOATS.format(
+    "sums and noise are whole multiples of one grid's step, and the noise is raised by what the grid and the rounding "
+    "of sums add to the sensitivity."
 )
 # Before there were plurals.
 _RESUMED = re.compile(r"The run was resumed ([0-9]{1,18}) time\(s\)( from a checkpoint, .*)", re.DOTALL)
@@ -97,7 +98,7 @@ def assumptions(
 
 def as_now(sentence: str) -> str:
     """Return a sentence of a stored statement as it is worded now: one that says the same still is the same."""
-    if sentence == _FLOATS_ROUNDED:
+    if sentence == _ROUNDED:
         return FLOATS
     if found := _RESUMED.match(sentence):
         return f"The run was resumed {counted(int(found[1]), 'time')}{found[2]}"

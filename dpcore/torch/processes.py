@@ -50,7 +50,8 @@ class Processes(Alone):
     Notes
     -----
     A step sends two large messages: each process the others' pieces of its clipped sums, integers in float64, so that
-    the sum of all is exact and the same for any number of processes; and the pieces that it moved. Each process keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
+    the sum of all is exact and the same for any number of processes; and the pieces that it moved. Each process keeps
+    1/W of the state of noise, filter and update, and draws 1/W of the noise.
     """
 
     def __init__(self, group: Any) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.fx import Graph
 from torch.utils._pytree import tree_leaves
 
-from dpcore.spec.rounding import SUM_ROWS
+from dpcore.spec.contributions import FEW_ROWS
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied
 from dpcore.torch.gradients.capture import uncollected
 from dpcore.torch.model.microbatch import Peak
@@ -25,9 +25,9 @@ from dpcore.torch.model.microbatch import Peak
 Moments = NDArray[np.float64]
 """(M, 2): bytes at M moments, in any case and for each example."""
 
-# What backends use at once, at most: from so many rows of an example on tiles of their matrices (entries), and float64
-# pieces of rows (bytes).
-_MANY, _TILES, _PIECES = 24, 1 << 21, 1 << 21
+# What backends use at once, at most: rows of several examples in a product, entries of tiles, and float64 pieces of rows
+# (bytes).
+_ROWS, _TILES, _PIECES = 1024, 1 << 21, 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,14 +185,15 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
         return min(8 * size, _PIECES * torch.get_num_threads()) + size / 4 + (4 * size if scaled else 0)
     assert isinstance(block, (Linear, Embedding))
     times = points * sum(int(part.shape[1]) for part in block.gradients)
-    together = min(examples, max(1, SUM_ROWS // max(1, times))) * times
+    together = min(examples, max(1, _ROWS // max(1, times))) * times
     if isinstance(block, Embedding):
         return together * (24 * block.shape[1] + 64)
     q, p = block.shape
-    if times < _MANY:
-        copied = (12 if scaled else 4 if points == len(block.inputs) == 1 else 8) * together * max(p, q)
-        return 8 * together * (p + q) + copied + (8 * (q if scaled else min(q, 512)) * p if times > 1 or scaled else 0)
+    if times < FEW_ROWS and not scaled:
+        return 8 * together * (p + q) + (4 if points == len(block.inputs) == 1 else 8) * together * max(p, q)
+    size = 8 if times < FEW_ROWS else 4
     entries = min(examples * coordinates, _TILES) * (2 if scaled or points > 1 else 1)
     inner = 7 * max(times**2, min(examples * times**2, _TILES // 4)) if block.gram else 0
-    sides = 2 * 32 * times * (p + q) if points > 1 else 0
-    return 4 * (max(entries, inner) + sides) + _PIECES
+    at_once = min(examples, max(32, _TILES // max(1, coordinates)))
+    sides = at_once * times * (2 * (p + q) if points > 1 or scaled else min(p, q))
+    return size * (max(entries, inner) + sides) + _PIECES
