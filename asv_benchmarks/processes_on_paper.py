@@ -16,13 +16,13 @@ FLOPS, NETWORK, MEMORY = 4e14, 5e10, 3e12  # a second: operations, bytes sent, b
 def row(dimension: float, processes: int) -> tuple[float, ...]:
     """Return of DP-Adam in float32, a process: GB sent, GB whole, GB of own pieces, million normals, and three times.
 
-    Sent: 4 bytes of every other process's sums and 4 of the parameters, one way each. Whole: parameters (4) and sum
+    Sent: 8 bytes of every other process's sums and 4 of the parameters, one way each. Whole: parameters (4) and sum
     (8). Own: two moments (8), and the summed piece (8) where there are several. Times in seconds: 8 operations a
     parameter and token (forward, activations' gradients, norms and sums), what is sent, and noise and update (28 bytes
     a coordinate; the arithmetic of the noise hides behind them).
     """
     others = (processes - 1) / processes
-    sent, whole = 8 * dimension * others, 12 * dimension
+    sent, whole = 12 * dimension * others, 12 * dimension
     own = (8 if processes == 1 else 16) * dimension / processes
     normals = dimension / processes
     times = 8 * dimension * TOKENS / FLOPS / processes, sent / NETWORK, 28 * normals / MEMORY

@@ -171,7 +171,8 @@ def check_step(
     check_key(noise.key)
     check_bits(noise.bits)
     non_negative(noise_scale=noise.scale)
-    positive(batch_size=batch_size, unit=unit)
+    positive(batch_size=batch_size)
+    positive(unit=unit)
     choice(SQUARES, square=square)
     if square != "filtered" and rule not in SECOND_MOMENT:
         raise ArgumentError(f"square={square!r}: must be 'filtered' for rule={rule!r}, which has no second moment")

@@ -56,10 +56,10 @@ class InThreads(Alone):
         self.shared["barrier"].wait(60)
         return found
 
-    def totals(self, like: Sequence[Any], backend: Any, terms: int) -> list[Any]:
-        return Alone().totals(like, backend, terms)
+    def totals(self, like: Sequence[Any], backend: Any) -> list[Any]:
+        return Alone().totals(like, backend)
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
         every = self._all([total.copy() for total in totals])
         return [sum(of[i] for of in every)[start:stop] for i, start, stop in pieces]
 
@@ -254,7 +254,7 @@ class Interrupted(Alone):
 
     calls = 0
 
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece], contribution: float) -> list[Any]:
+    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
         self.calls += 1
         if self.calls == 3:
             raise KeyboardInterrupt
