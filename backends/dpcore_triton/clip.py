@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 
@@ -11,10 +10,10 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from dpcore.errors import ArgumentError
 from dpcore.spec import ops
 from dpcore.spec.check_rows import check_combined, check_factors, check_weighted_sum
 from dpcore_triton.described import address, described, pattern, present
+from dpcore_triton.grid import nearest
 from dpcore_triton.kept import Kept
 from dpcore_triton.launch import (
     COLUMNS,
@@ -44,35 +43,41 @@ Tensor = torch.Tensor
 
 AUTOMATIC_STABILITY = tl.constexpr(ops.AUTOMATIC_STABILITY)
 PSAC_STABILITY = tl.constexpr(ops.PSAC_STABILITY)
-LARGEST = tl.constexpr(float(np.finfo(np.float32).max))
-SLACK = tl.constexpr(1 - 2 * float(np.finfo(np.float32).eps))
+# Examples of a program that takes factors: one of a thread, for a quotient in float64 is long.
+EXAMPLES = COLUMNS // 4
+LARGEST = tl.constexpr(float(np.finfo(np.float64).max))
 
 
 def clip_factors(
-    norms: Sequence[Tensor], rule: str, bounds: Sequence[float], sizes: Sequence[int], dtype: str
+    norms: Sequence[Tensor],
+    rule: str,
+    bounds: Sequence[float],
+    sizes: Sequence[int],
+    roundings: Sequence[float],
+    unit: float,
 ) -> tuple[Tensor, ...]:
     """See `dpcore.spec.ops.Backend.clip_factors`; `dpcore_numpy.clip` derives the factor.
 
+    The same float64 operations in the same order, so that weights have the same bits.
+
     Nothing is read back from the device: the next kernel is started before the norms are known to the host.
     """
-    check_factors(norms, rule, bounds, sizes, dtype)
-    if dtype != "float32":
-        raise ArgumentError(f"dtype={dtype!r}: must be 'float32' under this backend, or use set_backend('numpy')")
+    check_factors(norms, rule, bounds, sizes, roundings, unit)
     device = common_device(norms=norms)
     groups, examples = len(norms), norms[0].shape[0]
-    smallest = float(np.finfo(np.float32).smallest_subnormal)
+    longest = [1.0 if rule == "normalized" else float(bound) for bound in bounds]
     per_group = [
-        (float(bound), 1 + (size + 8) * 2.0**-53, math.sqrt(size) * smallest)
-        for bound, size in zip(bounds, sizes, strict=True)
+        (float(bound), 1 + (size + 8) * 2.0**-53, (most - rounding * unit) * (1 - 2.0**-50))
+        for bound, size, most, rounding in zip(bounds, sizes, longest, roundings, strict=True)
     ]
-    factors = torch.empty((groups, examples), dtype=torch.float32, device=device)
-    programs = -(-examples // COLUMNS)
-    numbers_ = numbers(tuple(chain.from_iterable(per_group)), device, current_stream(device), "float64")
+    weights = torch.empty((groups, examples), dtype=torch.float64, device=device)
+    programs = -(-examples // EXAMPLES)
+    numbers_ = numbers((float(unit), *chain.from_iterable(per_group)), device, current_stream(device), "float64")
     launch(
-        _factors_kernel, (programs,), device, _stacked(norms), numbers_, factors, groups, examples,
-        RULE=rule, EXAMPLES=COLUMNS,
+        _factors_kernel, (programs,), device, _stacked(norms), numbers_, weights, groups, examples,
+        RULE=rule, EXAMPLES=EXAMPLES,
     )  # fmt: skip
-    return factors.unbind()
+    return weights.unbind()
 
 
 def _stacked(norms: Sequence[Tensor]) -> Tensor:
@@ -84,7 +89,7 @@ def _stacked(norms: Sequence[Tensor]) -> Tensor:
 
 
 @kernel("groups", "examples")
-def _factors_kernel(norms, per_group, factors, groups, examples, RULE: tl.constexpr, EXAMPLES: tl.constexpr):
+def _factors_kernel(norms, numbers, weights, groups, examples, RULE: tl.constexpr, EXAMPLES: tl.constexpr):
     example = tl.program_id(0) * EXAMPLES + tl.arange(0, EXAMPLES)
     mask = example < examples
     finite, at, group = mask, example.to(tl.int64), 0
@@ -94,38 +99,28 @@ def _factors_kernel(norms, per_group, factors, groups, examples, RULE: tl.conste
         group += 1
     at, group = example.to(tl.int64), 0
     while group < groups:
-        bound, raising = tl.load(per_group + group * 3), tl.load(per_group + group * 3 + 1)
-        underflow = tl.load(per_group + group * 3 + 2)
+        bound, raising = tl.load(numbers + 1 + group * 3), tl.load(numbers + 2 + group * 3)
+        lowered = tl.load(numbers + 3 + group * 3)
         raised = tl.load(norms + at, mask=mask, other=0.0) * raising
-        factor = toward_zero(factor_of(RULE, raised, bound, underflow))
-        tl.store(factors + at, tl.where(finite, factor, 0.0), mask=mask)
+        weight = tl.minimum(factor_of(RULE, raised, bound, lowered) / tl.load(numbers), LARGEST)
+        tl.store(weights + at, tl.where(finite, weight, 0.0), mask=mask)
         at += examples
         group += 1
 
 
 @jit
-def factor_of(RULE: tl.constexpr, raised, bound, underflow):
-    """Return the factor in float64 for the raised norm."""
-    room = (bound - underflow) * SLACK
+def factor_of(RULE: tl.constexpr, raised, bound, lowered):
+    """Return the factor for the raised norm and the lowered bound."""
     if RULE == "standard":
-        return tl.where(raised <= bound, 1.0, room / raised)
+        return tl.where(raised <= lowered, 1.0, lowered / raised)
     elif RULE == "automatic":
-        return room / (raised + AUTOMATIC_STABILITY)
+        return lowered / (raised + AUTOMATIC_STABILITY)
     elif RULE == "psac":
-        return room / (raised + PSAC_STABILITY / (raised + PSAC_STABILITY))
+        return lowered / (raised + PSAC_STABILITY / (raised + PSAC_STABILITY))
     elif RULE == "automatic_v":
-        return tl.where(raised == 0, 0.0, room / raised)
+        return tl.where(raised == 0, 0.0, lowered / raised)
     else:
-        return (1 - underflow) * SLACK / tl.maximum(raised, bound)
-
-
-@jit
-def toward_zero(factor):
-    """Return the nearest float32 that is not above `factor`, within 0 and the largest float32."""
-    factor = tl.minimum(tl.maximum(factor, 0.0), LARGEST)
-    rounded = factor.to(tl.float32)
-    below = (rounded.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True)
-    return tl.where(rounded.to(tl.float64) > factor, below, rounded)
+        return lowered / tl.maximum(raised, bound)
 
 
 _kept = Kept[tuple[torch.device, Table]](64)
@@ -172,7 +167,7 @@ def _sums(
 @kernel("examples")
 def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row, columns = locate_columns(tl.program_id(0), rows, row_of, 7, COLUMNS)
-    block, weights = tl.load(row + 1).to(tl.pointer_type(tl.float32)), tl.load(row + 4).to(tl.pointer_type(tl.float32))
+    block, weights = tl.load(row + 1).to(tl.pointer_type(tl.float32)), tl.load(row + 4).to(tl.pointer_type(tl.float64))
     stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
     sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
     scale = tl.full((COLUMNS,), 1.0, tl.float32)
@@ -187,7 +182,7 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
         values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
         if SCALED:  # where the scale is infinite, a row that was not read must not become NaN
             values = tl.where(mask, values * scale.to(tl.float64)[None, :], 0.0)
-        sums += weight.to(tl.float64)[:, None] * values
+        sums += nearest(weight[:, None] * values)
         start += ROWS
     total = tl.load(row + 5).to(tl.pointer_type(tl.float64)) + columns
     tl.store(total, tl.load(total, mask=inside, other=0.0) + tl.sum(sums, axis=0), mask=inside)

@@ -19,10 +19,9 @@ from dpcore.spec.ops import Correlation, RingCoefficients
 from dpcore.spec.rounded_normal import FRACTION_BITS
 from dpcore_triton.arrays import written_back
 from dpcore_triton.filter import loaded, pointers, store
+from dpcore_triton.grid import nearest
 from dpcore_triton.launch import ELEMENTS, common_device, current_stream, jit, kernel, launch, numbers, table
 from dpcore_triton.stream import LANES, load_at, store_at
-
-INTEGER = tl.constexpr(1.5 * 2.0**52)
 
 
 def correlate(
@@ -83,12 +82,6 @@ def _recurrence_kernel(
     found = correlated_elements(tl.load(n, mask=mask, other=0.0), loaded(states, mask), values, NB)
     tl.store(m, found[0], mask=mask)
     store(states, found[1:], mask)
-
-
-@jit
-def nearest(x):
-    """See `dpcore.spec.grid.nearest`."""
-    return (x + INTEGER) - INTEGER
 
 
 @jit

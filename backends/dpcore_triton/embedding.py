@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
+from dpcore_triton.grid import nearest
 from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch
 from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
@@ -51,7 +52,8 @@ def embedding_sum(
     """See `dpcore.spec.pair_ops.PairOperations.embedding_sum`.
 
     All positions of the batch are sorted by token, and within a token by example. The program at a token's first
-    position adds up the whole token, example by example; the others have nothing to do.
+    position adds up the whole token, example by example: the rows of one are added and rounded to integers before they
+    meet another's. The others have nothing to do.
     """
     width = gradients[0].shape[2]
     size = out.shape[0] // max(1, width)
@@ -160,7 +162,7 @@ def _sum_kernel(
         while position < end:
             spot = tl.load(order + position)
             example = spot // total
-            weight = tl.load(weights + example).to(tl.float64)
+            weight = tl.load(weights + example)
             # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
             used = column < tl.where(weight != 0, width, 0)
             v += gradient_at(rows, row_of, example, spot - example * total, column, used)
@@ -168,7 +170,7 @@ def _sum_kernel(
             following = tl.load(order + position, mask=position < end, other=0) // total
             if (position == end) | (following != example):
                 if SCALED:
-                    v *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float64)
-                sums += weight * v
+                    v *= tl.load(scale + at, mask=used, other=0.0).to(tl.float64)
+                sums += nearest(weight * v)
                 v = tl.zeros((COLUMNS,), tl.float64)
         tl.store(out + at, tl.load(out + at, mask=inside, other=0.0) + sums, mask=inside)

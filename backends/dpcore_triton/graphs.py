@@ -13,7 +13,7 @@ written the ledger and marked the row as spent. A graph can only repeat launches
 - **A stream has its own graphs**, since their memory is ordered with its kernels only.
 
 The first call of a key runs as ever, the second is recorded and captured, later ones are replayed. So what changes
-every time (the clip norm where it is adapted, a batch of another size) is never captured.
+every time (the clip norm and the grid where it is adapted, a batch of another size) is never captured.
 """
 
 from __future__ import annotations
@@ -101,13 +101,14 @@ class Graphs:
         settings: Any,
         step_number: int,
         *,
+        unit: float,
         correlation: Any = None,
         square: str = "filtered",
         square_noise: Any = None,
     ) -> None:
         """See `dpcore.spec.ops.Backend.step`."""
         planned = plan(
-            slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
+            slots, noise, batch_size, filters, rule, settings, step_number, unit, correlation, square, square_noise
         )  # fmt: skip
         graph, device = self._graph(planned.key), planned.launches.device
         numbers = torch.from_numpy(planned.numbers)

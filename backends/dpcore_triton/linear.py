@@ -12,6 +12,7 @@ import triton.language as tl
 from dpcore.spec.check_pairs import check_layers, check_sums
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
+from dpcore_triton.grid import nearest
 from dpcore_triton.launch import common_device, jit, kernel
 from dpcore_triton.layers import Layer, Layers, layer_at, layers_of, located, scale_of, sizes_of
 from dpcore_triton.pairs import (
@@ -34,6 +35,8 @@ Tensor = torch.Tensor
 
 # Positions up to which inner products are cheaper than a tile, whose product takes DEPTH positions at least.
 FEW_POSITIONS = 8
+# Examples of one position whose rows are loaded together.
+TOGETHER = 2
 
 
 def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -> tuple[Tensor, ...]:
@@ -90,18 +93,17 @@ def linear_sums(
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sums`.
 
-    A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight, to
-    the others'. Where T is 1 both are one product over the batch, since a term is a whole example; such layers have a
+    A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight and
+    rounded to integers, to the others'. Where T is 1 an example's tile is one column times one row; such layers have a
     launch, and all others. `exact` changes nothing: everything is float64.
     """
     check_layers(layers, scales)
     check_sums(layers, weights, out)
     given = layers_of(layers, scales, [0] * len(layers))
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
-    wide = any(own.dtype is torch.float64 for own in weights)
-    factors = [contiguous(own.double() if wide else own) for own in weights]
+    factors = [contiguous(own) for own in weights]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
-    meta = {"WIDE": wide, "SIDE": SIDE, "DEPTH": DEPTH}
+    meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
     for one in (False, True):
         chosen = [row if one == (row.total == 1 and not row.scale) else None for row in given.rows]
         units = [0 if row is None else tiles_of(row.p, row.q) for row in chosen]
@@ -205,33 +207,45 @@ def factors_of(rows, row_of, example, position, mask, row, column, p, q):
     return e * weights_at(rows, row_of, position, mask)[None, :], a
 
 
+@jit
+def term_of(rows, row_of, example, position, weight, row, column, p, q):
+    """Return an example's gradients at one position, times both weights, and its inputs; zeros where `weight` is 0."""
+    e = rows_at(rows, row_of, example, position, position >= 0, 4) + row
+    a = rows_at(rows, row_of, example, position, position >= 0, 1) + column
+    # None of the rows and columns of an example of weight 0. (The interpreter cannot mask by a vector and a scalar.)
+    used = weight != 0
+    e = tl.load(e, mask=row.to(tl.int32) < tl.where(used, q, 0), other=0.0).to(tl.float64)
+    a = tl.load(a, mask=column.to(tl.int32) < tl.where(used, p, 0), other=0.0).to(tl.float64)
+    return e * weights_at(rows, row_of, position, position >= 0) * weight, a
+
+
 @kernel("examples")
 def _sum_kernel(
     rows, row_of, layers, layer_of, examples,
-    SCALED: tl.constexpr, ONE: tl.constexpr, WIDE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
+    SCALED: tl.constexpr, ONE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     layer = layer_at(tl.program_id(0), layers, layer_of)
     p, q, first, end = sizes_of(layer)
     row, column = places((tl.program_id(0) - tl.load(layer)).to(tl.int32), p, SIDE)
     out = tl.load(layer + 7).to(tl.pointer_type(tl.float64))
-    weights = tl.load(layer + 6).to(tl.pointer_type(tl.float64 if WIDE else tl.float32))
+    weights = tl.load(layer + 6).to(tl.pointer_type(tl.float64))
     sums, start = tl.zeros((SIDE, SIDE), tl.float64), 0
     # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
     if ONE:
         while start < examples:
-            example = start + tl.arange(0, DEPTH)
-            weight = tl.load(weights + example, mask=example < examples, other=0.0).to(tl.float64)
-            e, a = factors_of(rows, row_of, example, first + example * 0, weight != 0, row, column, p, q)
-            sums = dot(e * weight[None, :], a, sums)
-            start += DEPTH
+            for k in tl.static_range(TOGETHER):
+                weight = tl.load(weights + start + k, mask=start + k < examples, other=0.0)
+                e, a = term_of(rows, row_of, start + k, first, weight, row, column, p, q)
+                sums += nearest(e[:, None] * a[None, :])
+            start += TOGETHER
     else:
         while start < examples:
-            weight = tl.load(weights + start).to(tl.float64)
+            weight = tl.load(weights + start)
             if weight != 0:
                 v = gradient_of(rows, row_of, start, row, column, p, q, first, end, SIDE, DEPTH)
                 if SCALED:
                     v *= scale_of(layer, row, column, p, q)
-                sums += weight * v
+                sums += nearest(weight * v)
             start += 1
     inside = (row < q)[:, None] & (column < p)[None, :]
     out += row[:, None] * p + column[None, :]

@@ -81,13 +81,14 @@ def step(
     settings: Sequence[UpdateSettings],
     step_number: int,
     *,
+    unit: float,
     correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.step`."""
     planned = plan(
-        slots, noise, batch_size, filters, rule, settings, step_number, correlation, square, square_noise
+        slots, noise, batch_size, filters, rule, settings, step_number, unit, correlation, square, square_noise
     )  # fmt: skip
     start(planned, upload(planned.numbers, planned.launches.device))
 
@@ -110,6 +111,7 @@ def plan(
     rule: str,
     settings: Sequence[UpdateSettings],
     step_number: int,
+    unit: float,
     correlation: Correlation | None,
     square: str,
     square_noise: NoiseRow | None,
@@ -141,7 +143,7 @@ def plan(
     key = (described, groups, shape, lengths, type(correlation), current_stream(device))
     launches = _kept.get(key)
     common = (noise, batch_size, filters, rule)
-    options = (step_number, correlation, square, square_noise)
+    options = (step_number, unit, correlation, square, square_noise)
     if launches is None:
         check_step(slots, *common, settings, *options)
         float32_only(slots=[vector for slot in slots for vector in _narrow(slot)])
@@ -150,7 +152,7 @@ def plan(
     else:
         check_step((), *common, (), *options)
     ciphers = (*_cipher(noise, launches.elements), *_cipher(squared, launches.elements))
-    numbers = step_numbers(noise, squared, batch_size, used, filters, rule, tuple(group), step_number)
+    numbers = step_numbers(noise, squared, batch_size, unit, used, filters, rule, tuple(group), step_number)
     return Planned(launches, ciphers, numbers)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dpcore_triton.correlate import correlated_elements, nearest, ring_elements
+from dpcore_triton.correlate import correlated_elements, ring_elements
 from dpcore_triton.filter import pointers, recurrence_elements
+from dpcore_triton.grid import nearest
 from dpcore_triton.launch import jit, kernel
 from dpcore_triton.noise import normals
 from dpcore_triton.step_numbers import FIRST_WIDE, WIDE
@@ -139,14 +140,14 @@ def step_elements(
     """Return the new parameter and states, given the total, these, and a scale and a square where there are any."""
     total, states = read[0], read[1 : 1 + STATES]
     wide, noise_taps, taps, settings = numbers[0], numbers[1], numbers[2], numbers[3]
-    average, kept = total * wide[4], states[1 : 1 + NOISE_ORDER]
+    integers, kept = total, states[1 : 1 + NOISE_ORDER]
     if z is not None:
         m = z
         if NOISE_NB > 0:
             found = correlated_elements(z, kept, noise_taps, NOISE_NB)
             m, kept = found[0], found[1:]
-        average = (nearest(total * wide[0]) + m) * wide[1]
-    g = average.to(tl.float32)
+        integers = m + total
+    g = (integers * wide[0]).to(tl.float32)
     if SCALED:
         g = tl.div_rn(g, read[1 + STATES])
     y = g
@@ -161,12 +162,12 @@ def step_elements(
     elif SQUARE == "given":
         h = read[1 + STATES + SCALED]
     elif SQUARE == "separate":
-        q = total * wide[4]
+        q = total * wide[0]
         if SCALED:
             q = q / read[1 + STATES].to(tl.float64)
         h = q * q
         if z_square is not None:
-            h = (nearest(h * wide[2]) + z_square) * wide[3]
+            h = (nearest(h * wide[1]) + z_square) * wide[2]
         h = h.to(tl.float32)
     moved = update_elements(RULE, states[0], y, h, states[1 + NOISE_ORDER + ORDER :], settings, GENERAL)
     return moved[:1] + kept + moved[1:]

@@ -24,14 +24,15 @@ from dpcore_triton.update import update_numbers
 # bytes: those of `WIDE`, 2^bits, 2^-bits and the taps of the correlation; then float32 numbers: the taps of the filters
 # and the numbers of each group of settings.
 WIDE = tl.constexpr(6)
-FIRST_WIDE = tl.constexpr(5)
-"""1 / step and step / batch size of the grid, the same of the square's (1 and its step), and 1 / batch size."""
+FIRST_WIDE = tl.constexpr(3)
+"""Step of the grid / batch size; 1 / step of the square's grid, and this step."""
 
 
 def step_numbers(
     noise: NoiseRow,
     squared: NoiseRow,
     batch_size: float,
+    unit: float,
     correlation: Correlation | None,
     filters: Sequence[FilterCoefficients],
     rule: str,
@@ -41,11 +42,10 @@ def step_numbers(
     """Return the bits of a step's numbers; `groups` are the settings that are in use."""
     place = correlation.place if isinstance(correlation, RingCoefficients) else 0
     integers = np.array([noise.row, squared.row, noise.bits, squared.bits, place, 0], dtype=np.uint32)
-    step = step_of(noise.scale, noise.bits, 1.0 if correlation is None else correlation.normalizer)
     square_step = step_of(squared.scale, squared.bits)
     wide = [
-        1 / step if step else 0.0, step / batch_size, 1 / square_step if square_step else 0.0, square_step,
-        1 / batch_size, 2.0**noise.bits, 2.0**-noise.bits, *correlation_taps(correlation),
+        unit / batch_size, 1 / square_step if square_step else 0.0, square_step, 2.0**noise.bits, 2.0**-noise.bits,
+        *correlation_taps(correlation),
     ]  # fmt: skip
     narrow = [
         *chain.from_iterable(map(taps_of, filters)),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 import triton.language as tl
-from dpcore.spec.contributions import CANCELLATION
 
 from dpcore.spec.check_pairs import check_embedding, check_linear
+from dpcore.spec.contributions import CANCELLATION
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton.embedding import joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings

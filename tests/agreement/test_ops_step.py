@@ -35,7 +35,8 @@ import dpcore_numpy as reference
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.backends import load_backend
 from dpcore.spec.check import order_of
-from dpcore.spec.grid import released, step_of
+from dpcore.spec.contributions import rounding_of_rows
+from dpcore.spec.grid import nearest, released, step_of
 from dpcore.spec.ops import (
     KEPT,
     SECOND_MOMENT,
@@ -97,6 +98,11 @@ def noise_order_of(correlation: FilterCoefficients | RingCoefficients | None) ->
     if correlation is None:
         return 0
     return len(correlation.weights) if isinstance(correlation, RingCoefficients) else order_of(correlation)
+
+
+def unit_of(noise: NoiseRow, correlation: FilterCoefficients | RingCoefficients | None = None) -> float:
+    """The grid's step as a run chooses it, and any where there is no noise."""
+    return step_of(noise.scale or 0.3, noise.bits, 1.0 if correlation is None else correlation.normalizer)
 
 
 def noise_states(rng: np.random.Generator, count: int, size: int) -> tuple[np.ndarray, ...]:
@@ -228,19 +234,18 @@ def mapped(slot: Slot[Any], change: Callable[[Any], Any]) -> Slot[Any]:
 
 def step_terms(
     slot: Slot[np.ndarray], noise: NoiseRow, batch: float, filters: Sequence[FilterCoefficients], rule: str,
-    settings: UpdateSettings, number: int, correlation: Any = None, square: str = "filtered",
+    settings: UpdateSettings, number: int, *, unit: float, correlation: Any = None, square: str = "filtered",
     square_noise: NoiseRow | None = None,
 ) -> Slot[Any]:  # fmt: skip
     """Terms of every array that a step changes, composed as the step is. What is released has the same bits."""
     state = list(map(writable, slot.noise_state))
     with np.errstate(all="ignore"):
-        g = slot.total / batch
+        g = slot.total * (unit / batch)
         if noise.scale:
-            m, u = normals_of(slot, noise), step_of(noise.scale, noise.bits)
+            m = normals_of(slot, noise)
             if correlation is not None:
                 m = reference.correlate(m, state, correlation, bits=noise.bits)
-                u = step_of(noise.scale, noise.bits, correlation.normalizer)
-            g = released(slot.total, m, u, noise.bits, u / batch)
+            g = released(slot.total, m, noise.bits, unit / batch)
         divisor = 1.0 if slot.scale is None else slot.scale.astype(np.float64)
         g = g / divisor
         y, y_terms, state_terms = g, np.abs(g), []
@@ -250,7 +255,7 @@ def step_terms(
             y_terms, terms = recurrence_terms(y_terms, own, coefficients)
             y = reference.recurrence(y, [v.astype(np.float64) for v in own], coefficients)
             state_terms += terms
-        q, z = slot.total / batch / divisor, np.zeros(slot.total.shape)
+        q, z = slot.total * (unit / batch) / divisor, np.zeros(slot.total.shape)
         if square_noise is not None and square_noise.scale:
             z = square_noise.scale * (normals_of(slot, square_noise) + 2.0**-square_noise.bits)
         h, h_terms = {
@@ -281,7 +286,8 @@ def assert_steps_agree(
     **options: Any,
 ) -> None:  # fmt: skip
     """One step of both backends: what changes agrees, and what is read stays."""
-    backend = load_backend(BACKEND)
+    backend, unit = load_backend(BACKEND), unit_of(arguments[0], options.get("correlation"))
+    slots, options = [on_grid(slot, unit) for slot in slots], {**options, "unit": unit}
     terms = [
         step_terms(slot, *arguments, numbers, number, **options) for slot, numbers in zip(slots, settings, strict=True)
     ]
@@ -297,6 +303,11 @@ def assert_steps_agree(
         for read in ("total", "scale", "square"):
             if getattr(got, read) is not None:
                 np.testing.assert_array_equal(backend.to_numpy(getattr(got, read)), getattr(expected, read))
+
+
+def on_grid(slot: Slot[np.ndarray], unit: float) -> Slot[np.ndarray]:
+    """The slot with its sum in integers."""
+    return slot._replace(total=np.rint(slot.total / unit))
 
 
 @dataclass(frozen=True)
@@ -380,30 +391,30 @@ def test_a_step_of_everything_is_its_composition(rule: str, rng: str) -> None:
 def check_composition(kind: Kind, numbers: UpdateSettings, seed: int, row: int) -> None:
     """Bit for bit: the same functions on the same numbers. (The batch size is a power of two: a product is as good.)"""
     backend = load_backend(BACKEND)
-    (slot,) = kind.slots(np.random.default_rng(seed), [4100], False)
-    fused, plain = mapped(slot, backend.from_numpy), mapped(slot, backend.from_numpy)
     noise = NoiseRow(bytes(range(32)), row, 1, 1.7, "philox", 33)
-    backend.step([fused], noise, 8.0, kind.filters, kind.rule, [numbers], 3, **kind.options())
+    unit = unit_of(noise, kind.correlation)
+    slot = on_grid(kind.slots(np.random.default_rng(seed), [4100], False)[0], unit)
+    fused, plain = mapped(slot, backend.from_numpy), mapped(slot, backend.from_numpy)
+    backend.step([fused], noise, 8.0, kind.filters, kind.rule, [numbers], 3, unit=unit, **kind.options())
 
     def scaled(average: Any) -> Any:
         return average if plain.scale is None else average / plain.scale
 
-    m, u = backend.normal(noise.key, row, 1, slot.first, 4100, bits=33, rng="philox"), step_of(1.7, 33)
+    m = backend.normal(noise.key, row, 1, slot.first, 4100, bits=33, rng="philox")
     if kind.correlation is not None:
         m = backend.correlate(m, plain.noise_state, kind.correlation, bits=33)
-        u = step_of(1.7, 33, kind.correlation.normalizer)
-    g = scaled(released(plain.total, m, u, 33, u / 8.0).float())
+    g = scaled(released(plain.total, m, 33, unit / 8.0).float())
     y, states = g, list(plain.filter_state)
     for coefficients in kind.filters:
         own, states = states[: order_of(coefficients)], states[order_of(coefficients) :]
         y = backend.recurrence(y, own, coefficients)
     h = {"filtered": None, "released": g * g, "given": plain.square}.get(kind.square)
     if kind.square == "separate":
-        h = scaled(plain.total / 8.0) ** 2
+        h = scaled(plain.total * (unit / 8.0)) ** 2
         if kind.square_noise is not None and kind.square_noise.scale:
             key, other, stream, scale, rng, bits = kind.square_noise
             z, u = backend.normal(key, other, stream, slot.first, 4100, bits=bits, rng=rng), step_of(scale, bits)
-            h = released(h, z, u, bits, u)
+            h = released(nearest(h * (1 / u)), z, bits, u)
         h = h.float()
     before = plain.parameter.clone()
     backend.update(kind.rule, plain.parameter, y, plain.moments, numbers, 3, h)
@@ -421,12 +432,14 @@ def test_what_is_released_has_the_same_bits(
 ) -> None:
     """Parameters of 0 under "sgd" with rate 1 become the released average itself, with its sign turned."""
     backend, draw = load_backend(BACKEND), np.random.default_rng(seed)
-    slot = Slot(np.zeros(300, np.float32), draw.standard_normal(300) * 100 * scale, 4000,
-                noise_state=noise_states(draw, noise_order_of(correlation), 300))  # fmt: skip
-    noise, own = NoiseRow(bytes(range(32)), 5, 0, scale, rng, bits), mapped(slot, backend.from_numpy)
+    noise = NoiseRow(bytes(range(32)), 5, 0, scale, rng, bits)
+    unit, total = unit_of(noise, correlation), draw.standard_normal(300) * 100 * scale
+    states = noise_states(draw, noise_order_of(correlation), 300)
+    slot = on_grid(Slot(np.zeros(300, np.float32), total, 4000, noise_state=states), unit)
+    own = mapped(slot, backend.from_numpy)
     for step in (reference.step, backend.step):
         taken = slot if step is reference.step else own
-        step([taken], noise, batch, (), "sgd", [UpdateSettings(1.0)], 1, correlation=correlation)
+        step([taken], noise, batch, (), "sgd", [UpdateSettings(1.0)], 1, unit=unit, correlation=correlation)
     np.testing.assert_array_equal(backend.to_numpy(own.parameter), slot.parameter)
     assert len(np.unique(slot.parameter)) > 250
 
@@ -453,11 +466,10 @@ def test_nothing_around_the_tensors_is_touched() -> None:
     totals = [backend.to_numpy(slot.total) for slot in sent]
     noise, coefficients = NoiseRow(bytes(32), 0, 0, 1.0, "philox"), FilterCoefficients((1.0, 0.5), (0.5,))
     settings = [UpdateSettings(0.1, 0.0, 0.9, 0.99, 1e-8)] * 4
-    ring = RingCoefficients((0.5,), 0)
+    ring, filters = RingCoefficients((0.5,), 0), (coefficients, coefficients)
     for correlation in (coefficients, ring):
-        backend.step(
-            sent, noise, 2.0, (coefficients, coefficients), "adam", settings, 1, correlation=correlation, square="given"
-        )
+        options = {"unit": unit_of(noise), "correlation": correlation, "square": "given"}
+        backend.step(sent, noise, 2.0, filters, "adam", settings, 1, **options)
     for kind in kinds:
         assert (backend.to_numpy(buffers[kind])[~taken[kind]] == 77).all()
     for slot, total in zip(sent, totals, strict=True):
@@ -482,13 +494,14 @@ def test_a_moved_array_is_found_again(place: str) -> None:
     backend, rng = load_backend(BACKEND), np.random.default_rng(7)
     (slot,) = slots_of(rng, [10], 1, "adagrad", False, False, noise_order=1, scaled=True, squared=True)
     arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (FilterCoefficients((1.0, 0.5), ()),), "adagrad")
-    options = {"correlation": FilterCoefficients((1.0, 0.5), ()), "square": "given"}
+    options = {"unit": 2.0**-36, "correlation": FilterCoefficients((1.0, 0.5), ()), "square": "given"}
+    slot = on_grid(slot, 2.0**-36)
     sent = mapped(slot, backend.from_numpy)
     backend.step([sent], *arguments, [UpdateSettings(1.0, eps=1.0)], 1, **options)
     slot = mapped(sent, backend.to_numpy)
     found = getattr(slot, place)
     array, moved = (found[0], getattr(sent, place)[0]) if isinstance(found, tuple) else (found, getattr(sent, place))
-    array += 3
+    array += 3 * 2.0**36 if place == "total" else 3
     old, moved.data = moved.data, backend.from_numpy(array)
     kept = backend.to_numpy(old)
     reference.step([slot], *arguments, [UpdateSettings(1.0, eps=1.0)], 2, **options)
@@ -505,7 +518,7 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
     total = backend.from_numpy(np.ones(10))
     slot = Slot(backend.from_numpy(ones), total, 0, moments=(backend.from_numpy(ones),))
     arguments = ([slot], NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (), "adagrad", [UpdateSettings(1.0, eps=1.0)], 1)
-    backend.step(*arguments)
+    backend.step(*arguments, unit=1.0)
     before = backend.to_numpy(slot.parameter)
     for options, text in (
         ({"correlation": FilterCoefficients((1.0, 0.5), ())}, r"len\(slots\[0\].noise_state\)=0: must be 1"),
@@ -513,11 +526,13 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
         ({"square": "given"}, "square=None"),
         ({"square": "separate", "square_noise": arguments[1]}, "another row or stream"),
         ({"square": "separate", "square_noise": NoiseRow(bytes(32), 0, 2**32, 1.0)}, "stream"),
+        ({"unit": 0.0}, "unit=0.0"),
     ):
-        refused(ArgumentError, text, backend.step, *arguments, **options)
-        refused(ArgumentError, text, reference.step, [mapped(slot, backend.to_numpy)], *arguments[1:], **options)
+        refused(ArgumentError, text, backend.step, *arguments, **{"unit": 1.0, **options})
+        on_host = mapped(slot, backend.to_numpy)
+        refused(ArgumentError, text, reference.step, [on_host], *arguments[1:], **{"unit": 1.0, **options})
     longer = slot._replace(filter_state=(backend.from_numpy(ones),))
-    refused(ArgumentError, "filter_state", backend.step, [longer], *arguments[1:])
+    refused(ArgumentError, "filter_state", backend.step, [longer], *arguments[1:], unit=1.0)
     np.testing.assert_array_equal(backend.to_numpy(slot.parameter), before)
 
 
@@ -539,9 +554,9 @@ def test_a_bad_slot_changes_nothing() -> None:
     ):
         if text == "set_backend" and BACKEND == "torch":
             continue  # takes float64, as the reference does
-        refused(error, text, backend.step, [good, bad], *arguments, 1)
+        refused(error, text, backend.step, [good, bad], *arguments, 1, unit=1.0)
         np.testing.assert_array_equal(backend.to_numpy(good.parameter), ones)
-    backend.step([], *arguments[:-1], [], 1)
+    backend.step([], *arguments[:-1], [], 1, unit=1.0)
 
 
 # ----------------------------------------------------------------------------------------------------- on a GPU only
@@ -570,11 +585,12 @@ def test_steps_wait_for_nothing() -> None:
     rows = [backend.from_numpy(floats(rng, 32, 1000))]
     slot = mapped(slots_of(rng, [1000], 0, "sgd", False, False)[0], backend.from_numpy)
     arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 32.0, (), "sgd", [UpdateSettings(0.1)])
+    unit, roundings = unit_of(arguments[0]), [rounding_of_rows(1000)]
 
     def privatized_step(number: int) -> None:
-        (factors,) = backend.clip_factors([backend.row_norms(rows)], "standard", [1.0], [1000], "float32")
-        backend.weighted_sum(rows, [factors], [slot.total])
-        backend.step([slot], *arguments, number)
+        weights = backend.clip_factors([backend.row_norms(rows)], "standard", [1.0], [1000], roundings, unit)
+        backend.weighted_sum(rows, weights, [slot.total])
+        backend.step([slot], *arguments, number, unit=unit)
 
     privatized_step(1)
     torch.cuda.synchronize()
@@ -586,9 +602,9 @@ def test_steps_wait_for_nothing() -> None:
 
 
 def test_noise_and_sum_meet_in_float64():
-    """What remains where they cancel is far below the rounding of either to float32: some steps of the grid."""
-    backend, noise, rest = load_backend(BACKEND), NoiseRow(bytes(32), 0, 0, 0.7), 0.7 * 2.0**-30
-    normals = backend.to_numpy(backend.normal(*noise[:3], 0, 100)).astype(np.float64)
-    parameter, total = (backend.from_numpy(x) for x in (np.zeros(100, np.float32), rest - 0.7 * normals))
-    backend.step([Slot(parameter, total, 0)], noise, 1.0, (), "sgd", [UpdateSettings(1.0)], 1)
-    np.testing.assert_allclose(-backend.to_numpy(parameter), rest, atol=0.7 * 2.0**-36)
+    """What remains where they cancel is far below the rounding of either to float32: three steps of the grid."""
+    backend, noise = load_backend(BACKEND), NoiseRow(bytes(32), 0, 0, 0.7)
+    m = 2.0**36 * backend.to_numpy(backend.normal(*noise[:3], 0, 100))
+    parameter, total = (backend.from_numpy(x) for x in (np.zeros(100, np.float32), 3 - m))
+    backend.step([Slot(parameter, total, 0)], noise, 1.0, (), "sgd", [UpdateSettings(1.0)], 1, unit=unit_of(noise))
+    np.testing.assert_array_equal(-backend.to_numpy(parameter), np.float32(3 * unit_of(noise)))

@@ -95,7 +95,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     tiled = launch.ROWS * launch.COLUMNS
     squares = {**TABLE, "partial": "*fp64", "examples": "i32"}
     norms = {"firsts": "*i64", "partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
-    factors = {"norms": "*fp64", "per_group": "*fp64", "factors": "*fp32", "groups": "i32", "examples": "i32"}
+    factors = {"norms": "*fp64", "numbers": "*fp64", "weights": "*fp64", "groups": "i32", "examples": "i32"}
     columns = launch.COLUMNS
     one = {"row": "*i64", "taps": ("fp32",) * 6}
     square, side = {"SIDE": pairs.SIDE, "DEPTH": pairs.DEPTH}, pairs.SIDE**2
@@ -104,7 +104,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     layers, batch = {**TABLE, "layers": "*i64", "layer_of": "*i32"}, {"examples": "i32"}
 
     def linear_sum(title: str, **chosen: bool) -> Any:
-        constants = {"SCALED": False, "ONE": False, "WIDE": False, **square, **chosen}
+        constants = {"SCALED": False, "ONE": False, **square, "TOGETHER": linear.TOGETHER, **chosen}
         return title, linear._sum_kernel, {**layers, **batch}, constants, side
 
     sorted_ = {**TABLE, "tokens": "*i64", "order": "*i64"}
@@ -138,7 +138,8 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("words", stream._words_kernel, {**TABLE, **CIPHER, "part": "i32"}, {"RNG": "chacha20", **blocks}, block),
         ("row_norms: squares", row_norms._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
         ("row_norms: norms", row_norms._norms_kernel, norms, tile, tiled),
-        ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": columns}, columns),
+        ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": clip.EXAMPLES},
+         clip.EXAMPLES),
         ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": False, **tile}, tiled),
         (
             "combine", clip._combine_kernel,
@@ -182,7 +183,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ),
         (
             "embedding_sum, scale", embedding._sum_kernel,
-            {**sorted_, "weights": "*fp32", "scale": "*fp32", "out": "*fp64", "count": "i32", **token_sizes},
+            {**sorted_, "weights": "*fp64", "scale": "*fp32", "out": "*fp64", "count": "i32", **token_sizes},
             {"SCALED": True, "COLUMNS": columns}, columns,
         ),
         (
@@ -243,7 +244,7 @@ def compile_and_measure(
         "kernel": title, "registers": registers, "stack": int(used[2]), "shared": compiled.metadata.shared,
         "spills": counted["STL"] + counted["LDL"], "instructions": sum(counted.values()) - counted["NOP"],
         "elements_a_thread": elements // threads, "warps_resident": warps_resident,
-        "executed": by_pipe(listing.executed(), elements // threads), "loads_together": listing.loads_together(),
+        "fused": counted["DFMA"], "executed": by_pipe(listing.executed(), elements // threads), "loads_together": listing.loads_together(),
     }  # fmt: skip
 
 
