@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpcore.spec.grid import step_of
 from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
 
 from .common import BACKENDS, KEY, load, synchronize, values
@@ -76,7 +77,8 @@ class WeightedSum(_Operation):
     """Weighted sum of 32 per-example vectors."""
 
     def prepare(self, size: int) -> None:
-        self.rows, self.weights = [self.array((32, size))], [self.array(32)]
+        self.rows = [self.array((32, size))]
+        self.weights = [1e9 * (self.ops.zeros_like(self.array(32), "float64") + self.array(32))]
         self.out = [self.ops.zeros_like(self.array(size), "float64")]
 
     def run(self, size: int) -> None:
@@ -131,7 +133,8 @@ class Step(_Operation):
 
     def run(self, size: int) -> None:
         noise = NoiseRow(KEY, row=0, stream=0, scale=1.1)
-        self.ops.step(self.slots, noise, 256.0, (SECOND_ORDER,), "adam", [ADAM] * 4, 1)
+        unit = step_of(noise.scale, noise.bits)
+        self.ops.step(self.slots, noise, 256.0, (SECOND_ORDER,), "adam", [ADAM] * 4, 1, unit=unit)
 
     def time_step(self, backend: str, size: int) -> None:
         self.run(size)
