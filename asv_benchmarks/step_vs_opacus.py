@@ -34,6 +34,7 @@ def dpcore_step(sizes: list[int]) -> Callable[[], None]:
     import torch
 
     from dpcore.spec.backends import load_backend
+    from dpcore.spec.grid import step_of
     from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 
     ops = load_backend("torch")
