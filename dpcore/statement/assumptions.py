@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, Provenance
 from dpcore.spec.rounding import ROUNDING_STATED, rounding
 from dpcore.statement.text import counted
+
+if TYPE_CHECKING:
+    from dpcore.plan.plan import Plan
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
@@ -46,6 +48,15 @@ CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
 """How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
+BRIEFLY = {
+    NO_LEDGER: "choosing by results",
+    UNITS["example"]: "a person's other examples",
+    UNITS["user"]: "a person as several users",
+    SECRET_BATCHES: "step times",
+    REAL_NUMBERS: "rounding",
+    PUBLIC_DATA: "the public data",
+}
+"""What a summary says for a sentence; it counts the others."""
 
 # Before there were plurals.
 _ROUNDING = re.compile(r"(Rounding of float64 sums of up to .* more); that is (not )?counted( in the sensitivity)?\.")

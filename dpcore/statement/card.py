@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpcore.errors import ArgumentTypeError
-from dpcore.statement.statement import Statement
-from dpcore.statement.text import format_delta, format_epsilon, format_lower, format_number, paragraphs, visible
+from dpcore.statement.statement import Statement, paragraphs
+from dpcore.statement.text import format_delta, format_epsilon, format_lower, format_number, visible
 
 METADATA = """---
 library_name: dpcore
