@@ -35,7 +35,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "dict": ((dict,), "an object"), "str": ((str,), "text"), "tuple": ((list, tuple), "a list"),
     "int": ((int,), "a number"), "float": ((int, float), "a number"),
 }  # fmt: skip
-# Written beside the fields, and compared with them when read.
+# Written next to the fields, and compared with them when read.
 _DERIVED = ("settings_hash", "statement_hash", "delta_is_below_1/n")
 
 
@@ -62,7 +62,7 @@ class Statement:
     delta : float
         The delta at which epsilon is stated.
     epsilon : dict
-        Epsilon by accountant, after the steps taken: a float, where ``inf`` (or "inf") says that there is no guarantee.
+        Epsilon by accountant, after the steps taken; ``inf`` (or "inf") means that there is no guarantee.
     event : dict
         The event that was accounted.
     randomness : dict
@@ -82,9 +82,9 @@ class Statement:
     unit : str
         What one "example" of the adjacency is: "example" or "user".
     steps_abandoned, rows_abandoned : int, tuple of (first, stop)
-        Released on top of the steps taken, and counted; where they lie, for each branch that was left, or empty.
+        Steps released on top of the steps taken, and counted; their places, for each branch that was left, or empty.
     ledger : dict, optional
-        "ledger" (its id), "run" (the id of this run in it) and "total" (what the ledger holds in all).
+        "ledger" (its id), "run" (the id of this run in it) and "total" (the cost of all runs in the ledger).
     note, date : str, optional
         One sentence on the moment of writing ("stopped by Ctrl-C"), and the day, as the writer gives it.
 
@@ -144,7 +144,7 @@ class Statement:
 
     @property
     def best_epsilon(self) -> float:
-        """The smallest of the accountants' epsilons: each is an upper bound, so the smallest holds."""
+        """The smallest of the accountants' epsilons: each is an upper bound, so the smallest is one."""
         return min(self.epsilon.values())
 
     @property
@@ -154,7 +154,7 @@ class Statement:
 
     @property
     def dataset_size(self) -> int | None:
-        """Number of examples n, taken to be public; None where the sampler does not say."""
+        """Number of examples n, taken to be public; None if the sampler does not state it."""
         found = self.sampler.get("dataset_size")
         return found if isinstance(found, int) and found > 0 else None
 
@@ -197,7 +197,7 @@ class Statement:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Statement:
-        """Read what `to_dict` wrote; raise DataError for other content, and where it does not match its hashes."""
+        """Read what `to_dict` wrote; raise DataError for other content, or if it does not match its hashes."""
         statement = cls.unchecked(content)
         problems = {
             "its settings do not match their hash": content["settings_hash"] != statement.settings_hash,
@@ -269,7 +269,7 @@ def _epsilon(value: Any, where: str) -> float:
 
 
 def _summary(statement: Statement, width: int) -> str:
-    """Return what a reader must know in about ten lines: one epsilon, and where all the rest is."""
+    """Return what a reader must know in about ten lines, with one epsilon and a pointer to the rest."""
     sampler, noise, caveats = statement.sampler, statement.noise, statement.caveats
     neighbors = _neighbors(statement) or f"one {statement.unit}"
     size = "" if statement.dataset_size is None else f", of {statement.dataset_size:,}"

@@ -10,7 +10,7 @@ WRITTEN_BEFORE = "Written before"
 
 
 def format_epsilon(value: float, digits: int = 4) -> str:
-    """Return epsilon rounded *up*, so that the text never states less than was spent; "infinite" where it is."""
+    """Return epsilon rounded *up*, so that the text never states less than was spent; "infinite" if it is."""
     return _rounded(value, digits, ROUND_CEILING)
 
 
@@ -33,7 +33,7 @@ def format_lower(value: float, digits: int = 4) -> str:
 
 
 def visible(text: str) -> str:
-    """Return a text with what no person can see spelled out: a statement may have been written to mislead a terminal.
+    """Return a text in which invisible characters are escapes: a statement may have been written to mislead a terminal.
 
     Control characters, changes of the direction of writing, halves of characters and ends of lines become escapes.
     """
@@ -50,5 +50,5 @@ def format_number(value: float) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: 1 run, 1,438 runs; `many` is the plural where an s does not make it."""
+    """Return a number with its noun: 1 run, 1,438 runs; `many` is the plural if it is not the noun with an s."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"

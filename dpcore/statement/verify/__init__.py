@@ -58,7 +58,7 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
     Parameters
     ----------
     statement : Statement, mapping or str
-        A statement, what `Statement.to_dict` returned, or JSON. What stands in it is a finding, never an exception.
+        A statement, what `Statement.to_dict` returned, or JSON. Its content leads to findings, never to an exception.
     """
     try:
         content = read_json(statement) if isinstance(statement, str) else statement
@@ -127,7 +127,7 @@ def _words(cause: BaseException) -> str:
 
 
 def _ledger_total(statement: Statement) -> Iterator[Finding]:
-    """Give the finding on a ledger's total, where there is one: epsilon of all its runs is at least that of this one.
+    """Give the finding on a ledger's total, if there is one: epsilon of all its runs is at least that of this one.
 
     More releases never have a smaller epsilon, and each of the two figures stated is one of them: of all that was
     released as if fixed beforehand, and the bound of the filter, which the run is within.
@@ -155,7 +155,7 @@ def _ledger_total(statement: Statement) -> Iterator[Finding]:
         yield Finding(name, FAILED, words)
 
 
-# The stored statement beside the one that the rebuilt plan makes: one finding or more for each field.
+# The stored statement compared with the one that the rebuilt plan makes: one finding or more for each field.
 
 
 def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
@@ -204,7 +204,7 @@ def _field(check: str, stated: Any, derived: Any, words: str, tolerance: float |
 
 
 def _dimension(noise: dict[str, Any]) -> int | None:
-    """Return the number of coordinates that a statement says the grid has; None where it says nothing of one."""
+    """Return the number of coordinates that a statement gives the grid; None if it has none."""
     said = noise.get("grid", {}).get("coordinates")
     return said if type(said) is int and 0 < said < 2**53 else None
 
@@ -351,7 +351,7 @@ def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> 
     if not parts:
         return None
     first, times = parts[0]
-    most = steps + statement.steps_abandoned  # where every step draws anew, abandoned ones are steps like the others
+    most = steps + statement.steps_abandoned  # if every step draws again, abandoned ones are steps like the others
     if isinstance(first, MatrixGaussian):  # the other is that of the branches
         parts, most = parts[:1], steps
     counted = sum(part.steps * count for part, count in parts if hasattr(part, "steps"))
@@ -379,15 +379,14 @@ def _briefly(parts: list[tuple[Event, int]]) -> str:
     return f"{said['event']}({words})" + (f" and {len(parts) - 1:,} more" if parts[1:] else "")
 
 
-# Limits on the work that a statement may ask of its reader: a forged one could make the check endless.
-#
-# Counted is what grows without bound in numbers that anybody can type: the rows of a strategy, the branches that a run
-# left, the parts of an event. What remains below the limits took under two minutes and 3 GB on one core.
+# Limits on the work of checking a statement: a forged one could make it endless. Counted are the rows of a strategy,
+# the branches that a run left, and the parts of an event. Below the limits a check took under two minutes and 3 GB on
+# one core.
 
 
 OPERATIONS: Final = 1e11
 ENTRIES: Final = 1.5e8
-"""Of float64 arrays held at once."""
+"""Numbers in float64 arrays in memory at once."""
 PARTS: Final = 50_000
 """Of an event, and branches that count one by one."""
 SAMPLED: Final = 8
@@ -397,7 +396,7 @@ _CHUNK = 256  # columns of a strategy at once
 
 
 def too_much(statement: Statement) -> str | None:
-    """Return what goes beyond a limit, in words; None where the statement can be checked."""
+    """Return what goes beyond a limit, in words; None if the statement can be checked."""
     strategy = statement.noise.get("strategy")
     if strategy is not None:
         apart = len(statement.rows_abandoned) or statement.steps_abandoned

@@ -1,8 +1,8 @@
 """Rebuilds the plan of a run from its statement.
 
-Rebuilt are sampler, clip, noise, strategy, update and the query's scale. Everything else works on released vectors, and
-no field of a statement depends on it. What a description does not hold is stood in for, and said to be trusted: a
-matrix of which there is a digest, stages of the caller's own, a sampler of the caller's own or a list of batches.
+Sampler, clip, noise, strategy, update and the query's scale are rebuilt from their descriptions. Everything else works
+on released vectors, and no field of a statement depends on it. What a description does not contain has a stand-in, and
+is reported as trusted: a matrix known by a digest, stages or a sampler of the caller's own, a list of batches.
 """
 # ruff: noqa: D102 (the protocols say what the members of stand-ins do)
 
@@ -72,13 +72,13 @@ def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
 
 
 def plan_of(statement: Statement) -> Plan | None:
-    """Return the plan that a statement describes; None where the description does not hold all of it."""
+    """Return the plan that a statement describes; None if the description does not contain all of it."""
     plan, _ = rebuilt(statement)
     return plan if type(plan) is Plan else None
 
 
 def _made(kinds: Mapping[str, Any], description: Mapping[str, Any]) -> Any:
-    """Return the stage of a description; None where its kind is unknown."""
+    """Return the stage of a description; None if its kind is unknown."""
     kind = kinds.get(str(description.get("kind")))
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in description.items() if key != "kind"}
     return None if kind is None else kind(**settings)
@@ -165,7 +165,7 @@ def _first(event: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_digests(said: Mapping[str, Any], found: list[Finding]) -> None:
-    """Check what is known of users and batches beside a digest."""
+    """Check what is known of users and batches in addition to a digest."""
     digests = [said[name] for name in ("users_sha256", "batches_sha256") if name in said]
     found += [Finding("sampler", FAILED, f"{text!r} is no SHA-256") for text in digests if not is_digest(text)]
     if "users_sha256" not in said:
@@ -191,9 +191,9 @@ def _largest_batch(statement: Statement, update: Any, found: list[Finding]) -> i
     return most
 
 
-# Stand-ins for what a description does not hold: each says and does what the statement says.
+# Stand-ins for what a description does not contain: each describes itself, and acts, as the statement states.
 
-# What `dpcore.sampling.UserSampler` says beside the settings of its sampler of users.
+# What `dpcore.sampling.UserSampler` states in addition to the settings of its sampler of users.
 _OF_USERS: Final = ("unit", "examples", "max_examples_per_user", "users_sha256")
 
 
@@ -253,7 +253,7 @@ class Digest(Identity):
 
 @dataclass(frozen=True)
 class DigestPlan(Plan):
-    """A plan under a matrix of which only a digest is known: how far it moves an example's sums is as stated.
+    """A plan under a matrix known by a digest only: how far it moves an example's sums is as stated.
 
     `sensitivities` are by number of steps; `left` is for the rows of the branches that were left; `wide` is its bands.
     """
