@@ -36,8 +36,8 @@ FREE_TEXT = (
     "note, date, software, ledger, and caveats beyond those that the settings need, which are counted",
     "the name of the method, and all of it that works on released vectors: query, filter, update, schedule, ...",
     "randomness.key and randomness.rng among known names; the digest of the noise's layout",
-    "a fixed order's shuffle and drop_last, and its counts, where no event depends on them",
-    "which rows the branches left behind have, where no event depends on it",
+    "a fixed order's shuffle and drop_last, and its counts, if no event depends on them",
+    "which rows the abandoned branches have, if no event depends on it",
     "how often an example takes part under lists of batches and samplers of the caller's own: reported as trusted",
     "how far a matrix known by a digest moves it, within bounds, and what unknown stages do: reported as trusted",
 )
@@ -231,7 +231,7 @@ def _sampler(statement: Statement, derived: Statement, plan: Plan) -> Iterator[F
     yield _field("sampler", statement.sampler, derived.sampler, f"{kind}, n = {statement.dataset_size}")
     if not isinstance(plan, StatedEvents):
         return
-    yield Finding("sampler", TRUSTED, f"{kind}: the description does not hold all that it does")
+    yield Finding("sampler", TRUSTED, f"{kind}: the description does not contain all that it does")
     begin, end = OWN_SAMPLER
     if kind != FixedBatches.kind and not any(
         said.startswith(begin) and said.endswith(end) for said in statement.caveats
@@ -251,7 +251,7 @@ def _assumptions(statement: Statement, derived: Statement) -> Iterator[Finding]:
         yield Finding("assumptions", OK, f"all {len(needed)} sentences that these settings need")
     further = len(stated - set(needed))
     if further:
-        yield Finding("assumptions", TRUSTED, f"{counted(further, 'further sentence')}, which no setting asks for")
+        yield Finding("assumptions", TRUSTED, f"{counted(further, 'further sentence')}, which no setting requires")
 
 
 def _delta(statement: Statement) -> Finding:
