@@ -214,7 +214,8 @@ def test_what_canaries_are_known_to_add_is_what_the_run_sums(name):
         take(run, rows, each=each)
     known = canaries.clipped_vectors(run, (inputs[:6], labels[:6]), each).sum(axis=0)
     add_up(run, rows, each=each)
-    summed = np.concatenate([total.numpy() for total in run._engine.mechanism.vectors.totals])
+    mechanism = run._engine.mechanism
+    summed = mechanism.unit * np.concatenate([total.numpy() for total in mechanism.vectors.totals])
     np.testing.assert_allclose(summed, known, rtol=1e-3, atol=1e-4)
     assert np.linalg.norm(known) > 0.1
 

