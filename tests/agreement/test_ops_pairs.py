@@ -286,7 +286,11 @@ def test_a_product_with_a_weight_is_rounded_before_it_becomes_an_integer() -> No
     numbers, half = rng.uniform(1, 2, 500).astype(np.float32).tolist(), 2.0**20 + 0.5
     above = [x for x in numbers if half / x * x == half and Fraction(half / x) * Fraction(x) > half]
     for x, time in product(above[:4], (1, 2)):
-        weights, a, e = sent(np.array([half / x])), np.zeros((1, time, 1), np.float32), np.ones((1, time, 1), np.float32)
+        weights, a, e = (
+            sent(np.array([half / x])),
+            np.zeros((1, time, 1), np.float32),
+            np.ones((1, time, 1), np.float32),
+        )
         a[0, 0] = x
         for add in (
             partial(linear_sum, backend, sent([a]), sent([e]), [1.0]),
