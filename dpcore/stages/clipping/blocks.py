@@ -97,7 +97,6 @@ def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
             check_rows([block.values], None)
     examples, dtype = blocks[0].examples, blocks[0].dtype
     for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
-        # The sum of rows checks their dtype, before it or any other block's adds something.
         if math.prod(block.shape) != size:
             raise ArgumentError(f"blocks[{i}].shape={tuple(block.shape)}: must have {size} coordinates, as the tensor")
         if block.examples != examples:

@@ -15,6 +15,7 @@ from one_layer import linear_norms, linear_sum
 import dpcore_numpy
 import dpcore_torch
 from dpcore.errors import ArgumentTypeError, BackendError
+from dpcore.spec.contributions import rounding_of_linear
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 from dpcore_torch.arithmetic import bounded
 
@@ -38,10 +39,10 @@ def test_denormals_count_in_norms_as_in_sums(shape: tuple[int, int, int, int], f
     a = torch.from_numpy(np.full((examples, time, p), SMALL))
     e = torch.from_numpy(np.full((examples, time, q), LARGE))
     norms, out = linear_norms(dpcore_torch, [a], [e], [1.0]), torch.zeros(p * q, dtype=torch.float64)
-    (weights,) = dpcore_torch.clip_factors([norms], "standard", [1.0], [p * q], "float32")
+    (weights,) = dpcore_torch.clip_factors([norms], "standard", [1.0], [p * q], [rounding_of_linear(q, p)], 2.0**-36)
     linear_sum(dpcore_torch, [a], [e], [1.0], weights, out)
     assert float(norms.min()) > 1
-    assert float(out.norm()) <= examples
+    assert float(out.norm()) <= examples * 2.0**36
     rows = torch.from_numpy(np.full((64, 100_000), SMALL))
     assert float(dpcore_torch.row_norms([rows]).min()) >= 1e-39 * 300
     assert float(torch.from_numpy(np.array([SMALL])) * 1) == 0, "the caller's state is as it was"
@@ -97,7 +98,7 @@ def everything() -> list[Any]:
     rng = np.random.default_rng(4)
     a, e, rows = (torch.from_numpy(rng.normal(size=s).astype(np.float32)) for s in [(3, 30, 4), (3, 30, 5), (3, 3000)])
     out, total, zero = (torch.from_numpy(np.zeros(n)) for n in (20, 3000, 20))
-    weights, key = torch.from_numpy(np.ones(3, np.float32)), bytes(32)
+    weights, key = torch.from_numpy(np.ones(3)), bytes(32)
     found = [linear_norms(dpcore_torch, [a], [e], [1.0]), dpcore_torch.row_norms([rows])]
     linear_sum(dpcore_torch, [a], [e], [1.0], weights, out)
     dpcore_torch.weighted_sum([rows], [weights], [total])
@@ -107,7 +108,7 @@ def everything() -> list[Any]:
         moments = tuple(torch.from_numpy(np.ones(20, dtype)) for _ in range(2))
         slot = Slot(parameter=parameter, total=zero, first=0, moments=moments)
         noise = NoiseRow(key, 0, 0, 1.0, "chacha20")
-        dpcore_torch.step([slot], noise, 4.0, [], "adam", [UpdateSettings(learning_rate=0.1)], 1)
+        dpcore_torch.step([slot], noise, 4.0, [], "adam", [UpdateSettings(learning_rate=0.1)], 1, unit=1.0)
         found.append(parameter)
     return [each.numpy() for each in found]
 

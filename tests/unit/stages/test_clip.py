@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dpcore.errors import ArgumentError
+from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.stages.clipping import Clip
 from dpcore_numpy import clip_factors, row_norms, weighted_sum
 
-DTYPES = ("float32", "float64")
+UNIT = 2.0**-36
+
 finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -41,15 +44,18 @@ def test_norms_of_any_finite_row(rows: np.ndarray) -> None:
     hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=finite32),
 )
 def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str, bound: float, rows: np.ndarray) -> None:
-    (factors,) = clip_factors([row_norms([rows])], rule, [bound], [rows.shape[1]], "float32")
-    limit = Fraction(1 if rule == "normalized" else bound) ** 2
-    with np.errstate(under="ignore"):
-        for row, factor in zip(rows, factors, strict=True):
-            assert exact_norm_squared(np.float32(factor) * row) <= limit
+    """Rounding to the grid included, in exact arithmetic."""
+    unit, size = bound * UNIT, rows.shape[1]
+    (weights,) = clip_factors([row_norms([rows])], rule, [bound], [size], [rounding_of_rows(size)], unit)
+    limit = (Fraction(1 if rule == "normalized" else bound) / Fraction(unit)) ** 2
+    for i, weight in enumerate(weights):
+        added = np.zeros(size)
+        weighted_sum([rows[i : i + 1]], [np.array([weight])], [added])
+        assert (added == np.rint(added)).all()
+        assert exact_norm_squared(added) <= limit
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rules_are_their_formulas(dtype: str) -> None:
+def test_rules_are_their_formulas() -> None:
     norms = np.array([0.0, 0.2, 0.5, 2.0, 100.0])
     c = 0.5
     expected = {
@@ -61,19 +67,34 @@ def test_rules_are_their_formulas(dtype: str) -> None:
     }
     assert set(expected) == set(CLIP_RULES)
     for rule, factors in expected.items():
-        (got,) = clip_factors([norms], rule, [c], [7], dtype)
-        assert got.dtype == dtype
-        np.testing.assert_allclose(got, factors, rtol=16 * np.finfo(dtype).eps)
-        assert (got <= factors).all()
-    (kept,) = clip_factors([np.array([0.0, 0.5, 1 - 1e-7])], "standard", [1.0], [10], dtype)
-    assert (kept == 1).all()  # short vectors are left alone
+        (got,) = clip_factors([norms], rule, [c], [7], [0.0], UNIT)
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got * UNIT, factors, rtol=16 * 2.0**-53)
+        assert (got * UNIT <= factors).all()
+        (less,) = clip_factors([norms], rule, [c], [7], [2.0**30], UNIT)  # room for a rounding of 2^-6
+        longest = 1 if rule == "normalized" else c
+        shorter = np.where(factors == 1, 1, factors * (1 - 2.0**-6 / longest)) if rule == "standard" else None
+        if shorter is None:
+            shorter = factors * (1 - 2.0**-6 / longest)
+        np.testing.assert_allclose((less * UNIT)[norms != c], shorter[norms != c], rtol=16 * 2.0**-53)
+    (kept,) = clip_factors([np.array([0.0, 0.5, 1 - 1e-7])], "standard", [1.0], [10], [1.0], UNIT)
+    assert (kept * UNIT == 1).all()  # short vectors are left alone
+
+
+@pytest.mark.parametrize("rule", CLIP_RULES)
+def test_a_grid_that_is_too_coarse_for_a_clip_norm_is_refused(rule: str) -> None:
+    longest = 1.0 if rule == "normalized" else 0.01
+    clip_factors([np.ones(1)], rule, [0.01], [10], [0.25 * longest / UNIT], UNIT)
+    with pytest.raises(ArgumentError, match="noise_multiplier: is so large that the grid of its noise"):
+        clip_factors([np.ones(1)], rule, [0.01], [10], [0.26 * longest / UNIT], UNIT)
 
 
 def test_psac_weighs_most_near_the_root_of_its_constant_and_less_on_either_side() -> None:
     """The weight of the paper, 1/(N + r/(N + r)), has its maximum where N + r is the root of r."""
     peak = math.sqrt(0.1) - 0.1
     norms = np.array([0.0, peak / 2, peak, 2 * peak, 100.0])
-    (factors,) = clip_factors([norms], "psac", [3.0], [7], "float64")
+    (weights,) = clip_factors([norms], "psac", [3.0], [7], [0.0], UNIT)
+    factors = weights * UNIT
     assert factors.argmax() == 2
     assert factors[2] == pytest.approx(3.0 / (2 * math.sqrt(0.1) - 0.1), rel=1e-12)
     assert factors[0] == pytest.approx(3.0, rel=1e-12)  # not 3/r, as AUTO-S gives
@@ -86,7 +107,7 @@ def test_psac_weighs_most_near_the_root_of_its_constant_and_less_on_either_side(
 def test_a_non_finite_row_adds_exactly_zero_in_every_group(rule: str, bad: float) -> None:
     blocks = [np.ones((3, 4), np.float32), np.ones((3, 2), np.float32)]
     blocks[1][1, 0] = bad
-    factors = clip_factors([row_norms([block]) for block in blocks], rule, [1.0, 1.0], [4, 2], "float32")
+    factors = clip_factors([row_norms([block]) for block in blocks], rule, [1.0, 1.0], [4, 2], [1.0, 1.0], UNIT)
     out = [np.zeros(4), np.zeros(2)]
     weighted_sum(blocks, factors, out)
     kept = [block[[0, 2]] for block in blocks]
@@ -103,7 +124,7 @@ def test_sizes_across_blocks_and_empty_batches(size: int) -> None:
     np.testing.assert_allclose(row_norms([rows, rows]), 2 * math.sqrt(2 * size))
     assert row_norms([rows[:0]]).shape == (0,)
     out = np.ones(size)
-    weighted_sum([rows[:0]], [np.ones(0, np.float32)], [out])
+    weighted_sum([rows[:0]], [np.ones(0)], [out])
     assert (out == 1).all()
 
 
@@ -115,10 +136,11 @@ def test_ten_million_entries_never_pass_where_torch_lets_them() -> None:
     exact = math.sqrt(math.fsum(np.square(row[0].astype(np.float64)).tolist()))
     norms = row_norms([row])
     assert norms[0] == pytest.approx(exact, rel=1e-9)
-    (factor,) = clip_factors([norms], "standard", [1.0], [row.shape[1]], "float32")
+    rounding = [rounding_of_rows(row.shape[1])]
+    (factor,) = clip_factors([norms], "standard", [1.0], [row.shape[1]], rounding, UNIT)
     total = np.zeros(row.shape[1])
     weighted_sum([row], [factor], [total])
-    ours = math.sqrt(math.fsum(np.square(total).tolist()))
+    ours = UNIT * math.sqrt(math.fsum(np.square(total).tolist()))
     assert 1 - 1e-5 < ours <= 1
 
     threads = torch.get_num_threads()
@@ -157,19 +179,19 @@ def test_the_sensitivity_object_bounds_every_example(rule: str, groups: str, see
     blocks = [(rng.normal(size=(5, d)) * 10 ** rng.uniform(-3, 3)).astype(np.float32) for d in (6, 2, 9)]
     norms = [row_norms([blocks[i] for i in members]) for members in grouping.members]
     sizes = [sum(blocks[i].shape[1] for i in members) for members in grouping.members]
-    factors = clip_factors(norms, rule, grouping.bounds, sizes, "float32")
+    factors = clip_factors(norms, rule, grouping.bounds, sizes, list(map(rounding_of_rows, sizes)), UNIT)
     squares = np.zeros(5)
     for members, factor in zip(grouping.members, factors, strict=True):
         for i in members:
-            squares += np.square((factor[:, None] * blocks[i]).astype(np.float64)).sum(axis=1)
-    assert np.sqrt(squares).max() <= clip.sensitivity(grouping).contribution
+            squares += np.square(np.rint(factor[:, None] * blocks[i])).sum(axis=1)
+    assert UNIT * np.sqrt(squares).max() <= clip.sensitivity(grouping).contribution
 
 
 def test_inputs_are_not_written() -> None:
     rows = np.array([[3.0, np.inf], [3.0, 4.0]], np.float32)
     rows.flags.writeable = False
-    (factors,) = clip_factors([row_norms([rows])], "standard", [1.0], [2], "float32")
+    (factors,) = clip_factors([row_norms([rows])], "standard", [1.0], [2], [1.0], UNIT)
     factors.flags.writeable = False
     out = np.zeros(2)
     weighted_sum([rows], [factors], [out])
-    np.testing.assert_allclose(out, [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(out * UNIT, [0.6, 0.8], rtol=1e-6)

@@ -96,10 +96,10 @@ ARRAYS: Calls = [
     (lambda: row_norms([]), "at least one block"), (lambda: row_norms([ROWS[0]]), "(B, d)"),
     (lambda: row_norms([ROWS, ROWS[:1]]), "rows[1].shape"), (lambda: row_norms([[1.0, 2.0]]), TYPE + "list"),
     (lambda: row_norms([ROWS.astype(np.float16)]), TYPE + "float16"),
-    (lambda: weighted_sum([ROWS], [np.ones(3, np.float32)], [np.zeros(3)]), "weights[0].shape"),
-    (lambda: weighted_sum([ROWS], [np.ones(2)], [np.zeros(3)]), TYPE + "weights[0].dtype=float64"),
-    (lambda: weighted_sum([ROWS], [np.ones(2, np.float32)], [np.zeros(6)[::2]]), TYPE + "contiguous"),
-    (lambda: weighted_sum([ROWS], [np.ones(2, np.float32)], [np.zeros(3, np.float32)]),
+    (lambda: weighted_sum([ROWS], [np.ones(3)], [np.zeros(3)]), "weights[0].shape"),
+    (lambda: weighted_sum([ROWS], [np.ones(2, np.float32)], [np.zeros(3)]), TYPE + "weights[0].dtype=float32"),
+    (lambda: weighted_sum([ROWS], [np.ones(2)], [np.zeros(6)[::2]]), TYPE + "contiguous"),
+    (lambda: weighted_sum([ROWS], [np.ones(2)], [np.zeros(3, np.float32)]),
      TYPE + "out[0].dtype=float32: must be float64"),
 ]  # fmt: skip
 KALMAN = ScalarKalman(sigma_H=0.4, sigma_v=0.1, sigma_w=1.0)
