@@ -34,6 +34,7 @@ def dpcore_step(sizes: list[int]) -> Callable[[], None]:
     import torch
 
     from dpcore.spec.backends import load_backend
+    from dpcore.spec.grid import step_of
     from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 
     ops = load_backend("torch")
@@ -48,7 +49,7 @@ def dpcore_step(sizes: list[int]) -> Callable[[], None]:
     def step() -> None:
         noise = NoiseRow(key, row=state["row"], stream=0, scale=NOISE_MULTIPLIER * MAX_GRAD_NORM)
         state["row"] += 1
-        ops.step(slots, noise, BATCH_SIZE, (), "adam", settings, state["row"])
+        ops.step(slots, noise, BATCH_SIZE, (), "adam", settings, state["row"], unit=step_of(noise.scale, noise.bits))
 
     return step
 

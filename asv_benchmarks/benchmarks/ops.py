@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpcore.spec.grid import step_of
 from dpcore.spec.ops import FilterCoefficients, NoiseRow, Slot, UpdateSettings
 
 from .common import BACKENDS, KEY, load, synchronize, values
@@ -77,7 +78,7 @@ class WeightedSum(_Operation):
 
     def prepare(self, size: int) -> None:
         self.rows = [self.array((32, size))]
-        self.weights = [self.ops.zeros_like(self.array(32), "float64") + 2.0**36]
+        self.weights = [1e9 * (self.ops.zeros_like(self.array(32), "float64") + self.array(32))]
         self.out = [self.ops.zeros_like(self.array(size), "float64")]
 
     def run(self, size: int) -> None:
@@ -128,12 +129,12 @@ class Step(_Operation):
         zeros = [self.ops.zeros_like(parameter) for _ in range(4)]
         total = self.ops.zeros_like(parameter, "float64")
         total[...] = self.array(size, 1)
-        total *= 2.0**30
         return Slot(parameter, total, first, filter_state=tuple(zeros[:2]), moments=tuple(zeros[2:]))
 
     def run(self, size: int) -> None:
         noise = NoiseRow(KEY, row=0, stream=0, scale=1.1)
-        self.ops.step(self.slots, noise, 256.0, (SECOND_ORDER,), "adam", [ADAM] * 4, 1, unit=1.1 * 2.0**-36)
+        unit = step_of(noise.scale, noise.bits)
+        self.ops.step(self.slots, noise, 256.0, (SECOND_ORDER,), "adam", [ADAM] * 4, 1, unit=unit)
 
     def time_step(self, backend: str, size: int) -> None:
         self.run(size)

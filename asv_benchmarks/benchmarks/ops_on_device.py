@@ -76,7 +76,7 @@ class DeviceClip(OnDevice):
         import torch
 
         self.rows = [torch.randn(EXAMPLES, WIDTH, device="cuda")]
-        self.weights = [torch.rand(EXAMPLES, dtype=torch.float64, device="cuda") * 2.0**36]
+        self.weights = [1e9 * torch.rand(EXAMPLES, device="cuda", dtype=torch.float64)]
         self.out = [torch.zeros(WIDTH, dtype=torch.float64, device="cuda")]
 
     def track_row_norms(self) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dpcore
+import dpcore_numpy
 from dpcore.mechanism.noise_state import normalizer_of
 from dpcore.plan.plan import Plan, grid_of
 from dpcore.sampling import FixedBatches
@@ -121,6 +122,71 @@ def test_no_released_float_rules_out_a_neighbor(release: Callable[..., np.ndarra
     assert np.abs(y).max() > 0
     for candidate in (B, B + 1):
         assert excluded(y, g, candidate, lr, truth) == 0
+
+
+def by_adam(g: np.ndarray, n: int) -> np.ndarray:
+    start = np.zeros(g.shape[1], np.float32)
+    method = dpcore.methods.dp_adam(lr=1.0, batch_size=n, noise_multiplier=1.0, max_grad_norm=1.0, eps=1.0)
+    return dpcore.minimize(lambda x, i: g[i], start, [np.arange(n)], method).x
+
+
+def explained_by_adam(y: np.ndarray, run: int) -> np.ndarray:
+    """The integers of the release that Adam's first step from 0 makes of it; -1 where there is none."""
+    plan = Plan(method_of(run, 1.0), FixedBatches([range(run)], batch_size=run), 1)
+    grid, found = grid_of(plan, len(y)), np.full(len(y), -1.0)
+    u = step_of(1 + grid.raised, grid.bits)
+    settings = dpcore.methods.dp_adam(lr=1.0, batch_size=run, noise_multiplier=1.0, eps=1.0).update.settings()
+    for average in near((-y.astype(np.float64) / (1 - np.abs(y.astype(np.float64)))).astype(np.float32), 40):
+        t, x = nearest(average.astype(np.float64) / (u / run)), np.zeros_like(y)
+        moments = [np.zeros_like(y), np.zeros_like(y)]
+        dpcore_numpy.update("adam", x, average.copy(), moments, settings, 1)
+        found = np.where((x == y) & ((t * (u / run)).astype(np.float32) == average), t, found)
+    return found
+
+
+@pytest.mark.parametrize("truth", [B, B + 1])
+def test_adams_first_step_rules_out_no_neighbor(truth: int) -> None:
+    g = gradients(3_000)
+    t = explained_by_adam(by_adam(g, truth), truth)
+    assert (t != -1).all()
+    for candidate in (B, B + 1):
+        a = g[:candidate].astype(np.float64).sum(0) * 2.0**36
+        assert (np.abs(t - a) < LARGEST * 2.0**36).all()
+
+
+@pytest.mark.parametrize("truth", [B, B + 1])
+def test_an_adapters_first_step_rules_out_no_neighbor(truth: int) -> None:
+    """LoRA's B is zero at first; its gradient is a product that is never formed."""
+    torch = pytest.importorskip("torch")
+    from dpcore.torch import make_private
+
+    width, rank = 40, 8
+    x = torch.from_numpy(np.random.default_rng(5).standard_normal((B + 1, width)).astype(np.float32))
+
+    class Adapter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            generator = torch.Generator().manual_seed(3)
+            self.down = torch.nn.Linear(width, rank, bias=False).requires_grad_(False)
+            self.down.weight.data = torch.randn(rank, width, generator=generator) / 8
+            self.up = torch.nn.Linear(rank, width, bias=False)
+            self.up.weight.data.zero_()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.up(self.down(x))
+
+    model, data = Adapter(), (x[:truth], torch.zeros(truth, width))
+    private = make_private(
+        model, data, method_of(truth, 1.0), steps=1, sampling="fixed_order",
+        loss=lambda output, y: ((output - y) ** 2).mean(-1), gradients="pairs",
+    )  # fmt: skip
+    for batch in private.loader:
+        private.step(batch)
+    y, h = model.up.weight.detach().numpy().reshape(-1), model.down(x).detach().numpy()
+    rows = (2 / width * x.numpy()[:, :, None] * h[:, None, :]).reshape(B + 1, -1)
+    g = rows * np.minimum(1, 1 / np.linalg.norm(rows, axis=1, keepdims=True))
+    for candidate in (B, B + 1):
+        assert excluded(y, g, candidate, 1.0, truth) == 0
 
 
 def test_the_attack_sees_a_sum_beside_the_grid() -> None:

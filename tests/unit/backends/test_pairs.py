@@ -308,7 +308,9 @@ def test_what_cancels_keeps_the_share_that_sums_rely_on():
     twice = linear_norms(backend, ones * 2, ones * 2, [1.0, -1.0])
     assert (twice[0] >= 2 * CANCELLATION) == by_factors
     none = [np.zeros((1, 1, 1), np.float32)]
-    assert backend.tied_norms(index, none, [1.0], ones * 2, ones * 2, [1.0, -1.0], 1)[0] >= by_factors * 2 * CANCELLATION
+    assert (
+        backend.tied_norms(index, none, [1.0], ones * 2, ones * 2, [1.0, -1.0], 1)[0] >= by_factors * 2 * CANCELLATION
+    )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -93,7 +93,7 @@ def agree(method: Any, kind: str, dtype: type, tolerance: float, **settings: Any
 @pytest.mark.parametrize("kind", ["pairs", "mixed"])
 @pytest.mark.parametrize("name", METHODS)
 def test_pairs_take_the_steps_of_rows(name: str, kind: str) -> None:
-    agree(METHODS[name], kind, np.float64, 1e-3 if "scaled" in name else 1e-4)
+    agree(METHODS[name], kind, np.float64, 5e-3 if "scaled" in name else 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["rows", "pairs", "mixed"])

@@ -164,9 +164,11 @@ def test_random_models_agree_with_one_by_one_autograd(drawn: Any, weights: list[
     everything = list(range(len(blocks)))
     (norms,) = norms_of(backend, blocks, [everything], [None] * len(blocks))
     sizes = [sum(value.numel() for value in here)]
-    (factors,) = backend.clip_factors([norms], "standard", [c], sizes, blocks[0].dtype)
+    unit = c * 2.0**-36
+    rounding = float(np.linalg.norm([block.rounding for block in blocks]))
+    (factors,) = backend.clip_factors([norms], "standard", [c], sizes, [rounding], unit)
     for i in range(examples):
-        only = np.where(np.arange(examples) == i, factors, 0).astype(factors.dtype)
+        only = np.where(np.arange(examples) == i, factors, 0)
         totals = [np.zeros(value.numel()) for value in here]
         add_sums(backend, blocks, [only] * len(blocks), totals, [None] * len(blocks))
-        assert np.sqrt(sum((total.astype(np.longdouble) ** 2).sum() for total in totals)) <= c
+        assert np.sqrt(sum((total.astype(np.longdouble) ** 2).sum() for total in totals)) * unit <= c
