@@ -154,9 +154,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "Sum(_bound(row, way), exponent, 0, own, row.first, row.total)",
          "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
         ("add examples unrounded, in the kernel", "sums += nearest(weight * v)", "sums += weight * v",
-         "agreement/test_ops_pairs.py::test_what_a_linear_map_adds_is_within_its_norm"),
+         "agreement/test_ops_pairs.py::test_what_an_example_adds_does_not_depend_on_the_others"),
         ("add examples of one position unrounded, in the kernel", "sums += nearest(e[:, None] * a[None, :])", "sums += e[:, None] * a[None, :]",
-         "agreement/test_ops_pairs.py::test_what_a_linear_map_adds_is_within_its_norm"),
+         "agreement/test_ops_pairs.py::test_what_an_example_adds_does_not_depend_on_the_others"),
     ],
     "backends/dpcore_triton/passes.py": [
         ("replay a model's passes on the batch before", "torch._foreach_copy_(self._inputs, list(inputs))",
@@ -944,7 +944,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_triton/embedding.py": [
         ("add a token's rows unrounded, in the kernel", "sums += nearest(weight * v)", "sums += weight * v",
-         "agreement/test_ops_pairs.py::test_what_a_tied_matrix_adds_is_within_its_norm"),
+         "agreement/test_ops_pairs.py::test_what_an_example_adds_does_not_depend_on_the_others"),
         ("round a token's rows one by one, in the kernel", "if (position == end) | (following != example):", "if position <= end:",
          "agreement/test_ops_pairs.py::test_embeddings_agree"),
     ],
