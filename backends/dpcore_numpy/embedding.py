@@ -26,8 +26,8 @@ def embedding_norms(
     check_embedding(indices, gradients, point_weights, size, scale)
     check_denormals()
     with np.errstate(all="ignore"):  # a warning would tell of one example
-        norms, rounding, _ = embedding_bound(indices, Side(gradients, point_weights), size, scale)
-        return norms + rounding
+        bound = embedding_bound(indices, Side(gradients, point_weights), size, scale)
+        return bound.norms + bound.rounding
 
 
 def embedding_bound(indices: Sequence[Indices], e: Side, size: int, scale: Floats | None = None) -> Bound:

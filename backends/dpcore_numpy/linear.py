@@ -52,13 +52,13 @@ def linear_norms(
 
 def _norms(layer: LinearPairs[Floats], scale: Floats | None, by: Arithmetic) -> Wide:
     a, e = by.side(layer.inputs), by.side(layer.gradients, layer.point_weights)
-    norms, rounding, terms = linear_bound(a, e, scale, layer.gram, layer.exact, by)
-    return raised_for_terms(norms, terms, by_factors(a, e, scale, layer.exact, by)) + rounding
+    bound = linear_bound(a, e, scale, layer.gram, layer.exact, by)
+    return raised_for_terms(bound.norms, bound) + bound.rounding
 
 
-def raised_for_terms(norms: Wide, terms: Wide, few: NDArray[np.bool_]) -> Wide:
+def raised_for_terms(norms: Wide, bound: Bound) -> Wide:
     """Return norms that are at least `CANCELLATION` times the terms' of examples whose terms enter a sum one by one."""
-    raised: Wide = np.where(few, np.maximum(norms, CANCELLATION * terms), norms)
+    raised: Wide = np.where(bound.factors, np.maximum(norms, CANCELLATION * bound.terms), norms)
     return raised
 
 
@@ -88,20 +88,22 @@ def linear_bound(
     else:
         norms, terms = by.tile_norms(a, e, scale, wide)
     rounding = rounding_of(a, e, scale, terms, wide or a.time < FEW_ROWS)
-    rounding += _of_factors(a) * terms * by_factors(a, e, scale, exact, by)
+    factored = by_factors(a, e, scale, exact, by)
+    rounding += _of_factors(a) * terms * factored
     # 2^-480: squares and products that underflow, of numbers that are relative to the largest. A side of zeros makes a
     # vector of zeros, unless the other side is not finite.
     sizes = a.measured[1].sum(axis=1) * e.measured[1].sum(axis=1)
     unit, exponents = abs(e.unit) * (1 + 8 * U64), a.measured[0] + e.measured[0]
     parts = (np.ldexp(x * unit, exponents) + 5e-324 for x in (norms + 2.0**-480, rounding, terms))
-    return Bound(*(np.where(sizes == 0, 0.0, x) for x in parts))
+    return Bound(*(np.where(sizes == 0, 0.0, x) for x in parts), factored)
 
 
 def _of_one_row(a: Side, e: Side, by: Arithmetic) -> Bound:
     """Return the parts for one row: ``|a| |e|``, whose float32 numbers float64 holds as they are."""
     x, y = (by.row_norms([side.parts[0][:, 0]]) for side in (a, e))
     norms = abs(e.unit) * x * y * (1 + gamma(a.width + e.width + 20, U64))
-    return Bound(norms, (gamma(9, U64) + (_of_factors(a) if by.add_factors else 0.0)) * norms, norms)
+    factored = np.full(a.examples, by.add_factors is not None)
+    return Bound(norms, (gamma(9, U64) + _of_factors(a) * factored) * norms, norms, factored)
 
 
 def _of_factors(a: Side) -> float:
@@ -130,11 +132,11 @@ def _add(layer: LinearPairs[Floats], weights: Floats, out: Floats, scale: Floats
     a, e = by.side(layer.inputs), by.side(layer.gradients, layer.point_weights)
     total, used = out.reshape(e.width, a.width), np.flatnonzero(weights)
     factor = None if scale is None else scale.reshape(e.width, a.width)
-    few, wide = by_factors(a, e, scale, layer.exact, by)[used], layer.exact or a.double or a.time < FEW_ROWS
-    if by.add_factors is not None and few.any():
-        by.add_factors(a, e, weights, used[few], total)
-    if not few.all():
-        by.add_tiles(a, e, weights, used[~few], total, factor, wide)
+    factored, wide = by_factors(a, e, scale, layer.exact, by)[used], layer.exact or a.double or a.time < FEW_ROWS
+    if by.add_factors is not None and factored.any():
+        by.add_factors(a, e, weights, used[factored], total)
+    if not factored.all():
+        by.add_tiles(a, e, weights, used[~factored], total, factor, wide)
 
 
 def by_factors(a: Side, e: Side, scale: Floats | None, exact: bool, by: Arithmetic) -> NDArray[np.bool_]:

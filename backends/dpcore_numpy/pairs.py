@@ -136,6 +136,7 @@ class Bound(NamedTuple):
     norms: Wide
     rounding: Wide
     terms: Wide
+    factors: NDArray[np.bool_] | None = None  #: whether it is added by factors; see `dpcore_numpy.linear.by_factors`
 
 
 def terms_of(a: Side, e: Side) -> Wide:

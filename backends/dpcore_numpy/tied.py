@@ -11,7 +11,7 @@ from dpcore.spec.contributions import CANCELLATION
 from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.embedding import embedding_bound
 from dpcore_numpy.gram import Matmul
-from dpcore_numpy.linear import NUMPY, Arithmetic, by_factors, linear_bound, raised_for_terms
+from dpcore_numpy.linear import NUMPY, Arithmetic, linear_bound, raised_for_terms
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma
 
 
@@ -53,7 +53,7 @@ def tied_norms(
         square = x * x + y * y + 2 * (_cross(indices, g, a, e, unit, by.matmul) + error)
         norms = unit * np.sqrt(np.maximum(square, 0)) * (1 + 16 * U64) + linear.rounding + embedding.rounding
         bound: Wide = np.maximum(norms, CANCELLATION * (embedding.norms + linear.norms))
-        return raised_for_terms(bound, linear.terms, by_factors(a, e, None, exact, by))
+        return raised_for_terms(bound, linear)
 
 
 def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide, matmul: Matmul) -> Wide:

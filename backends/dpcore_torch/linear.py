@@ -142,7 +142,8 @@ def _tiles(
 ) -> Iterator[tuple[slice, slice, Indices, torch.Tensor]]:
     """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns), times weights (B,).
 
-    A product for each example: one of several may round an example's tile otherwise for another number of them.
+    A product for each example, from and to the same places in memory: one of several may round an example's tile
+    otherwise for another number of them, and so may one whose arrays begin elsewhere in a cache line.
     """
     if not wide:
         x, y = narrow(a), narrow(e)
@@ -150,7 +151,8 @@ def _tiles(
     height = max(1, min(e.width, _TILES // (_EXAMPLES * width)))
     count = _TILES // (height * width)
     kind = torch.float64 if wide else torch.float32
-    scratch = torch.empty(min(count, len(used)) * height * width, dtype=kind, device="cpu")
+    scratch = torch.empty(min(count, len(used)) * _lines(height * width), dtype=kind, device="cpu")
+    left, right = (torch.empty(a.time * size, dtype=kind, device="cpu") for size in (height, width))
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
         if wide:
@@ -164,12 +166,19 @@ def _tiles(
         for row in range(0, e.width, height):
             for column in range(0, a.width, width):
                 rows, columns = slice(row, min(row + height, e.width)), slice(column, min(column + width, a.width))
-                shape = (len(chosen), rows.stop - rows.start, columns.stop - columns.start)
-                tiles = scratch[: int(np.prod(shape))].view(shape)
-                sides = theirs[:, :, rows].mT.unbind(), ours[:, :, columns].unbind()
-                for tile, left, right in zip(tiles.unbind(), *sides, strict=True):
-                    torch.mm(left, right, out=tile)
+                tall, broad = rows.stop - rows.start, columns.stop - columns.start
+                size, stride = (len(chosen), tall, broad), (_lines(tall * broad), broad, 1)
+                tiles = scratch.as_strided(size, stride)
+                one, other = left[: a.time * tall].view(a.time, tall), right[: a.time * broad].view(a.time, broad)
+                sides = theirs[:, :, rows].unbind(), ours[:, :, columns].unbind()
+                for tile, e_rows, a_rows in zip(tiles.unbind(), *sides, strict=True):
+                    torch.mm(one.copy_(e_rows).mT, other.copy_(a_rows), out=tile)
                 yield rows, columns, chosen, tiles
+
+
+def _lines(size: int) -> int:
+    """Return so many entries, up to the end of a cache line."""
+    return -(-size // 16) * 16
 
 
 def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide, Wide]:

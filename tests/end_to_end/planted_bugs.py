@@ -230,7 +230,9 @@ def factored(change: Callable[[Sequence[float]], Sequence[float]], method: Any =
 
 BUGS = {
     "noise halved": drawing(lambda b, *a, **k: 0.5 * b.normal(*a, **k)),
-    "clip dropped": Bug(FOUR, planted=on(clip_factors=lambda _, norms, *a: [np.full_like(norm, 1 / a[-1]) for norm in norms])),
+    "clip dropped": Bug(
+        FOUR, planted=on(clip_factors=lambda _, norms, *a: [np.full_like(norm, 1 / a[-1]) for norm in norms])
+    ),
     "clipped to twice the norm": factored(lambda bounds: [2 * c for c in bounds]),
     "same noise in every step": drawing(lambda b, key, row, *a, **k: b.normal(key, 0, *a, **k)),
     "no noise in every tenth step": drawing(lambda b, *a, **k: (a[1] % 10 != 9) * b.normal(*a, **k), steps=20),

@@ -95,3 +95,25 @@ def test_any_number_of_examples_and_rows(examples: int, times: list[int], scaled
     assert norms.shape == (examples,)
     assert np.all(norms >= np.linalg.norm(true, axis=1) * (1 - 1e-6))
     np.testing.assert_allclose(2.0**-30 * out, true.sum(axis=0), rtol=0, atol=1e-2)
+
+
+SHAPES = [(24, 1, 33), (24, 33, 1), (24, 5, 7), (49, 288, 64), (784, 9, 32), (25, 64, 10), (3, 9, 7), (1, 40, 30)]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_example_has_the_bits_that_it_has_alone(shape: tuple[int, int, int], exact: bool, scaled: bool):
+    """Wherever in the batch it stands: its norm, and the integers that it adds."""
+    time, p, q = shape
+    rng = np.random.default_rng(0)
+    a, e = (rng.standard_normal((9, time, width)).astype(np.float32) for width in (p, q))
+    scale = rng.random(p * q).astype(np.float32) if scaled else None
+    norms, together, alone = linear_norms(backend, [a], [e], [1.0], exact=exact, scale=scale), *np.zeros((2, p * q))
+    weights = 2.0**36 / norms
+    linear_sum(backend, [a], [e], [1.0], weights, together, exact=exact, scale=scale)
+    for i in range(9):
+        own = [a[i : i + 1].copy()], [e[i : i + 1].copy()], [1.0]
+        assert linear_norms(backend, *own, exact=exact, scale=scale) == norms[i]
+        linear_sum(backend, *own, weights[i : i + 1].copy(), alone, exact=exact, scale=scale)
+    np.testing.assert_array_equal(together, alone)
