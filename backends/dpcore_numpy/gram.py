@@ -35,7 +35,9 @@ def few(a: Side, e: Side, scale: Floats, matmul: Matmul = np.matmul) -> tuple[Wi
         square, size = np.zeros(len(x)), np.zeros(len(x))
         for s in range(a.time):
             for t in range(s, a.time):
-                product = np.vecdot(matmul(y[:, s] * y[:, t], squared), x[:, s] * x[:, t])
+                # One example after the other: a product over several may round each otherwise for another number.
+                weighed = np.concatenate([matmul(row[None], squared) for row in y[:, s] * y[:, t]])
+                product = np.vecdot(weighed, x[:, s] * x[:, t])
                 square += product if s == t else 2 * product
                 size += np.sqrt(product) if s == t else 0
         size *= 1 + gamma(a.width + e.width + 10, U64)

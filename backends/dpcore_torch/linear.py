@@ -138,7 +138,7 @@ def narrow(side: Side) -> torch.Tensor:
 
 
 def _tiles(
-    a: Side, e: Side, used: Indices, wide: bool, weights: torch.Tensor | None = None
+    a: Side, e: Side, used: Indices, wide: bool, weights: Wide | None = None
 ) -> Iterator[tuple[slice, slice, Indices, torch.Tensor]]:
     """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns), times weights (B,).
 
@@ -161,8 +161,10 @@ def _tiles(
         picked: Any = slice(None) if whole else torch.from_numpy(chosen)
         ours, theirs = x[picked], y[picked]
         if weights is not None:
-            own = weights[torch.from_numpy(chosen)][:, None, None]
-            ours, theirs = (ours * own, theirs) if a.width < e.width else (ours, theirs * own)
+            if a.width < e.width:
+                ours, theirs = _weighted(ours, theirs, weights[chosen])
+            else:
+                theirs, ours = _weighted(theirs, ours, weights[chosen])
         for row in range(0, e.width, height):
             for column in range(0, a.width, width):
                 rows, columns = slice(row, min(row + height, e.width)), slice(column, min(column + width, a.width))
@@ -174,6 +176,18 @@ def _tiles(
                 for tile, e_rows, a_rows in zip(tiles.unbind(), *sides, strict=True):
                     torch.mm(one.copy_(e_rows).mT, other.copy_(a_rows), out=tile)
                 yield rows, columns, chosen, tiles
+
+
+def _weighted(one: torch.Tensor, other: torch.Tensor, weights: Wide) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two sides in float32, the first times the weights; what float32 could not hold of these goes to the other.
+
+    Weights are as large where rows of one side are, and meet small ones of the other.
+    """
+    beyond = np.maximum(np.frexp(weights)[1] - 60, 0)
+    if beyond.any():
+        other = other * torch.from_numpy(np.ldexp(1.0, beyond)).float()[:, None, None]
+        weights = np.ldexp(weights, -beyond)
+    return one * torch.from_numpy(weights).float()[:, None, None], other
 
 
 def _lines(size: int) -> int:
@@ -200,16 +214,16 @@ def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, sca
 
     Float32 tiles are weighted before: one side's rows are, so that nothing but rounding is left to do with a tile.
     """
-    factors = torch.from_numpy(np.ldexp(weights * e.unit, a.measured[0] + e.measured[0]))
+    factors = np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])
     ones, before = torch.ones(len(used), dtype=torch.float64, device="cpu"), not wide and scale is None
-    tiles = _tiles(a, e, used, wide, factors.float() if before else None) if len(used) else ()
+    tiles = _tiles(a, e, used, wide, factors if before else None) if len(used) else ()
     for rows, columns, chosen, tile in tiles:
         piece = torch.zeros(tile[0].numel(), dtype=torch.float64, device="cpu")
         if before:
             add_rows(tile.flatten(1).round_(), ones[: len(chosen)], piece)
         else:
             own = None if scale is None else torch.from_numpy(scale[rows, columns].reshape(-1))
-            add_rounded(tile.flatten(1), factors[chosen], piece, own)
+            add_rounded(tile.flatten(1), torch.from_numpy(factors[chosen]), piece, own)
         torch.from_numpy(total)[rows, columns] += piece.view(tile.shape[1:])
 
 

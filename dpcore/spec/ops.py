@@ -245,8 +245,8 @@ class Backend(PairOperations[A], Protocol[A]):
         ----------
         *Certified*: ``w N + r <= C / u`` for the returned w and the true norm N (1 / u under "normalized"), so that
         what an example adds is at most as long as the clip says. N is first raised by its own error bound (``1 + (d +
-        8) 2^-53``), and ``C - r u`` stands for C, lowered by 2^-50 of itself for what follows. "standard" is exactly 1 / u
-        where the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all.
+        8) 2^-53``), and ``C - r u`` stands for C, lowered by 2^-50 of itself for what follows. "standard" is exactly
+        1 / u where the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all.
         """
 
     def weighted_sum(

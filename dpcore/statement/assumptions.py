@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, Provenance
 from dpcore.statement.text import counted
 
+if TYPE_CHECKING:
+    from dpcore.plan.plan import Plan
+
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
-"""Of statements before releases had a grid, and of those that do not know the number of coordinates."""
+"""The sentence of statements before releases had a grid, and of those without the number of coordinates."""
 _GRID = (
     "what an example adds is an integer multiple of one grid's step, no longer than the clip norm, sums of these are "
     "exact, and noise is drawn on the same grid."
@@ -47,13 +49,22 @@ FILE_SYSTEM = (
 CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
-"""How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
+"""Beginning and end of the sentence about a sampler that is not the library's; its name is between them."""
+BRIEFLY = {
+    NO_LEDGER: "choosing by results",
+    UNITS["example"]: "a person's other examples",
+    UNITS["user"]: "a person as several users",
+    SECRET_BATCHES: "step times",
+    REAL_NUMBERS: "rounding",
+    PUBLIC_DATA: "the public data",
+}
+"""What a summary says for a sentence; it counts the others."""
 
-# Before sums were exact.
-_ROUNDED = _FLOATS.format(
+ROUNDED = _FLOATS.format(
     "sums and noise are whole multiples of one grid's step, and the noise is raised by what the grid and the rounding "
     "of sums add to the sensitivity."
 )
+"""The sentence of statements before sums were exact."""
 # Before there were plurals.
 _RESUMED = re.compile(r"The run was resumed ([0-9]{1,18}) time\(s\)( from a checkpoint, .*)", re.DOTALL)
 _ABANDONED = re.compile(r"Epsilon counts ([0-9]{1,18}) further step\(s\), which were( released and then abandoned\.)")
@@ -98,7 +109,7 @@ def assumptions(
 
 def as_now(sentence: str) -> str:
     """Return a sentence of a stored statement as it is worded now: one that says the same still is the same."""
-    if sentence == _ROUNDED:
+    if sentence == ROUNDED:
         return FLOATS
     if found := _RESUMED.match(sentence):
         return f"The run was resumed {counted(int(found[1]), 'time')}{found[2]}"

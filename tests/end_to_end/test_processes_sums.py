@@ -74,8 +74,8 @@ def trained(name: str, microbatch_size: int | None = None) -> list[torch.Tensor]
     net = Elementwise()
     sampling = {"sampling": "fixed_order"} if name == "correlated" else {}
     private = make_private(
-        net, data, STEPS[name](), loss=lambda output, y: ((output - y) ** 2).sum(-1), epochs=2, key=bytes(32), exact_key=True,
-        microbatch_size=microbatch_size, **sampling,
+        net, data, STEPS[name](), loss=lambda output, y: ((output - y) ** 2).sum(-1), epochs=2,
+        key=bytes(32), exact_key=True, microbatch_size=microbatch_size, **sampling,
     )  # fmt: skip
     finish(private)
     return [p.detach().clone() for p in net.parameters()]
