@@ -21,7 +21,7 @@ from dpcore.spec.backends import load_backend
 from .record import ROOT
 from .runner import Part, Setting
 from .small_steps import RAN
-from .steps import CASES, WATCHED, Case, Steps, same_bits
+from .steps import CASES, UNIT, WATCHED, Case, Steps, same_bits
 
 SANITIZER_S = 120.0
 SMALL_TEST = "tests/agreement/test_ops_step.py"
@@ -61,7 +61,7 @@ def bits_of_sums(setting: Setting) -> dict[str, Any]:
     """Norms and sums have one order of addition: the same bits, whichever program ends first."""
     ops = load_backend("triton")
     rows = torch.randn((3, 2000) if setting.small else (64, 1_000_003), device=setting.device)
-    weights = torch.rand(len(rows), device=setting.device)
+    weights = torch.rand(len(rows), dtype=torch.float64, device=setting.device) / UNIT
     norms, sums = [], []
     for _ in range(3):
         total = torch.zeros(rows.shape[1], dtype=torch.float64, device=setting.device)

@@ -13,7 +13,7 @@ from dpcore.spec.backends import load_backend
 
 from .clock import times
 from .runner import Setting
-from .steps import BATCH, KEY, LARGEST_DISTANCE, NOISE, WINDOW, distance
+from .steps import BATCH, KEY, LARGEST_DISTANCE, NOISE, UNIT, WINDOW, distance
 
 PARAMETERS, TENSORS = 100_000_000, 10
 
@@ -98,22 +98,20 @@ def row_norms(setting: Setting) -> dict[str, Any]:
 def clip_factors(setting: Setting) -> dict[str, Any]:
     """64 factors: so few bytes that it is the time of its launches."""
     ops, norms = load_backend("triton"), torch.rand(64, dtype=torch.float64, device=setting.device) * 2 + 0.1
-    found = near(ops.clip_factors([norms], "standard", [1.0], [1000], "float32")[0], (1 / norms).clamp(max=1.0))
-    return measured(
-        lambda: ops.clip_factors([norms], "standard", [1.0], [1000], "float32"), setting, None,
-        "hardly any: the time is that of launches", largest_distance=found,
-    )  # fmt: skip
+    run = lambda: ops.clip_factors([norms], "standard", [1.0], [1000], [0.0], UNIT)[0]  # noqa: E731
+    found = near(UNIT * run(), (1 / norms).clamp(max=1.0))
+    return measured(run, setting, None, "hardly any: the time is that of launches", largest_distance=found)
 
 
 def weighted_sum(setting: Setting) -> dict[str, Any]:
     """Weighted sum of 64 vectors of ten million."""
     ops, rows = load_backend("triton"), _rows(setting)
-    weights = torch.rand(len(rows), device=setting.device)
-    total = torch.randn(rows.shape[1], dtype=torch.float64, device=setting.device)
+    weights = torch.rand(len(rows), dtype=torch.float64, device=setting.device) / UNIT
+    total = (torch.randn(rows.shape[1], dtype=torch.float64, device=setting.device) / UNIT).round()
     columns = [slice(0, WINDOW), slice(rows.shape[1] // 2, rows.shape[1] // 2 + WINDOW), slice(-WINDOW, None)]
-    expected = [total[part] + weights.double() @ rows[:, part].double() for part in columns]
+    expected = [total[part] + (weights[:, None] * rows[:, part].double()).round().sum(dim=0) for part in columns]
     ops.weighted_sum([rows], [weights], [total])
-    largest = max(near(total[part], exact, 1e-12) for part, exact in zip(columns, expected, strict=True))
+    largest = max(near(total[part], exact, 0.0) for part, exact in zip(columns, expected, strict=True))
     return measured(
         lambda: ops.weighted_sum([rows], [weights], [total]), setting, rows.nbytes + 2 * total.nbytes,
         "read: rows float32, the sum float64; written: the sum",

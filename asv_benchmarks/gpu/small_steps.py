@@ -13,7 +13,7 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.ops import FilterCoefficients, RingCoefficients, UpdateSettings
 from dpcore.spec.pair_ops import LinearPairs
 
-from .steps import CASES, KEY, WATCHED, Steps
+from .steps import CASES, KEY, UNIT, WATCHED, Steps
 
 RAN = "all kernels ran"
 
@@ -40,15 +40,15 @@ def plain(device: str) -> None:
         ops.update("adam", x, torch.randn_like(x), [torch.rand_like(x), torch.rand_like(x)], UpdateSettings(0.1), 1)
         rows = [torch.randn(5, size, device=device), torch.randn(5, 7, device=device)]
         norms = ops.row_norms(rows)
-        factors = ops.clip_factors([norms], "standard", [1.0], [size + 7], "float32")[0]
+        weights = ops.clip_factors([norms], "standard", [1.0], [size + 7], [0.0], UNIT)[0]
         totals = [torch.zeros(width, dtype=torch.float64, device=device) for width in (size, 7)]
-        ops.weighted_sum(rows, [factors, factors], totals)
+        ops.weighted_sum(rows, [weights, weights], totals)
 
 
 def pairs(device: str) -> None:
     """Run the operations on gradients as pairs: linear maps, embeddings, and a matrix that is both."""
     ops, examples, p, q = load_backend("triton"), 3, 17, 33
-    weights = torch.rand(examples, device=device)
+    weights = torch.rand(examples, dtype=torch.float64, device=device) / UNIT
     for length in (1, 18):
         inputs = [torch.randn(examples, length, p, device=device)]
         gradients = [torch.randn(examples, length, q, device=device)]

@@ -22,6 +22,7 @@ from dpcore.spec.ops import (
 
 KEY = bytes(range(32))
 BATCH, NOISE = 256.0, 1.1
+UNIT = NOISE * 2.0**-36  # the grid of sums and noise
 TILE = 4096  # a tensor's first element of the stream is a multiple of it
 WINDOW = 4096
 # Float32 arithmetic lands well below; a wrong element, or one that was not written, far above.
@@ -101,7 +102,7 @@ class Steps:
             moments[SECOND_MOMENT[case.rule]].abs_()
         return Slot(
             normal(),
-            normal(torch.float64, 16.0),
+            normal(torch.float64, 16.0 / UNIT).round_(),
             first,
             filter_state=tuple(normal(scale=0.01) for _ in range(case.order)),
             moments=tuple(moments),
@@ -132,7 +133,7 @@ class Steps:
         filters = (FILTERS[case.order],) if case.order else ()
         ops.step(
             slots, noise, BATCH, filters, case.rule, [settings] * len(slots), self.number + 1,
-            correlation=NOISE_FILTER if case.noise_order else correlation,
+            unit=UNIT, correlation=NOISE_FILTER if case.noise_order else correlation,
         )  # fmt: skip
 
     def bytes_moved(self) -> int:

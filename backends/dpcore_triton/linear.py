@@ -216,7 +216,7 @@ def term_of(rows, row_of, example, position, weight, row, column, p, q):
     used = weight != 0
     e = tl.load(e, mask=row.to(tl.int32) < tl.where(used, q, 0), other=0.0).to(tl.float64)
     a = tl.load(a, mask=column.to(tl.int32) < tl.where(used, p, 0), other=0.0).to(tl.float64)
-    return e * weights_at(rows, row_of, position, position >= 0) * weight, a
+    return e * (weights_at(rows, row_of, position, position >= 0) * weight), a
 
 
 @kernel("examples")

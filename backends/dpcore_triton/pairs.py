@@ -82,8 +82,9 @@ class Bound(NamedTuple):
     Notes
     -----
     Let v be an example's vector, the sum of T terms; S the sum of their norms, Q the computed ``|v|^2``, u = 2^-53. A
-    coordinate of v~, what a sum adds for v, is the sum of T products in float64, in any order, times scale and factor:
-    at most T + 4 roundings of numbers that are the sizes of the terms' coordinates. So ``||v~ - v|| <= (T + 4) u S``.
+    coordinate of v~, what a sum rounds to an integer for v, is the sum of T products in float64, in any order, times
+    scale and weight: at most T + 4 roundings of numbers that are the sizes of the terms' coordinates. So ``||v~ - v||
+    <= (T + 4) u S``.
     Where Q adds squares it is that of a v computed like v~, which is as far from v. Hence `outer`: twice that.
 
     `inner` is the rounding of a Q whose terms have both signs (the additions of an inner product and of a Q, any

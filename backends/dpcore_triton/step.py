@@ -143,14 +143,14 @@ def plan(
     key = (described, groups, shape, lengths, type(correlation), current_stream(device))
     launches = _kept.get(key)
     common = (noise, batch_size, filters, rule)
-    options = (step_number, unit, correlation, square, square_noise)
+    options = (correlation, square, square_noise)
     if launches is None:
-        check_step(slots, *common, settings, *options)
+        check_step(slots, *common, settings, step_number, unit, *options)
         float32_only(slots=[vector for slot in slots for vector in _narrow(slot)])
         common_device(slots=[vector for slot in slots for vector in (slot.total, *slot.noise_state, *_narrow(slot))])
         launches = _kept.put(key, _launches(slots, groups, shape, device))
     else:
-        check_step((), *common, (), *options)
+        check_step((), *common, (), step_number, unit, *options)
     ciphers = (*_cipher(noise, launches.elements), *_cipher(squared, launches.elements))
     numbers = step_numbers(noise, squared, batch_size, unit, used, filters, rule, tuple(group), step_number)
     return Planned(launches, ciphers, numbers)

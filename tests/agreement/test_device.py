@@ -13,6 +13,8 @@ from strategies import assert_agree, floats
 
 import dpcore_numpy as reference
 from dpcore.spec.backends import load_backend
+from dpcore.spec.contributions import rounding_of_rows
+from dpcore.spec.grid import step_of
 from dpcore.spec.ops import FilterCoefficients, NoiseRow, RingCoefficients, Slot, UpdateSettings
 
 pytest.importorskip("triton")
@@ -23,6 +25,7 @@ Tensors = dict[str, torch.Tensor]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KEY = bytes(range(32))
 NOISE, SQUARE = NoiseRow(KEY, 3, 0, 0.7), NoiseRow(KEY, 3, 2, 0.5)
+UNIT = step_of(NOISE.scale, NOISE.bits)
 FILTER = FilterCoefficients((0.5, 0.25), (-0.25,))
 # On a device enough programs to run side by side: a race would show.
 SIZE = 5000 if INTERPRETED else 1_000_001
@@ -50,9 +53,8 @@ def compute(given: Tensors) -> Tensors:
     norms["matrix"] = linear_norms(backend, [given["a"]], [given["e"]], [1.0])
     norms["gram"] = linear_norms(backend, [given["a"]], [given["e"]], [1.0], gram=True)
     norms["embedding"] = backend.embedding_norms([given["tokens"]], [given["e"]], [1.0], 9)
-    factors = {
-        name: backend.clip_factors([each], "standard", [1.0], [size], "float32")[0] for name, each in norms.items()
-    }
+    clip = ("standard", [1.0], [size], [rounding_of_rows(size)], UNIT)
+    factors = {name: backend.clip_factors([each], *clip)[0] for name, each in norms.items()}
     backend.weighted_sum([given["rows"]], [factors["rows"]], [given["total"]])
     linear_sum(backend, [given["a"]], [given["e"]], [1.0], factors["matrix"], given["matrix"])
     backend.embedding_sum([given["tokens"]], [given["e"]], [1.0], factors["embedding"], given["embedding"])
@@ -62,9 +64,8 @@ def compute(given: Tensors) -> Tensors:
     )  # fmt: skip
     settings = [UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-3)]
     ring = RingCoefficients((0.5, 0.25), 1)
-    backend.step(
-        [slot], NOISE, 20.0, (FILTER,), "adam", settings, 2, correlation=ring, square="separate", square_noise=SQUARE
-    )
+    options = {"correlation": ring, "square": "separate", "square_noise": SQUARE}
+    backend.step([slot], NOISE, 20.0, (FILTER,), "adam", settings, 2, unit=UNIT, **options)
     return given | {f"norms of {name}": each for name, each in norms.items()}
 
 
@@ -146,19 +147,19 @@ def assert_parts_agree(got: torch.Tensor, expected: Callable[[int, int], tuple[n
 def test_a_step_of_more_than_2_to_the_31_elements() -> None:
     needs(27)
     parameter = torch.ones(LARGE, device="cuda")
-    total = torch.full((LARGE,), 3.0, dtype=torch.float64, device="cuda")
+    total = torch.full((LARGE,), 3.0 * 2.0**36, dtype=torch.float64, device="cuda")
     first = 4096 * 7 + 1003
     slot = Slot(parameter, total, first)
-    load_backend("triton").step([slot], NOISE, 4.0, (), "sgd", [UpdateSettings(0.5)], 1)
+    load_backend("triton").step([slot], NOISE, 4.0, (), "sgd", [UpdateSettings(0.5)], 1, unit=UNIT)
 
     def expected(start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        part = Slot(np.ones(size, np.float32), np.full(size, 3.0), first + start)
+        part = Slot(np.ones(size, np.float32), np.full(size, 3.0 * 2.0**36), first + start)
         noise = np.abs(reference.normal(KEY, NOISE.row, NOISE.stream, first + start, size))
-        reference.step([part], NOISE, 4.0, (), "sgd", [UpdateSettings(0.5)], 1)
-        return part.parameter, 1 + 0.5 * (3 + NOISE.scale * noise) / 4
+        reference.step([part], NOISE, 4.0, (), "sgd", [UpdateSettings(0.5)], 1, unit=UNIT)
+        return part.parameter, 1 + 0.5 * NOISE.scale * (3 + noise) / 4
 
     assert_parts_agree(parameter, expected)
-    assert (total == 3).all()
+    assert (total == 3 * 2.0**36).all()
 
 
 @pytest.mark.cuda
@@ -188,10 +189,11 @@ def test_a_row_of_more_than_2_to_the_31_elements_is_clipped() -> None:
     norms = backend.row_norms([row])
     exact = ((LARGE - 1) * 2.0**-20 + 100.0**2) ** 0.5
     assert float(norms[0]) == pytest.approx(exact, rel=(LARGE + 8) * 2.0**-53)
-    (factors,) = backend.clip_factors([norms], "standard", [1.0], [LARGE], "float32")
+    unit = 2.0**-36
+    (weights,) = backend.clip_factors([norms], "standard", [1.0], [LARGE], [rounding_of_rows(LARGE)], unit)
     total = torch.zeros(LARGE, dtype=torch.float64, device="cuda")
-    backend.weighted_sum([row], [factors], [total])
-    factor = float(factors[0])
-    assert 0.999 / exact < factor <= 1 / exact
+    backend.weighted_sum([row], [weights], [total])
+    weight = float(weights[0])
+    assert 0.999 / exact < weight * unit <= 1 / exact
     ends = total[[0, 2**31 - 1, 2**31, LARGE - 2, LARGE - 1]].tolist()
-    assert ends == pytest.approx([factor * 2.0**-10] * 4 + [factor * 100.0], rel=1e-6)
+    assert ends == [*[round(weight * 2.0**-10)] * 4, round(weight * 100.0)]

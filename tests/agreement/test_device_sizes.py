@@ -50,7 +50,7 @@ def test_steps(correlation: RingCoefficients | FilterCoefficients | None) -> Non
     ours, theirs = [], []
     for first, size in PLACES:
         vectors = [rng.standard_normal(size).astype(np.float32) for _ in range(4)]
-        wide = [rng.standard_normal(size) for _ in range(order + 1)]
+        wide = [*(rng.standard_normal(size) for _ in range(order)), np.rint(rng.standard_normal(size) * 2.0**36)]
         for slots, own in ((ours, backend), (theirs, reference)):
             guarded = [own.from_numpy(np.pad(vector, 3, constant_values=7.0)) for vector in (*vectors, *wide)]
             parameter, displacement, m, v, *rest = [vector[3:-3] for vector in guarded]
@@ -64,7 +64,7 @@ def test_steps(correlation: RingCoefficients | FilterCoefficients | None) -> Non
         2,
     )
     for slots, own in ((ours, backend), (theirs, reference)):
-        own.step([slot for _, slot in slots], *arguments, correlation=correlation)
+        own.step([slot for _, slot in slots], *arguments, unit=1.5 * 2.0**-36, correlation=correlation)
     for (guarded, slot), (_, wanted) in zip(ours, theirs, strict=True):
         for vector in guarded:
             edges = backend.to_numpy(vector)
@@ -84,12 +84,12 @@ def test_clip() -> None:
     sent = [backend.from_numpy(block) for block in rows]
     for got, wanted in zip(backend.group_norms(sent, [1, 0, 1]), reference.group_norms(rows, [1, 0, 1]), strict=True):
         np.testing.assert_allclose(backend.to_numpy(got), wanted, rtol=1e-13)
-    weights = rng.standard_normal(9).astype(np.float32)
+    weights = rng.standard_normal(9) * 2.0**30
     out = [np.zeros(block.shape[1]) for block in rows]
     sums = [backend.from_numpy(total) for total in out]
     backend.weighted_sum(sent, [backend.from_numpy(weights)] * 3, sums)
     reference.weighted_sum(rows, [weights] * 3, out)
     for got, wanted in zip(sums, out, strict=True):
-        np.testing.assert_allclose(backend.to_numpy(got), wanted, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(backend.to_numpy(got), wanted)
     for got, block in zip(backend.combine(sent, sent, (0.5, -2.0)), rows, strict=True):
         np.testing.assert_array_equal(backend.to_numpy(got), np.float32(0.5) * block + np.float32(-2.0) * block)

@@ -193,10 +193,12 @@ def one_slot(size: int = 20) -> Slot[torch.Tensor]:
     return Slot(dpcore_triton.from_numpy(ones), dpcore_triton.from_numpy(ones.astype(np.float64)), 0)
 
 
-def after(backend: Any, slot: Slot[torch.Tensor], noise: NoiseRow, rate: float = 0.1) -> bytes:
+def after(
+    backend: Any, slot: Slot[torch.Tensor], noise: NoiseRow, rate: float = 0.1, unit: float = 1.5 * 2.0**-36
+) -> bytes:
     """Take a step from one place, and return where it led."""
     slot.parameter.fill_(1.0)
-    backend.step([slot], noise, 2.0, (), "sgd", [UpdateSettings(rate)], 1)
+    backend.step([slot], noise, 2.0, (), "sgd", [UpdateSettings(rate)], 1, unit=unit)
     return slot.parameter.cpu().numpy().tobytes()
 
 
@@ -205,7 +207,7 @@ def test_another_key_stream_scale_place_or_rate_is_never_the_recorded_one() -> N
     noise = NoiseRow(bytes(range(32)), 3, 0, 1.5)
     cases = [
         (slot, noise, 0.1), (slot, noise._replace(row=4), 0.1), (slot, noise._replace(row=2**32 - 1), 0.1),
-        (slot, noise._replace(scale=1.5 + 2**-10), 0.1), (slot, noise, 0.2), (slot, noise._replace(key=bytes(32)), 0.1),
+        (slot, noise, 0.1, (1.5 + 2**-10) * 2.0**-36), (slot, noise, 0.2), (slot, noise._replace(key=bytes(32)), 0.1),
         (slot, noise._replace(stream=3), 0.1), (slot, noise._replace(rng="philox"), 0.1), (other, noise, 0.1),
         (slot, noise._replace(scale=0.0), 0.1), (slot._replace(first=4096), noise, 0.1),
     ]  # fmt: skip
@@ -223,7 +225,8 @@ def test_tensors_take_the_settings_of_their_group_whatever_the_groups_were_befor
     for rates in ((1.0, 2.0, 1.0), (1.0, 1.0, 2.0), (3.0, 3.0, 3.0), (1.0, 2.0, 1.0), (5.0, 6.0, 5.0)) * 2:
         for slot in slots:
             slot.parameter.fill_(0.0)
-        graphs.step(slots, NoiseRow(bytes(32), 0, 0, 0.0), 2.0, (), "sgd", [UpdateSettings(r) for r in rates], 1)
+        noise, settings_ = NoiseRow(bytes(32), 0, 0, 0.0), [UpdateSettings(r) for r in rates]
+        graphs.step(slots, noise, 2.0, (), "sgd", settings_, 1, unit=1.0)
         assert [slot.parameter[-1].item() for slot in slots] == [-rate / 2 for rate in rates]
     assert max(replays(graphs)) >= 3
 
@@ -317,13 +320,13 @@ def test_sums_of_pairs_are_repeated_with_new_values(tables: bool) -> None:
         blocks, sizes = [*blocks[:2], tied.linear], [20, 7, 30]
         grouping = Grouping(("a", "b"), ((0,), (1, 2)), (0.5, 0.7))
     got, expected = ([dpcore_triton.from_numpy(np.zeros(size)) for size in sizes] for _ in range(2))
-    arguments = (blocks, "standard", grouping, (57, 18) if tables else (20, 37))
-    for _ in range(4):
+    arguments, least = (blocks, "standard", grouping, (57, 18) if tables else (20, 37)), 2.0**-36
+    for unit in (least, least, least, least, 2 * least):  # an adapted grid is another key, as a clip norm is
         for values in floats:
             values.copy_(torch.from_numpy(draw.normal(size=values.shape).astype(np.float32)))
         tokens.copy_(torch.from_numpy(draw.integers(0, 6, size=(2, 4))))
-        norms = graphs.repeat(add_clipped, graphs, *arguments, got, [None] * len(blocks), add_sums)
-        others = add_clipped(dpcore_triton, *arguments, expected, [None] * len(blocks), add_sums)
+        norms = graphs.repeat(add_clipped, graphs, *arguments, unit, got, [None] * len(blocks), add_sums)
+        others = add_clipped(dpcore_triton, *arguments, unit, expected, [None] * len(blocks), add_sums)
         assert same_bits([norms.cpu(), *(x.cpu() for x in got)], [others.cpu(), *(x.cpu() for x in expected)])
     # On the CPU a check reads the largest token: nothing that a graph could hold.
     assert replays(graphs) == [0 if tables and launch.INTERPRETED else 2]
@@ -365,7 +368,8 @@ def test_the_numbers_of_a_step_that_waits_are_not_those_of_the_next_one() -> Non
         slot.parameter.fill_(1.0)
         for row in range(20):
             torch.cuda._sleep(10_000_000)
-            backend.step([slot], noise._replace(row=row), 2.0, (), "sgd", [UpdateSettings(0.1)], 1)
+            own = noise._replace(row=row)
+            backend.step([slot], own, 2.0, (), "sgd", [UpdateSettings(0.1)], 1, unit=1.5 * 2.0**-36)
             released.append(slot.parameter.clone())
     assert replays(graphs) == [18]
     assert same_bits([x.cpu() for x in found], [x.cpu() for x in wanted])

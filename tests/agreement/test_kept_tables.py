@@ -50,9 +50,11 @@ def test_other_blocks_weights_scales_and_groups_on_the_same_memory() -> None:
     draw = np.random.default_rng(3)
     memory = dpcore_triton.from_numpy(draw.normal(size=64).astype(np.float32))
     out = [dpcore_triton.from_numpy(np.zeros(size)) for size in (4, 2)]
-    one, other = (dpcore_triton.from_numpy(draw.uniform(size=2 * ROWS).astype(np.float32)) for _ in range(2))
+    one, other = (dpcore_triton.from_numpy(draw.uniform(size=2 * ROWS) * 2.0**20) for _ in range(2))
+    factors = [dpcore_triton.from_numpy(draw.uniform(size=8).astype(np.float32)) for _ in range(2)]
     weights = [[one[:ROWS]] * 2, [one[:ROWS], other[:ROWS]], [one[::2]] * 2, [other[:ROWS], one[:ROWS]]]
-    scales = [None, [None] * 2, [other[:4], None], [None, other[:2]], [other[:4], one[:2]], [other[:8:2], None]]
+    first, second = factors
+    scales = [None, [None] * 2, [first[:4], None], [None, first[:2]], [first[:4], second[:2]], [first[::2], None]]
     cases = list(product(views(memory), weights, scales, [None, [0, 0], [0, 1], [1, 0]]))
     chosen = draw.choice(len(cases), 40, replace=False)
     expected = [norms_and_sums(dpcore_numpy, on_host(out), *on_host(cases[index])) for index in chosen]
@@ -64,7 +66,7 @@ def test_other_blocks_weights_scales_and_groups_on_the_same_memory() -> None:
 
 def test_what_was_taken_once_is_no_excuse_for_other_arguments() -> None:
     blocks = [dpcore_triton.from_numpy(np.ones((ROWS, size), np.float32)) for size in (4, 2)]
-    weights = dpcore_triton.from_numpy(np.ones(ROWS, np.float32))
+    weights = dpcore_triton.from_numpy(np.ones(ROWS))
     out = [dpcore_triton.from_numpy(np.zeros(size)) for size in (4, 2)]
     for _ in range(2):
         dpcore_triton.row_norms(blocks)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpcore.spec.backends import load_backend
+from dpcore.spec.contributions import rounding_of_rows
 
 pytest.importorskip("triton")
 
@@ -27,8 +28,9 @@ def test_ten_million_entries_never_pass(monkeypatch: pytest.MonkeyPatch) -> None
     rows = backend.from_numpy(row)
     norms = backend.row_norms([rows])
     assert float(backend.to_numpy(norms)[0]) == pytest.approx(exact, rel=1e-9)
-    (factor,) = backend.clip_factors([norms], "standard", [1.0], [row.shape[1]], "float32")
-    total = backend.from_numpy(np.zeros(row.shape[1]))
-    backend.weighted_sum([rows], [factor], [total])
-    clipped = math.sqrt(math.fsum(np.square(backend.to_numpy(total)).tolist()))
+    size, unit = row.shape[1], 2.0**-36
+    weights = backend.clip_factors([norms], "standard", [1.0], [size], [rounding_of_rows(size)], unit)
+    total = backend.from_numpy(np.zeros(size))
+    backend.weighted_sum([rows], weights, [total])
+    clipped = math.sqrt(math.fsum(np.square(unit * backend.to_numpy(total)).tolist()))
     assert 1 - 1e-5 < clipped <= 1

@@ -278,6 +278,7 @@ def test_what_an_example_adds_does_not_depend_on_the_others() -> None:
             found.append(backend.to_numpy(out))
         assert np.count_nonzero(found[0]) >= 4
         np.testing.assert_array_equal(found[0], np.sum(found[1:], axis=0))
+        np.testing.assert_array_equal(found[0], np.rint(found[0]))
 
 
 def test_a_product_with_a_weight_is_rounded_before_it_becomes_an_integer() -> None:

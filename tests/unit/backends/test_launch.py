@@ -119,7 +119,7 @@ def test_a_second_step_on_the_same_tensors_sends_its_numbers_alone(monkeypatch: 
     slots = [Slot(x, total, 0, filter_state=(filtered,), moments=(v,), noise_state=(n,), scale=scale)]
     first_order = FilterCoefficients((1.0, 0.5), ())
     arguments = (2.0, (first_order,), "adagrad", [UpdateSettings(0.1)])
-    options = {"correlation": first_order, "square": "separate"}
+    options = {"unit": 2.0**-36, "correlation": first_order, "square": "separate"}
     noises = [(NoiseRow(bytes(32), row, 0, 1.0), NoiseRow(bytes(32), row, 1, 1.0)) for row in range(2)]
     backend.step(slots, noises[0][0], *arguments, 1, square_noise=noises[0][1], **options)
 
