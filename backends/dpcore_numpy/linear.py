@@ -95,7 +95,8 @@ def linear_bound(
     sizes = a.measured[1].sum(axis=1) * e.measured[1].sum(axis=1)
     unit, exponents = abs(e.unit) * (1 + 8 * U64), a.measured[0] + e.measured[0]
     parts = (np.ldexp(x * unit, exponents) + 5e-324 for x in (norms + 2.0**-480, rounding, terms))
-    return Bound(*(np.where(sizes == 0, 0.0, x) for x in parts), factored)
+    norms, rounding, terms = (np.where(sizes == 0, 0.0, x) for x in parts)
+    return Bound(norms, rounding, terms, factored)
 
 
 def _of_one_row(a: Side, e: Side, by: Arithmetic) -> Bound:

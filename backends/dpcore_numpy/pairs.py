@@ -136,7 +136,7 @@ class Bound(NamedTuple):
     norms: Wide
     rounding: Wide
     terms: Wide
-    factors: NDArray[np.bool_] | None = None  #: whether it is added by factors; see `dpcore_numpy.linear.by_factors`
+    factors: Any = False  #: (B,) of bool: which are added by factors; see `dpcore_numpy.linear.by_factors`
 
 
 def terms_of(a: Side, e: Side) -> Wide:

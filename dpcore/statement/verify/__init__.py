@@ -179,7 +179,9 @@ def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
     free = {name: statement.method[name] for name in _FREE if name in statement.method}
     yield _field("method", statement.method, derived.method | free, "all its stages are stated")
     clip, noise = statement.clip, dict(statement.noise)
-    if ROUNDED in statement.caveats and "grid" in noise and "grid" in derived.noise:  # its grid could be finer than exact sums allow
+    if (
+        ROUNDED in statement.caveats and "grid" in noise and "grid" in derived.noise
+    ):  # its grid could be finer than exact sums allow
         noise["grid"] = {**noise["grid"], "bits": derived.noise["grid"]["bits"]}
     most = format_epsilon(float(clip["sensitivity"]), 6)
     words = f"{clip.get('rule', clip.get('kind'))}, {counted(len(clip['group_norms']), 'group')}"
