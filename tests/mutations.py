@@ -320,7 +320,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_numpy/linear.py": [
         ("let terms that cancel share a product", "alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms",
          "alike: NDArray[np.bool_] = norms >= 0 * terms",
-         "unit/backends/test_pairs.py::test_examples_that_cancel_do_not_round_the_sum"),
+         "unit/backends/test_pairs.py::test_examples_that_cancel_do_not_leave_the_integers"),
         ("add what is exact in float32", "layer.exact or a.double or a.time < FEW_ROWS\n    if by", "a.double or a.time < FEW_ROWS\n    if by",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("take zeros beside infinities for nothing", "np.where(sizes == 0, 0.0, x)",
@@ -343,7 +343,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_numpy/gram.py": [
         ("trust float64 inner products", "np.maximum(square, 0) + error * np.square(terms)",
          "np.maximum(square, 0)",
-         "unit/backends/test_pairs.py::test_examples_that_cancel_do_not_round_the_sum"),
+         "unit/backends/test_pairs.py::test_examples_that_cancel_do_not_leave_the_integers"),
         ("trust float32 inner products", "+ g * (1 + g) * off",
          "+ 0 * off",
          "unit/backends/test_pairs.py::test_float32_norms_hold_where_points_cancel"),
