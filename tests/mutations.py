@@ -537,7 +537,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("begin every share at the first example", "return self._range(self.sampler.indices(key, step).size)[0]", "return 0",
          "unit/mechanism/test_peers.py::test_the_place_of_a_share"),
     ],
-    "dpcore/accounting/pld/problem.py": [
+    "dpcore/accounting/pld/intervals.py": [
         ("compose one direction of the adjacency only", '("remove",) if one_sided else ("remove", "add")', '("add",)', "unit/accounting/test_pld.py"),
     ],
     "dpcore/accounting/pld/compose.py": [
@@ -550,10 +550,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/accounting/test_pld.py"),
         ("transforms are exact", "return total * _UNIT", "return 0.0", "unit/accounting/test_pld_rounding.py"),
     ],
-    "dpcore/accounting/pld/discretize.py": [
-        ("raise losses to the wrong end of a cell", "/ -np.expm1(-width)", "/ np.expm1(width)", "unit/accounting/test_pld.py"),
-    ],
     "dpcore/accounting/pld/loss.py": [
+        ("raise losses to the wrong end of a cell", "/ -np.expm1(-width)", "/ np.expm1(width)", "unit/accounting/test_pld.py"),
         ("leave the atom at loss 0 out of subsets", "atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))", "atom = 0.0 * sigma",
          "unit/accounting/test_pld_oracle.py"),
     ],
@@ -1059,7 +1057,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
          "unit/torch/test_data.py"),
     ],
-    "dpcore/accounting/pld/lognormal_sum.py": [
+    "dpcore/accounting/pld/allocation.py": [
         ("split cells of X without keeping their mean", "right = np.clip((p - at[:-1] * q) / g, 0.0, q)",
          "right = 0.45 * q", "unit/accounting/test_random_allocation.py"),
         ("merge bins of X at points above their mean", "ends = np.clip(edges, low, high)",
@@ -1070,12 +1068,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the transform of an epoch as exact", "    return summed, 1.04 * (error + (growth + 4.0 * _UNIT * count) * norm)",
          "    return summed, 0.0", "unit/accounting/test_random_allocation.py"),
         ("count one X less in an epoch", "    for digit in bin(count)[2:]:", "    for digit in bin(count - 1)[2:]:", "unit/accounting/test_random_allocation.py"),
-    ],
-    "dpcore/accounting/pld/allocation.py": [
         ("forget what lies above the cap", "lost += float(in_p[0] + (t - 1) * in_q[0])", "lost += 0.0", "unit/accounting/test_random_allocation.py"),
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
-    "dpcore/accounting/renyi/allocation.py": [
+    "dpcore/accounting/renyi.py": [
         ("leave the add direction out of the moments", "np.maximum(_remove(batches, sigma), _add(batches, sigma))", "_add(batches, sigma)",
          "unit/accounting/test_random_allocation.py::test_moments_are_those_of_quadrature"),
     ],
