@@ -570,8 +570,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/accounting/calibrate.py": [
         ("calibrate without what was spent", "else Composed((self._spent, event))", "else event", "unit/accounting/test_calibrate.py"),
     ],
-    "dpcore/ledger/places.py": [
+    "dpcore/ledger/storage.py": [
         ("let a ledger lie anywhere", "if not kind or kind in KNOWN or kind in accepted:", "if True:", "unit/ledger/test_files.py"),
+        ("roll back what SQLite has rolled back on a full disk", "if connection.in_transaction:", "if True:", "end_to_end/test_cli_full_disk.py"),
     ],
     "dpcore/stages/updates/galore.py": [
         ("turn GaLore's basis while the moments stay", "if previous is not None and previous.any():", "if False:",
@@ -657,8 +658,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/ledger/state.py": [
         ("count a fork's rows as rows of the plan", "return releases == mark <= run.planned_steps or within(",
          "return mark <= run.planned_steps or within(", "unit/ledger/test_fixed.py"),
-    ],
-    "dpcore/ledger/fixed.py": [
         ("add runs chosen later to a plan that keeps the whole budget", "return self.limit is not None and self.charge > self.limit", "return False",
          "unit/ledger/test_fixed.py"),
         ("count any Gaussian as a part of the plan", "return part.mu <= whole.mu", "return True", "unit/ledger/test_fixed.py"),
@@ -675,14 +674,18 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return Composed((own, others))", "'end_to_end/test_measured_sensitivity.py::test_branches_of_a_cyclic_run_share_a_coin[389]'"),
         ("let more bands than groups be amplified", "if found > self.groups:", "if found > self.groups + 1:", "unit/sampling/test_cyclic.py"),
     ],
-    "dpcore/sampling/shuffled.py": [
+    "dpcore/sampling/orders.py": [
         ("give an epoch the order of the first", "draw.permutation(key, self.dataset_size, epoch)", "draw.permutation(key, self.dataset_size, 0)",
          "unit/sampling/test_shuffled.py::test_orders_are_uniform_and_fresh_in_every_epoch"),
+        ("count the first round of fixed batches only", "return [pattern[pattern < steps] for", "return [pattern[pattern < min(steps, cycle)] for",
+         "'end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'"),
     ],
-    "dpcore/sampling/truncated_poisson.py": [
+    "dpcore/sampling/poisson.py": [
         ("cut a full batch at its first examples",
          "batch = batch[draw.subset(draw.after(words, self.dataset_size), batch.size, self.max_batch_size)]", "batch = batch[: self.max_batch_size]",
          "unit/sampling/test_truncated.py"),
+        ("sample at another rate than accounted", "threshold = round(self.sample_rate * WORDS)", "threshold = round(1.1 * self.sample_rate * WORDS)",
+         "unit/sampling/test_samplers.py"),
     ],
     "backends/dpcore_numpy/correlate.py": [
         ("read a ring one place off", "vectors[(place - j) % len(vectors)]", "vectors[(place - j + 1) % len(vectors)]", "unit/backends/test_correlate.py"),
@@ -846,10 +849,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_numpy/stream.py": [
         ("change a rotation of ChaCha20", "(c, d, b, 7))", "(c, d, b, 8))", "spec/test_stream.py"),
     ],
-    "dpcore/sampling/poisson.py": [
-        ("sample at another rate than accounted", "threshold = round(self.sample_rate * WORDS)", "threshold = round(1.1 * self.sample_rate * WORDS)",
-         "unit/sampling/test_samplers.py"),
-    ],
     "backends/dpcore_triton/step_kernel.py": [
         ("halve the noise, in the kernel", "average = (nearest(total * wide[0]) + m) * wide[1]", "average = (nearest(total * wide[0]) + 0.5 * m) * wide[1]",
          "agreement/test_ops_step.py"),
@@ -914,10 +913,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("drop the clip, in the kernel", "return tl.where(raised <= bound, 1.0, room / raised)", "return tl.where(raised <= bound, 1.0, 1.0)",
          "agreement/test_ops_clip.py"),
     ],
-    "dpcore/sampling/fixed_batches.py": [
-        ("count the first round of fixed batches only", "return [pattern[pattern < steps] for", "return [pattern[pattern < min(steps, cycle)] for",
-         "'end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'"),
-    ],
     "dpcore/stages/clipping/running.py": [
         ("halve the noise on the bits of the adaptive clip", "deviation = raised * self.adaptive.noise_on_bits(self.batch_size)",
          "deviation = 0.5 * self.adaptive.noise_on_bits(self.batch_size)", "end_to_end/test_measured_sensitivity.py"),
@@ -936,9 +931,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/spec/test_whole_file.py"),
         ("name the draft in the error of a file that could not be written", "os.strerror(cause.errno), str(target))", "os.strerror(cause.errno), str(draft))",
          "unit/spec/test_whole_file.py"),
-    ],
-    "dpcore/ledger/storage.py": [
-        ("roll back what SQLite has rolled back on a full disk", "if connection.in_transaction:", "if True:", "end_to_end/test_cli_full_disk.py"),
     ],
     "dpcore/cli/train/run.py": [
         ("load torch before the output folder is looked at", "    check_folder(place, overwrite=overwrite)\n", "", "end_to_end/test_cli_first_checks.py"),

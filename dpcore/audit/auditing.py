@@ -30,9 +30,19 @@ from numpy.typing import NDArray
 from dpcore.accounting import Adjacency
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit.bounds import Claim, best_threshold, count_errors
-from dpcore.audit.canaries import CanaryRun, MakeMechanism, Step, secret_batches
+from dpcore.audit.canaries import (
+    CanaryRun,
+    MakeMechanism,
+    Records,
+    Releases,
+    Step,
+    joined,
+    noisy_bits,
+    records,
+    secret_batches,
+    take_all,
+)
 from dpcore.audit.checks import direct_checks, failed, sample_rate
-from dpcore.audit.releases import Records, Releases, joined, noisy_bits, records, take_all
 from dpcore.audit.result import AuditResult
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.loop import private_step

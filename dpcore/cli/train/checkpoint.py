@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from dpcore.errors import DataError
-from dpcore.ledger.blocks import largest
+from dpcore.ledger.allowance import largest
 
 PARTS = {"settings", "evaluations", "model", "optimizer", "ledger"}
 SECONDS: Final = 60.0
