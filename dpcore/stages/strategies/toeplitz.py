@@ -283,3 +283,12 @@ def reciprocal(series: Matrix) -> Matrix:
         product = fftconvolve(series[:length], inverse)[:length]
         inverse = 2 * np.pad(inverse, (0, length - len(inverse))) - fftconvolve(inverse, product)[:length]
     return inverse
+
+
+def summed(c: Matrix, steps: int, epochs: int, period: int) -> Matrix:
+    """Return ``s_t = sum_i c_{t - i period}``, (steps,)."""
+    moved = np.zeros(steps)
+    for first in range(0, min(epochs * period, steps), period):
+        size = min(len(c), steps - first)
+        moved[first : first + size] += c[:size]
+    return moved

@@ -17,9 +17,8 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix, Strategy
-from dpcore.stages.strategies.search.series import summed
 from dpcore.stages.strategies.sensitivity import sensitivity
-from dpcore.stages.strategies.toeplitz import Toeplitz
+from dpcore.stages.strategies.toeplitz import Toeplitz, summed
 from dpcore.stages.strategies.workload import Workload, recurrence
 
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from dpcore.stages.strategies.base import Matrix
 from dpcore.stages.strategies.search.descent import descent
-from dpcore.stages.strategies.search.series import divided, gathered, series_of, summed
+from dpcore.stages.strategies.search.series import divided, gathered, series_of
 from dpcore.stages.strategies.search.toeplitz import Objective, square_root
+from dpcore.stages.strategies.toeplitz import summed
 from dpcore.stages.strategies.workload import Workload
 
 _FITTED, _SHORT, _TRIED, _ITERATIONS, _COARSER = 2000, 10_000, 30, 400, 4

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.search.series import adjoint, divided, gathered, series_of, summed
-from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, root
+from dpcore.stages.strategies.search.series import adjoint, divided, gathered, series_of
+from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, root, summed
 from dpcore.stages.strategies.workload import Workload
 from dpcore.stages.strategies.workloads import error_of
 

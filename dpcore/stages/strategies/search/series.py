@@ -64,15 +64,6 @@ def adjoint(values: Matrix, by: Matrix) -> Matrix:
     return divided(values[::-1], by)[::-1]
 
 
-def summed(c: Matrix, steps: int, epochs: int, period: int) -> Matrix:
-    """Return ``s_t = sum_i c_{t - i period}``, (steps,)."""
-    moved = np.zeros(steps)
-    for first in range(0, min(epochs * period, steps), period):
-        size = min(len(c), steps - first)
-        moved[first : first + size] += c[:size]
-    return moved
-
-
 def gathered(moved: Matrix, size: int, epochs: int, period: int) -> Matrix:
     """Return ``sum_i s_{j + i period}`` for j below `size`."""
     result = np.zeros(size)

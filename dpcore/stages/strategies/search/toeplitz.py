@@ -27,8 +27,8 @@ from dpcore.stages.strategies.search.series import (
     lagged,
     multiplied,
     series_of,
-    summed,
 )
+from dpcore.stages.strategies.toeplitz import summed
 from dpcore.stages.strategies.workload import Workload
 
 Objective = Callable[[Matrix], tuple[float, Matrix]]
