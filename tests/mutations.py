@@ -718,7 +718,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("move the place of a ring", "step % max(len(weights), 1)", "(step + 1) % max(len(weights) + 1, 1) % max(len(weights), 1)",
          "unit/stages/test_strategies.py"),
     ],
-    "dpcore/stages/strategies/in_blocks.py": [
+    "dpcore/stages/strategies/streaming.py": [
         ("leave out the first row of a block", "range(step + 1) if step == first", "range(step) if step == first", "unit/mechanism/test_streaming.py"),
         ("leave out the first row of all", "range(step + 1) if step == first", "range(1, step + 1) if step == first", "unit/mechanism/test_streaming.py"),
         ("draw a block's rows in descending order", "range(step + 1) if step == first", "range(step, -1, -1) if step == first",
@@ -985,19 +985,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget on the way back where a branch was left", "name, end = self.known[name].parent, self.known[name].first",
          "name, end = self.known[name].parent, self.known[name].mark", "unit/plan/test_plan.py"),
     ],
-    "dpcore/stages/strategies/search/inverse.py": [
+    "dpcore/stages/strategies/search/series.py": [
         ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_inverses.py"),
         ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_inverses.py"),
         ("leave the square root out of a family", "np.append(np.linspace(0, np.log(16 * steps), _TRIED), np.log(2))",
          "np.append(np.linspace(3, np.log(16 * steps), _TRIED), 3.5)", "unit/stages/test_inverses.py"),
         ("keep the worst of the banded inverses", "return min(found, key=", "return max(found, key=", "unit/stages/test_inverses.py"),
-    ],
-    "dpcore/stages/strategies/search/blt.py": [
         ("go on from fewer steps in the wrong direction", "3 * found[-1] - 3 * found[-2] + found[-3]", "30 * found[-1] - 30 * found[-2] + found[-3]",
          "unit/stages/test_inverses.py"),
         ("lose a derivative by the decays", "scale * (later @ powers[j]) / decay", "scale * (later @ powers[j])", "unit/stages/test_inverses.py"),
-    ],
-    "dpcore/stages/strategies/search/toeplitz.py": [
         ("stretch a series the wrong way", "np.linspace(0, few - 1, bands)", "np.linspace(0, few / 2, bands)", "unit/stages/test_inverses.py"),
     ],
     "dpcore/stages/strategies/workloads.py": [
@@ -1087,7 +1083,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
         ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
     ],
-    "dpcore/stages/strategies/search/single.py": [
+    "dpcore/stages/strategies/search/matrices.py": [
         ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
         ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
         ("claim a bound that is none", "proved = total**2 / columns.sum() / rows.sum()", "proved = 1.0001 * total**2 / columns.sum() / rows.sum()",
@@ -1095,13 +1091,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("claim a quick bound that is none", "[1] ** 2 / columns.sum()", "[1] ** 2 * 1.001 / columns.sum()", "unit/stages/test_inverses.py"),
         ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
         ("move the weights the wrong way", "step = 2 * np.log(", "step = -2 * np.log(", "unit/stages/test_optimal.py"),
-    ],
-    "dpcore/stages/strategies/search/fixed_order.py": [
         ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
         ("let entries between an example's steps be", "slope[apart] = 0.0", "pass", "unit/stages/test_optimal.py"),
         ("forget that X is scaled class by class", "_class_sums(product, period)[place % period] / scale**2", "0.0", "unit/stages/test_optimal.py"),
     ],
-    "dpcore/stages/strategies/search/kinds.py": [
+    "dpcore/stages/strategies/search/optimize.py": [
         ("let a banded inverse have more bands than steps", "        most, why = steps, ", "        most, why = 2 * steps, ", "unit/stages/test_inverses.py"),
     ],
     "dpcore/torch/data/ahead.py": [

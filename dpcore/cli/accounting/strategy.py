@@ -15,12 +15,12 @@ from dpcore.cli.output import remarks, write_answer
 from dpcore.cli.values import count, names, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
-from dpcore.stages.strategies.search.kinds import KINDS, WITH_BANDS
+from dpcore.stages.strategies.search.optimize import KINDS, WITH_BANDS
 from dpcore.statement.text import counted
 
 if TYPE_CHECKING:
     from dpcore.stages.strategies import Strategy, Workload
-    from dpcore.stages.strategies.search.single import Bracket
+    from dpcore.stages.strategies.search.matrices import Bracket
 
 strategy = Commands()  # its words stand in dpcore.cli.app
 
