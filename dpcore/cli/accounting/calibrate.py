@@ -12,10 +12,9 @@ import typer
 from dpcore import accounting
 from dpcore.accounting import Composed, Event
 from dpcore.cli.accounting import answer
-from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.options import Json, option
+from dpcore.cli.accounting.answer import EventOptions
+from dpcore.cli.options import Json, one_of, option, real
 from dpcore.cli.output import write_answer
-from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
 

@@ -16,11 +16,10 @@ from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
 from dpcore.cli.accounting import answer
-from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.options import Json, option, picture
+from dpcore.cli.accounting.answer import EventOptions
+from dpcore.cli.options import Json, one_of, option, picture, real
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
-from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec.canonical import plain
 from dpcore.spec.whole_file import whole_file
@@ -185,7 +184,7 @@ def _trade_off(subject: Subject) -> Points:
 
 
 def _draw(out: Path, points: Points, subject: Subject) -> None:
-    from dpcore.cli.plots import plots
+    from dpcore.cli import plots
 
     arrays = points.x, points.lower, points.upper
     if points.kind == "delta":

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcore.accounting import Event
-from dpcore.cli.accounting.answer import large_delta
-from dpcore.cli.accounting.opacus import history
-from dpcore.cli.options import Commands, Json, flag, option
+from dpcore.cli.accounting.answer import history, large_delta
+from dpcore.cli.options import Commands, Json, flag, one_of, option, real
 from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
-from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, DataError
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon, format_number

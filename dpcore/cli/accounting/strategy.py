@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Commands, Json, flag, option, picture, takes
+from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, picture, real, takes
 from dpcore.cli.output import remarks, write_answer
-from dpcore.cli.values import count, names, one_of, real
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
 from dpcore.stages.strategies.search.optimize import KINDS, WITH_BANDS
@@ -135,7 +134,7 @@ def compare_command(
     bound = strategies.lower_bound(wanted, epochs=epochs)
     title = f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
     if out is not None:
-        from dpcore.cli.plots.plots import strategies_picture
+        from dpcore.cli.plots import strategies_picture
 
         noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
         strategies_picture(out, {name: error for name, (_, error) in found.items()}, bound, noise, title=title)
@@ -173,7 +172,7 @@ def show_command(
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
     cost, title = strategies.streaming_cost(chosen, length), f"{chosen.describe()['kind']}, {counted(length, 'step')}"
     if out is not None:
-        from dpcore.cli.plots.plots import matrices_picture
+        from dpcore.cli.plots import matrices_picture
 
         matrices_picture(out, chosen.matrix(length), title=title)
     write_answer(

@@ -14,8 +14,19 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
-from dpcore.cli.options import SAMPLINGS, flag, option
-from dpcore.cli.values import count, group_norms, multiplier, name_or_file, one_of, real, reals, whole
+from dpcore.cli.options import (
+    SAMPLINGS,
+    count,
+    flag,
+    group_norms,
+    multiplier,
+    name_or_file,
+    one_of,
+    option,
+    real,
+    reals,
+    whole,
+)
 from dpcore.errors import ArgumentError
 from dpcore.methods import BASES, METHODS, VARIANTS, keywords
 from dpcore.plan.plan import Plan

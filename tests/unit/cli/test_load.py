@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcore.cli.datasets import Dataset, load
-from dpcore.cli.datasets.load import scaled
+from dpcore.cli.datasets import Dataset, load, scaled
 from dpcore.errors import ArgumentError, DataError
 from tests.unit.cli.refused import refused
 

@@ -93,7 +93,7 @@ def lagged(left: Matrix, right: Matrix, count: int) -> Matrix:
 # Descent by L-BFGS on an open domain, such as that of positive definite matrices: SciPy's does not bear its edge.
 
 
-_DECREASE, _SHORTEST = 1e-4, 1e-12
+_DECREASE, _SHORTEST_MOVE = 1e-4, 1e-12
 
 
 def descent(
@@ -125,7 +125,7 @@ def descent(
             if new_value <= value + _DECREASE * length * fall:
                 break
             length /= 2
-            if length < _SHORTEST:
+            if length < _SHORTEST_MOVE:
                 return
         move, turn = new - point, new_slope - slope
         product = _inner(move, turn)
