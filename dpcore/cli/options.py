@@ -160,19 +160,6 @@ def _parse(text: str) -> float:
     return float(text)
 
 
-# What the commands train and compare draw by, and what the accounting commands know.
-SAMPLINGS = (
-    "poisson",
-    "truncated-poisson",
-    "fixed-size",
-    "fixed-order",
-    "shuffled",
-    "cyclic-poisson",
-    "random-allocation",
-)
-ACCOUNTED = (*SAMPLINGS, "full-batch")
-
-
 def option(parser: Callable[[Any], Any], metavar: str, words: str, panel: str | None = None) -> Any:
     """Return an option with a value."""
     return typer.Option(parser=parser, metavar=metavar, help=words, rich_help_panel=panel)

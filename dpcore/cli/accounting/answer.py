@@ -23,7 +23,7 @@ from dpcore.accounting import (
 )
 from dpcore.accounting.opacus import accountant_state
 from dpcore.accounting.phases import demand_phases
-from dpcore.cli.options import ACCOUNTED, Json, count, flag, multiplier, name_or_file, one_of, option, real, takes
+from dpcore.cli.options import Json, count, flag, multiplier, name_or_file, one_of, option, real, takes
 from dpcore.cli.output import remark, told_if_slow, write_json, write_line
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.methods import memf
@@ -34,6 +34,8 @@ from dpcore.spec.extras import needs
 from dpcore.stages.strategies import NAMES, NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
+
+ACCOUNTED = (*sampling.NAMES, "full-batch")
 
 _Real: TypeAlias = float | None
 _Count: TypeAlias = int | None
@@ -108,11 +110,11 @@ class EventOptions:
             if sampler is None:
                 raise ArgumentError(f"strategy={self.strategy!r}: needs --dataset-size and --batch-size")
             named: Any = sampler  # frozen: it can be looked up
-            unit: Any = _correlated(self.strategy, named, self._steps(sampler.steps_per_epoch))
+            unit: Any = _correlated(self.strategy, named, self.steps_in_all)
             event: Event = replace(unit, noise_multiplier=self.noise_multiplier)
             return event
         if sampler is not None:
-            return sampler.event(self.noise_multiplier, self._steps(sampler.steps_per_epoch))
+            return sampler.event(self.noise_multiplier, self.steps_in_all)
         return self._without_sizes(self.noise_multiplier)
 
     @property
@@ -122,12 +124,10 @@ class EventOptions:
 
     @property
     def _sampled(self) -> str:
-        sampler = self.sampler()
-        epoch = None if sampler is None else sampler.steps_per_epoch
-        if self.sampling in _A_NAME and epoch is None:
-            return f"{_WORDS[self.sampling]}, {counted(math.ceil(self.epochs or 0), 'epoch')}"
-        total = self._steps(self._epoch_of_rate() if epoch is None else epoch)
+        sampler, total = self.sampler(), self.steps_in_all
         if self.sampling in _A_NAME:
+            if sampler is None:
+                return f"{_WORDS[self.sampling]}, {counted(total, 'epoch')}"
             used = getattr(sampler, "participations", int)(total)
             return f"{_WORDS[self.sampling]}, each example in {used:,} of {counted(total, 'step')}"
         rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
@@ -141,19 +141,17 @@ class EventOptions:
         return f"{said}, {counted(total, 'step')}"
 
     @property
-    def steps_per_epoch(self) -> int | None:
-        """The steps of one pass over the data; None where nothing tells them."""
+    def steps_per_epoch(self) -> int:
+        """The steps of one pass over the data; 1 where one step is a pass, and where nothing says how long one is."""
         sampler = self.sampler()
         if sampler is not None:
             return sampler.steps_per_epoch
-        return self._epoch_of_rate() if self.sample_rate is not None else None
+        return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
 
+    @property
     def steps_in_all(self) -> int:
-        """Return the number of steps; of epochs, where an order is known by them alone."""
-        sampler = self.sampler()
-        if sampler is None and self.sampling in _A_NAME:
-            return math.ceil(self.epochs or 0)
-        return self._steps(self._epoch_of_rate() if sampler is None else sampler.steps_per_epoch)
+        """The number of steps as given, or that of the epochs, a last part of an epoch rounded up."""
+        return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * self.steps_per_epoch)
 
     def sampler(self) -> Sampler | None:
         """Return the sampler of the sizes; None where rates or epochs are given without them."""
@@ -177,28 +175,16 @@ class EventOptions:
         )
 
     def _without_sizes(self, multiplier: float) -> Event:
-        if self.sampling == "poisson":
-            assert self.sample_rate is not None
+        steps = self.steps_in_all
+        if self.sample_rate is not None:
             # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
-            return PoissonSampledGaussian(self.sample_rate, multiplier, self._steps(self._epoch_of_rate()))
-        if self.sampling == "cyclic-poisson":
-            assert self.sample_rate is not None
-            assert self.groups is not None
-            steps = self._steps(self._epoch_of_rate())
+            if self.groups is None:
+                return PoissonSampledGaussian(self.sample_rate, multiplier, steps)
             return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, multiplier, 1.0, steps)
-        if self.sampling == "full-batch":
-            return Gaussian(multiplier, self._steps(1), Adjacency.ZERO_OUT)
-        if self.epochs is None:
+        if self.sampling in _A_NAME and self.epochs is None:
             name = _A_NAME[self.sampling]
             raise ArgumentError(f"steps: for {name} give --epochs instead, or add --dataset-size and --batch-size")
-        return Gaussian(multiplier, math.ceil(self.epochs), Adjacency.ZERO_OUT)
-
-    def _steps(self, steps_per_epoch: int) -> int:
-        """The steps as given, or those of so many epochs, a last part of an epoch rounded up."""
-        return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * steps_per_epoch)
-
-    def _epoch_of_rate(self) -> int:
-        return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
+        return Gaussian(multiplier, steps, Adjacency.ZERO_OUT)
 
 
 @lru_cache(maxsize=4)
@@ -348,18 +334,21 @@ def accounts(where: str = "") -> Callable[[Callable[..., Any]], Callable[..., An
     return changed
 
 
-def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
-    """Return the accountant asked for, or the one with the smallest bound: each gives an upper one.
+def bounds_of(
+    bound: _Bound, event: Event, at: float, asked: str | None, every: bool = False
+) -> tuple[str, dict[str, float]]:
+    """Return the accountant asked for, or the one with the smallest bound, and the upper bounds by accountant.
 
-    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. PrivacyError where none covers
-    it.
+    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. Where one accountant is asked
+    for, the others are left out, unless `every` one is wanted. PrivacyError where none covers the event.
     """
-    if asked is not None:
-        return asked
     names = accounting.accountants_for(event)
+    if asked is not None and not (every and asked in names):
+        names = (asked,)
     if not names:
         raise PrivacyError(f"event={type(event).__name__}: no accountant of this version covers it")
-    return min(names, key=lambda name: bound(event, at, name))
+    found = {name: bound(event, at, name) for name in names}
+    return asked or min(found, key=lambda name: found[name]), found
 
 
 def sentence(accountant: str, plan: EventOptions | OpacusHistory, event: Event) -> str:
@@ -446,13 +435,11 @@ def _answer(
     bounds: Callable[..., tuple[float, float]] = accounting.delta_interval
     if wanted == "epsilon":
         bound, bounds = accounting.epsilon, accounting.epsilon_interval
-    name = tightest(bound, event, at, accountant)
-    value = bound(event, at, name)
+    name, table = bounds_of(bound, event, at, accountant, show_all or as_json)
+    value = table[name]
     interval = bounds(event, at) if name == "pld" else None
     stated = value if wanted == "delta" else at
     remark = remark_on_delta(stated, plan, event) if wanted == "epsilon" or 0 < value < 1 else None
-    every = accounting.accountants_for(event) if show_all or as_json else []
-    table = {each: bound(event, at, each) for each in every}
     if as_json:
         ends = {} if interval is None else {"interval": plain(list(interval))}
         rests = plan.described() if isinstance(plan, OpacusHistory) else {}
@@ -470,7 +457,7 @@ def _answer(
     if interval is not None and math.isfinite(interval[1]):
         low, high = format_lower(interval[0]), format_epsilon(interval[1])
         write_line(f"certified: the smallest {wanted} lies in [{low}, {high}]")
-    for each, found in table.items():
+    for each, found in table.items() if show_all else ():
         write_line(f"  {each.ljust(max(map(len, table)))}  {format_epsilon(found)}")
     if isinstance(plan, OpacusHistory):
         for line in plan.lines():

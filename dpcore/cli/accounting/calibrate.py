@@ -47,8 +47,8 @@ def calibrate(
         raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon says what a complete plan costs")
     if unknown == "delta":
         event = _together(spent, plan.event())
-        name = answer.tightest(accounting.delta, event, epsilon, accountant)
-        value: float = accounting.delta(event, epsilon, name)
+        name, bounds = answer.bounds_of(accounting.delta, event, epsilon, accountant)
+        value: float = bounds[name]
         known, reached, delta = plan, epsilon, value
     else:
         assert delta is not None
@@ -87,7 +87,7 @@ def calibrate(
 def _epochs(steps: int, known: EventOptions) -> list[str]:
     """Return how many passes over the data so many steps are; nothing where a step is one, or nothing tells it."""
     epoch = known.steps_per_epoch
-    if epoch is None or epoch == 1:
+    if epoch == 1:
         return []
     whole, more = divmod(steps, epoch)
     rest = f", and {more:,} more" if more else ""

@@ -111,7 +111,7 @@ def _planned(plan: EventOptions, delta: float | None) -> Subject:
         delta,
         plan.dataset_size or accounting.known_dataset_size(event),
         lambda count: plan.after(count).event(),
-        plan.steps_in_all(),
+        plan.steps_in_all,
         # Of an order that is known by its epochs alone a step is one of them.
         unit="epochs" if plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None else "steps",
     )

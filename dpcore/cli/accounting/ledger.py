@@ -117,14 +117,14 @@ def export_command(
     as_json: Json = False,  # noqa: ARG001 (it always is)
 ) -> int:
     """Write all entries as one JSON object; of a damaged ledger what can be read, with status 2."""
-    from dpcore.ledger import storage
+    from dpcore.ledger import salvage
 
     try:
         content = _open(file).export()
     except DataError as problem:
         if not file.is_file():
             raise
-        content = storage(file)
+        content = salvage(file)
         if not content["entries"]:
             raise
         remark(str(problem))

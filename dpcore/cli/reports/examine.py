@@ -13,8 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dpcore.cli.accounting.answer import EventOptions
-from dpcore.cli.options import ACCOUNTED, Json, count, flag, multiplier, one_of, option, real, takes
+from dpcore.cli.accounting.answer import ACCOUNTED, EventOptions
+from dpcore.cli.options import Json, count, flag, multiplier, one_of, option, real, takes
 from dpcore.cli.output import write_answer
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DpcoreError

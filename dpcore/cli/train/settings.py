@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
 from dpcore.cli.options import (
-    SAMPLINGS,
     count,
     flag,
     group_norms,
@@ -30,6 +29,7 @@ from dpcore.cli.options import (
 from dpcore.errors import ArgumentError
 from dpcore.methods import BASES, METHODS, VARIANTS, keywords
 from dpcore.plan.plan import Plan
+from dpcore.sampling import NAMES as SAMPLINGS
 from dpcore.spec.backends import available_backends, chosen_backend
 from dpcore.spec.validate import choice, decay, integer, positive
 from dpcore.stages.clipping import AdaptiveClip

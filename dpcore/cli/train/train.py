@@ -485,13 +485,11 @@ def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) ->
         settings = settings.resolved(len(dataset))
         check_beside(settings, ledger)
         remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)
-        from dpcore.cli.train import training  # imports torch, which takes seconds
+        from dpcore.cli.train.training import Training, read_checkpoint  # imports torch, which takes seconds
 
-        saved = training.read_checkpoint(folder.checkpoint)
+        saved = read_checkpoint(folder.checkpoint)
         _check(saved, settings, stated, folder)
         ledger = _ledger(saved, ledger)
-        from dpcore.cli.train.training import Training
-
         training = Training(settings, dataset, ledger)
         try:
             training.load_state_dict(saved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.ops import RingCoefficients
 from dpcore.stages.strategies.banded import Identity
-from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_steps
+from dpcore.stages.strategies.base import Matrix, Strategy, check_steps
 from dpcore.stages.strategies.named import NamedStrategy
 from dpcore.stages.strategies.toeplitz import Toeplitz
 
@@ -30,6 +31,10 @@ class Addition(NamedTuple):
 
     row: int
     weights: tuple[tuple[int, float], ...]
+
+
+def _of_strategy(name: str, words: str) -> Any:
+    return property(attrgetter(f"strategy.{name}"), doc=words)
 
 
 @dataclass(frozen=True)
@@ -83,26 +88,11 @@ class InBlocks:
     def coefficients(self, step: int) -> None:
         """Return None: rows are drawn again."""
 
-    def rows(self, step: int) -> tuple[tuple[int, float], ...]:
-        """Return row `step` of C^{-1} as (row of Z, weight) pairs."""
-        found: tuple[tuple[int, float], ...] = self.strategy.rows(step)
-        return found
-
-    def matrix(self, steps: int) -> Matrix:
-        """Return the leading block of C, (steps, steps) float64."""
-        return np.asarray(self.strategy.matrix(steps))
-
-    def columns(self, indices: Indices, steps: int) -> Matrix:
-        """Return columns of the leading block, (steps, len(indices))."""
-        return np.asarray(self.strategy.columns(indices, steps))
-
-    def inverse_row_norms(self, steps: int) -> Matrix:
-        """Return the squared row norms of C^{-1}, (steps,)."""
-        return np.asarray(self.strategy.inverse_row_norms(steps))
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the strategy says of itself: the matrix, not how it is streamed."""
-        return dict(self.strategy.describe())
+    rows = _of_strategy("rows", "Those of the strategy, as its matrix is.")
+    matrix = _of_strategy("matrix", "That of the strategy.")
+    columns = _of_strategy("columns", "Those of the strategy.")
+    inverse_row_norms = _of_strategy("inverse_row_norms", "Those of the strategy.")
+    describe = _of_strategy("describe", "The matrix, not how it is streamed.")
 
     def first(self, step: int) -> int:
         """Return the first step of the block of `step`."""
