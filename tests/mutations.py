@@ -571,6 +571,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/accounting/phases.py": [
         ("take the plain rate for a truncated batch", "inside, outside = q * almost + cut, (1.0 - q) * almost",
          "inside, outside = q * almost, (1.0 - q) * almost", "unit/sampling/test_truncated.py"),
+        ("take what rounds away in a large data set for nothing", "float(betainc(k + 1, n - k, p))", "0.0", "unit/sampling/test_truncated.py"),
     ],
     "dpcore/accounting/calibrate.py": [
         ("calibrate without what was spent", "else Composed((self._spent, event))", "else event", "unit/accounting/test_calibrate.py"),
@@ -618,7 +619,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("verify the noise by what it says of itself", '_field("noise", noise, derived.noise', '_field("noise", derived.noise, derived.noise',
          "unit/statement/test_verify.py"),
     ],
-    "dpcore/audit/bounds.py": [
+    "dpcore/audit/auditing.py": [
         ("count a canary found as one half", "betaincinv(inside + 1.0,", "betaincinv(inside + 0.5,",
          "unit/audit/test_audit.py::test_clopper_pearson_is_scipys"),
     ],
@@ -692,6 +693,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/sampling/test_truncated.py"),
         ("sample at another rate than accounted", "threshold = round(self.sample_rate * WORDS)", "threshold = round(1.1 * self.sample_rate * WORDS)",
          "unit/sampling/test_samplers.py"),
+        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_random_allocation.py"),
+        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_random_allocation.py"),
+        ("count whole epochs only", "epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)",
+         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_random_allocation.py"),
+        ("call allocation a draw of every step", "keeps_order = True  # the batches of an epoch are one arrangement",
+         "keeps_order = False", "unit/sampling/test_random_allocation.py"),
     ],
     "backends/dpcore_numpy/correlate.py": [
         ("read a ring one place off", "vectors[(place - j) % len(vectors)]", "vectors[(place - j + 1) % len(vectors)]", "unit/backends/test_correlate.py"),
@@ -966,9 +973,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("audit a cut batch at the coins' rate", "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n", "    if True:\n",
          "unit/audit/test_audit.py"),
     ],
-    "dpcore/accounting/binomial.py": [
-        ("take what rounds away in a large data set for nothing", "float(betainc(k + 1, n - k, p))", "0.0", "unit/sampling/test_truncated.py"),
-    ],
     "dpcore/statement/verify/rebuild.py": [
         ("let a matrix move less than its columns", "if scaled and whole < 1 - SAME:", "if False:",
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
@@ -1054,14 +1058,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/accounting/renyi.py": [
         ("leave the add direction out of the moments", "np.maximum(_remove(batches, sigma), _add(batches, sigma))", "_add(batches, sigma)",
          "unit/accounting/test_random_allocation.py::test_moments_are_those_of_quadrature"),
-    ],
-    "dpcore/sampling/random_allocation.py": [
-        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_random_allocation.py"),
-        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_random_allocation.py"),
-        ("count whole epochs only", "epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)",
-         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_random_allocation.py"),
-        ("call allocation a draw of every step", "keeps_order = True  # the batches of an epoch are one arrangement",
-         "keeps_order = False", "unit/sampling/test_random_allocation.py"),
     ],
     "dpcore/stages/strategies/recommended.py": [
         ("recommend what amplification does not cover", "most = period if bands is None else min(period, validate.integer(1, bands=bands))",

@@ -6,8 +6,7 @@ from dpcore.sampling.base import BaseSampler, Indices, Sampler, check_sampler, i
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpcore.sampling.factory import NAMES, foreign, from_description, sampler
 from dpcore.sampling.orders import FixedBatches, FixedOrderSampler, ShuffledSampler
-from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler
-from dpcore.sampling.random_allocation import RandomAllocationSampler
+from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, RandomAllocationSampler, TruncatedPoissonSampler
 from dpcore.sampling.sharding import Shard, shard
 from dpcore.sampling.users import UserSampler
 

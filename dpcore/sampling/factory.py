@@ -10,8 +10,7 @@ from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.sampling.base import Sampler
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpcore.sampling.orders import FixedBatches, FixedOrderSampler, ShuffledSampler
-from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler
-from dpcore.sampling.random_allocation import RandomAllocationSampler
+from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, RandomAllocationSampler, TruncatedPoissonSampler
 from dpcore.sampling.users import UserSampler
 from dpcore.spec import validate
 

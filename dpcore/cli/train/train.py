@@ -42,7 +42,6 @@ from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, forma
 if TYPE_CHECKING:
     from dpcore.cli.train.training import Outcome, Training
     from dpcore.plan.plan import Plan
-    from dpcore.statement.statement import Statement
 
 # Settings from a TOML file (or from a run folder's config.json): the options' own names, without the dashes.
 
@@ -226,20 +225,27 @@ def train_into(
     from dpcore.cli.train.training import suited
 
     folder.write_metrics(training.evaluations)
-    board = None
+    board: Any = None
     if training.settings.tensorboard:
-        board = TensorBoard(folder.path / TENSORBOARD, training.private.steps_taken)
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Of a run that goes on after a step, what stands there of later ones is shown no more.
+        board = SummaryWriter(str(folder.path / TENSORBOARD), purge_step=training.private.steps_taken + 1)
 
     def log_all(evaluation: dict[str, Any]) -> None:
         folder.log(evaluation)
         log(evaluation)
-        if board is not None:
-            board.log(evaluation)
+        if board is not None:  # evaluations only: each value has a time, and a step's tells the size of its batch
+            for name in ("test_accuracy", "test_loss", "epsilon", "learning_rate"):
+                board.add_scalar(name, evaluation[name], evaluation["step"])
+            board.flush()
 
     with suited(training):
         outcome = training.run(interruption, tell, log_all, folder.write_statement, save, halt=halt)
     if board is not None:
-        board.close(outcome.statement)
+        statement = outcome.statement
+        board.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
+        board.close()
     if not outcome.diverged:
         _finish(folder, training, outcome)
     return outcome
@@ -279,29 +285,6 @@ class Display(Progress):
             f"epoch {evaluation['epoch']:.4g} of {self._epochs}: held-out accuracy {accuracy}, "
             f"epsilon {spent} of {self._target}"
         )
-
-
-class TensorBoard:
-    """Scalars for TensorBoard, of evaluations only: each value has a time, and a step's tells the size of its batch.
-
-    Of a run that goes on after a step, what stands there of later ones is shown no more.
-    """
-
-    def __init__(self, folder: Path, after: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(folder), purge_step=after + 1)
-
-    def log(self, evaluation: Mapping[str, Any]) -> None:
-        """Write held-out accuracy and loss, epsilon and the learning rate."""
-        for name in ("test_accuracy", "test_loss", "epsilon", "learning_rate"):
-            self._writer.add_scalar(name, evaluation[name], evaluation["step"])
-        self._writer.flush()
-
-    def close(self, statement: Statement) -> None:
-        """Write the statement as text and close the file."""
-        self._writer.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
-        self._writer.close()
 
 
 def _warn_of_budget(ledger: Path, training: Training) -> None:
