@@ -82,8 +82,8 @@ class PoissonSampler(LibrarySampler):
 
     Notes
     -----
-    Guarantee: example i is in step t if and only if word(t, i) < sample_rate * 2^32, whatever the shard, order or
-    backend. Batches may be empty and may be large; cutting a large one off would void the analysis.
+    Guarantee: example i is in step t if and only if word(t, i) < sample_rate * 2^32, whatever the order or backend.
+    Batches may be empty and may be large; cutting a large one off would void the analysis.
     """
 
     dataset_size: int
@@ -107,11 +107,9 @@ class PoissonSampler(LibrarySampler):
         """A size that a step exceeds with a probability below 1e-30."""
         return likely(self.dataset_size, self.dataset_size * self.sample_rate)
 
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted; a shard, [start, stop), tosses the coins of its own examples only."""
-        first, last = draw.shard(self.dataset_size, start, stop)
+    def _batch(self, key: bytes, step: int) -> Indices:
         threshold = round(self.sample_rate * WORDS)
-        return draw.coins(draw.row_words(key, draw.check_step(step)), threshold, first, last)
+        return draw.coins(draw.row_words(key, step), threshold, 0, self.dataset_size)
 
     def event(self, noise_multiplier: float, steps: int) -> PoissonSampledGaussian:
         """Return the event of `steps` steps; the sensitivity of the sum under add-remove is C itself."""
@@ -200,7 +198,6 @@ class TruncatedPoissonSampler(LibrarySampler):
         object.__setattr__(self, "max_batch_size", most)
 
     def _batch(self, key: bytes, step: int) -> Indices:
-        # A shard, too, tosses the coins of all examples: which ones are cut depends on all that landed.
         words = draw.row_words(key, step)
         batch = draw.coins(words, round(self.sample_rate * WORDS), 0, self.dataset_size)
         if batch.size > self.max_batch_size:

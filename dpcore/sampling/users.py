@@ -94,19 +94,13 @@ class UserSampler:
         """Return their users."""
         return self.user_of_example[examples]
 
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of the users of a step, (m,) int64: user by user, ascending within each.
+    def indices(self, key: bytes, step: int) -> Indices:
+        """Return the examples of the users of a step, (m,) int64: user by user, ascending within each."""
+        return self._of(key, self.sampler.indices(key, step))[0]
 
-        With `start` and `stop`, those of the users in [start, stop) (a shard).
-        """
-        return self._of(key, self._users(key, step, start, stop))[0]
-
-    def units(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
+    def units(self, key: bytes, step: int) -> npt.NDArray[np.int64]:
         """Return how many of `indices` belong to each user of the step, in their order: (users,) int64, 1 or more."""
-        return self._of(key, self._users(key, step, start, stop))[1]
-
-    def _users(self, key: bytes, step: int, start: int, stop: int | None) -> Indices:
-        return draw.cut(self.sampler.indices(key, step), self.dataset_size, start, stop)
+        return self._of(key, self.sampler.indices(key, step))[1]
 
     def _of(self, key: bytes, users: Indices) -> tuple[Indices, npt.NDArray[np.int64]]:
         examples, first = _kept(key, self)
