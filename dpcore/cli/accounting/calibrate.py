@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,11 +16,8 @@ from dpcore.cli.accounting.answer import EventOptions
 from dpcore.cli.options import Json, one_of, option, real
 from dpcore.cli.output import write_answer
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.ledger import Ledger, Remaining
 from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
-
-if TYPE_CHECKING:
-    from dpcore.ledger import Remaining
-
 
 UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
 
@@ -251,8 +248,6 @@ def _budget(budget: tuple[float, float]) -> str:
 
 def spent_of(path: Path) -> Spent:
     """Read a ledger, without changing it; PrivacyError where one of its runs has no guarantee."""
-    from dpcore.ledger import Ledger
-
     ledger = Ledger.open(path, read_only=True)
     runs = ledger.runs()
     lost = [run.name for run in runs if run.event.adjacency is None and run.releases]

@@ -15,6 +15,7 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
+from dpcore.cli import plots
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.answer import EventOptions
 from dpcore.cli.options import Json, one_of, option, picture, real
@@ -184,8 +185,6 @@ def _trade_off(subject: Subject) -> Points:
 
 
 def _draw(out: Path, points: Points, subject: Subject) -> None:
-    from dpcore.cli import plots
-
     arrays = points.x, points.lower, points.upper
     if points.kind == "delta":
         plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)

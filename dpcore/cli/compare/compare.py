@@ -22,7 +22,7 @@ from dpcore.cli.plots import Curves, by_epsilon
 from dpcore.cli.train import train
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.cli.train.settings import DATA, METHOD, PRIVACY, RUN, Settings
-from dpcore.cli.train.train import BUDGET_STATUS, Ledger
+from dpcore.cli.train.train import BUDGET_STATUS, LedgerFile
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
@@ -170,7 +170,7 @@ def compare(
     epsilon: Annotated[Any, option(reals, "E1,E2,...", "Targets; each run is calibrated to one.", PRIVACY)] = None,
     account_for_tuning: Annotated[bool, flag("--account-for-tuning",
         "Also state epsilon of all runs together, search included.", PRIVACY)] = False,
-    ledger: Ledger = None,
+    ledger: LedgerFile = None,
     lr: Annotated[Any, option(reals, "R1,R2,...",
         "Learning rates; of several each contestant takes its best by held-out accuracy.", METHOD)] = None,
     seeds: Annotated[int, option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,

@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -40,21 +40,18 @@ from dpcore.cli.train.run_folder import (
 from dpcore.cli.train.settings import Settings
 from dpcore.cli.train.train import check_beside, train_into
 from dpcore.errors import BudgetError, DataError, DpcoreError, PrivacyError
+from dpcore.ledger import Ledger
+from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import counted, format_number
-
-if TYPE_CHECKING:
-    from dpcore.ledger import Ledger
 
 # The part of a comparison that a ledger's budget pays for: told before the first run, and asked before each.
 
 
 def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
     """Open the ledger; PrivacyError where it would refuse one of these plans' events after others were paid for."""
-    from dpcore.ledger import Ledger
-
     ledger = Ledger.open(path)
     for event in events:
         ledger.filter.charge(event)  # refuses what it does not cover
@@ -121,8 +118,6 @@ def whole_runs(ledger: Ledger, events: Sequence[Event], rest: float = 0.0) -> in
     affords it, and settles the filter's order; all that comes later is held to the filter. `rest` is what runs under
     way still add to the filter's sum.
     """
-    from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
-
     if ledger.budget is None or not events:
         return len(events)
     left = ledger.remaining()

@@ -14,10 +14,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dpcore.cli.accounting.answer import ACCOUNTED, EventOptions
+from dpcore.cli.datasets import load
 from dpcore.cli.options import Json, count, flag, multiplier, one_of, option, real, takes
 from dpcore.cli.output import write_answer
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.plan.plan import Plan
+from dpcore.spec import backends
 from dpcore.statement.text import format_number
 
 _NAMES = ("model", "data", "method", "loss")
@@ -174,9 +177,7 @@ def asked_run(place: str | None, arguments: list[str] | None, given: dict[str, A
         with own_run(place, arguments or ()) as run:
             yield run
         return
-    from dpcore.cli.datasets import load
     from dpcore.cli.train.training import arguments_of
-    from dpcore.spec import backends
 
     settings = settings_from(given)
     dataset = load(settings.data, settings.data_dir)
@@ -217,7 +218,6 @@ def audit(
 ) -> int:  # fmt: skip
     """Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds."""
     from dpcore.audit import audit as audited
-    from dpcore.plan.plan import Plan
 
     if place is not None:
         with own_run(place, arguments or []) as run:

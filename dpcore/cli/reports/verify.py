@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,17 +16,16 @@ from dpcore.cli.stored import overview, stored
 from dpcore.cli.train.run_folder import COMPARISON, RUNS, holds
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import DpcoreError
+from dpcore.ledger import Ledger, RunRecord
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import read_json_file
 from dpcore.statement.card import facts
 from dpcore.statement.statement import Statement
-from dpcore.statement.text import WRITTEN_BEFORE, counted
+from dpcore.statement.text import WRITTEN_BEFORE, counted, visible
+from dpcore.statement.verify import holds as all_hold
+from dpcore.statement.verify import verify as check
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
 from dpcore.statement.verify.folder import beside, looked_at
-
-if TYPE_CHECKING:
-    from dpcore.ledger import Ledger, RunRecord
-    from dpcore.statement.verify import Finding
 
 # The files of a folder that ``dpcore verify`` compares with its statement, config.json among them.
 
@@ -153,11 +152,8 @@ def verify(
     as_json: Json = False,
 ) -> int:  # fmt: skip
     """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
-    from dpcore.statement.text import visible
-    from dpcore.statement.verify import holds
-
     found = _findings(path, ledger)
-    good = all(holds(findings) for findings in found.values())
+    good = all(all_hold(findings) for findings in found.values())
     if as_json:
         checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}
         write_json({"holds": good, "path": str(path), "checks": checks.get("", checks)})
@@ -172,8 +168,6 @@ def verify(
 
 def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
     """Return what is found of each statement, and where `path` is a folder, of the files beside it."""
-    from dpcore.statement.verify import verify as check
-
     statements, whole = stored(path), overview(path)
     found = {}
     for name, (folder, content) in statements.items():
@@ -188,8 +182,6 @@ def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
 
 def _table(findings: list[Finding]) -> None:
     from rich.markup import escape
-
-    from dpcore.statement.text import visible
 
     styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
     rows = [
@@ -214,8 +206,6 @@ def _verdict(found: Collection[list[Finding]]) -> str:
 
 def ledger_findings(content: Mapping[str, Any], path: Path) -> list[Finding]:
     """Compare a statement's run, event and steps with those that the ledger holds."""
-    from dpcore.ledger import Ledger
-
     ledger = Ledger.open(path, read_only=True)
     try:
         return list(_compared(Statement.unchecked(content), ledger))

@@ -17,7 +17,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from dpcore import accounting
 from dpcore.accounting.branches import Branch, Branches, count
-from dpcore.cli.datasets import Dataset
+from dpcore.cli import plots
+from dpcore.cli.datasets import Dataset, load
+from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.options import Json, flag, takes
 from dpcore.cli.output import remark, remarks, write_json, write_line
@@ -34,6 +36,7 @@ from dpcore.cli.train.run_folder import (
 )
 from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DivergenceError, DpcoreError
+from dpcore.ledger import Ledger
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.spec.extras import needs
 from dpcore.spec.validate import nearest
@@ -114,8 +117,6 @@ BUDGET_STATUS = 3
 
 def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None = None) -> int:
     """Train by settings, into a run folder; return the exit status."""
-    from dpcore.cli.datasets import load
-
     if ledger is not None and _started():
         raise ArgumentError(
             f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
@@ -155,8 +156,6 @@ def check_beside(settings: Settings, ledger: Path | None) -> None:
     if settings.tensorboard and find_spec("tensorboard") is None:
         raise DpcoreError(needs("tensorboard=True", "tensorboard"))
     if ledger is not None:
-        from dpcore.ledger import Ledger
-
         Ledger.open(ledger)
 
 
@@ -288,8 +287,6 @@ class Display(Progress):
 
 
 def _warn_of_budget(ledger: Path, training: Training) -> None:
-    from dpcore.ledger import Ledger
-
     opened, plan = Ledger.open(ledger), training.plan
     if opened.budget is None:
         return
@@ -336,7 +333,6 @@ def _command(folder: RunFolder) -> str:
 
 
 def _finish(folder: RunFolder, training: Training, outcome: Outcome) -> None:
-    from dpcore.cli import plots
     from dpcore.torch.export import files
 
     settings, evaluations, state = training.settings, training.evaluations, training.private.output_state_dict()
@@ -347,8 +343,6 @@ def _finish(folder: RunFolder, training: Training, outcome: Outcome) -> None:
     for name, content in files(outcome.statement, state, title=title, trained=trained).items():
         folder.write(name, content)
     if settings.record_gradients is not None:
-        from dpcore.cli.gradients import save_gradients
-
         folder.written.add(save_gradients(folder.path, **training.private.recorded).name)
     curves = ([item[key] for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
     picture = folder.path / "learning-curve.png"
@@ -458,8 +452,6 @@ def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) ->
     `ledger` is where the run's ledger is now; by default where it was.
     """
     with locked(path):
-        from dpcore.cli.datasets import load
-
         folder = RunFolder(path, existing=True)
         stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
         if not folder.checkpoint.exists():
@@ -516,8 +508,6 @@ def _of_ledger(saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
     """Return the path of the ledger that pays for the run."""
-    from dpcore.ledger import Ledger
-
     path = Path(saved["ledger"]) if given is None else given
     if given is None and not path.exists():
         raise DataError(f"ledger {path}: the run's ledger is not there; say where it is now with --ledger FILE")
@@ -544,7 +534,7 @@ def _how(training: Training, saved: Mapping[str, Any]) -> str:
     )
 
 
-Ledger = Annotated[
+LedgerFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
@@ -557,7 +547,7 @@ Ledger = Annotated[
 @takes(Settings)
 def train(
     context: typer.Context,
-    ledger: Ledger = None,
+    ledger: LedgerFile = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder; runs/DATA-MODEL-METHOD if not given.",
         rich_help_panel=RUN)] = None,
     overwrite: Annotated[bool, flag("--overwrite", "Replace the run in that folder.", RUN)] = False,
