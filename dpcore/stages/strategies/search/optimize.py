@@ -30,7 +30,7 @@ from dpcore.stages.strategies.workloads import Workload, error_of, ones
 # Solved problems on disk: one file each, named by what was asked and by the version of the search.
 
 
-VERSION: Final = 3
+VERSION: Final = 2
 """Of the searches: a file of another version is another problem's."""
 
 

@@ -5,7 +5,7 @@ Power series of as many coefficients as there are steps come first: quotients, t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,73 @@ def lagged(left: Matrix, right: Matrix, count: int) -> Matrix:
         return np.array([left[lag:] @ right[: size - lag] for lag in range(count)])
     result: Matrix = fftconvolve(left, right[::-1])[size - 1 : size - 1 + count]
     return result
+
+
+# Descent by L-BFGS on an open domain, such as that of positive definite matrices: SciPy's does not bear its edge.
+
+
+_DECREASE, _SHORTEST_MOVE = 1e-4, 1e-12
+
+
+def descent(
+    objective: Callable[[Matrix], tuple[float, Matrix]], start: Matrix, memory: int = 20
+) -> Iterator[tuple[Matrix, float]]:
+    """Yield points of falling value, until no step along the direction lowers it.
+
+    `objective` returns value and gradient, an infinite value outside of the domain.
+
+    References
+    ----------
+    Nocedal and Wright, "Numerical Optimization", algorithm 7.4.
+    """
+    point = start
+    value, slope = objective(point)
+    moves: list[Matrix] = []
+    turns: list[Matrix] = []
+    products: list[float] = []
+    while True:
+        direction = -_times_inverse_hessian(slope, moves, turns, products)
+        fall = _inner(direction, slope)
+        if fall >= 0:
+            direction, fall = -slope, -_inner(slope, slope)
+            moves, turns, products = [], [], []
+        length = 1.0 if moves else min(1.0, 0.1 * np.abs(point).max() / max(np.abs(slope).max(), 1e-300))
+        while True:
+            new = point + length * direction
+            new_value, new_slope = objective(new)
+            if new_value <= value + _DECREASE * length * fall:
+                break
+            length /= 2
+            if length < _SHORTEST_MOVE:
+                return
+        move, turn = new - point, new_slope - slope
+        product = _inner(move, turn)
+        if product > 0:
+            products = [*products, product][-memory:]
+            moves, turns = [*moves, move][-memory:], [*turns, turn][-memory:]
+        point, value, slope = new, new_value, new_slope
+        yield point, value
+
+
+def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix], products: list[float]) -> Matrix:
+    """Return the two-loop recursion's result; `products` are those of moves and turns."""
+    from scipy.linalg.blas import daxpy
+
+    result, weights = slope.flatten(), []
+    for move, turn, product in zip(reversed(moves), reversed(turns), reversed(products), strict=True):
+        weights.append(_inner(move, result) / product)
+        daxpy(turn.ravel(), result, a=-weights[-1])  # in place
+    if moves:
+        result *= products[-1] / _inner(turns[-1], turns[-1])
+    for move, turn, product, weight in zip(moves, turns, products, reversed(weights), strict=True):
+        daxpy(move.ravel(), result, a=weight - _inner(turn, result) / product)
+    return result.reshape(slope.shape)
+
+
+def _inner(left: Matrix, right: Matrix) -> float:
+    from scipy.linalg.blas import ddot
+
+    return float(ddot(left.ravel(), right.ravel()))
 
 
 # The best Toeplitz strategies for Toeplitz workloads: by bands, and buffered linear (BLT).
@@ -190,7 +257,7 @@ def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Objectiv
 
 
 _FITTED, _SHORT, _BLT_TRIED, _BLT_ITERATIONS, _BLT_COARSER = 2000, 10_000, 30, 400, 4
-_BLT_NEAR, _LOW = 1e-9, 1024
+_BLT_NEAR, _DIFFERENCE, _FLATTEST, _LOW = 1e-8, 1e-3, 1e-8, 1024
 
 
 def blt(workload: Workload, buffers: int, epochs: int, period: int) -> tuple[Matrix, Matrix]:
@@ -203,26 +270,54 @@ def blt(workload: Workload, buffers: int, epochs: int, period: int) -> tuple[Mat
     while sizes[0] > _SHORT and sizes[0] // _BLT_COARSER >= 4 * epochs:
         sizes.insert(0, epochs * (sizes[0] // _BLT_COARSER // epochs))
     found: list[Matrix] = []
+    metric = np.eye(2 * buffers)
     for size in sizes:
         objective = _blt_objective(series, buffers, size, epochs, period if size == workload.steps else size // epochs)
         if found:
             start = np.clip(_extrapolated(found), *_limits(buffers))
-            found.append(_least(objective, start, _BLT_ITERATIONS, _BLT_NEAR).x)
+            found.append(_near(objective, start, metric))
         else:
             starts = [_start(size, buffers, first, share) for first in (1.2, 2.0, 4.0) for share in (2.0, 0.5, 0.1)]
             # There are local minima: the best of several starts is followed to its end.
             tried = _BLT_TRIED if size <= _SHORT else 0
             begun = min((_least(objective, start, tried) for start in starts), key=lambda each: each.fun)
             found.append(_least(objective, begun.x, _BLT_ITERATIONS).x)
+        if size <= 4 * _SHORT < workload.steps:
+            metric = _metric(objective, found[-1])
     return np.exp(found[-1][:buffers]), 1 / (1 + np.exp(-found[-1][buffers:]))
 
 
-def _least(objective: Objective, start: Matrix, iterations: int, ending: float = 1e-14) -> Any:
+def _least(objective: Objective, start: Matrix, iterations: int) -> Any:
     from scipy.optimize import minimize
 
     within = np.transpose(_limits(len(start) // 2))
-    options = {"maxiter": iterations, "ftol": ending, "gtol": 1e-9}
+    options = {"maxiter": iterations, "ftol": 1e-14, "gtol": 1e-9}
     return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=within, options=options)
+
+
+def _near(objective: Objective, start: Matrix, metric: Matrix) -> Matrix:
+    """Return the least point from a start near it, by steps along the columns of `metric`."""
+    limits, best, last = _limits(len(start) // 2), start, np.inf
+
+    def moved(along: Matrix) -> tuple[float, Matrix]:
+        value, slope = objective(np.clip(start + metric @ (along - 1), *limits))
+        return value, slope @ metric
+
+    for along, value in descent(moved, np.ones(len(start))):
+        best = np.clip(start + metric @ (along - 1), *limits)
+        if last - value < _BLT_NEAR:
+            break
+        last = value
+    return best
+
+
+def _metric(objective: Objective, point: Matrix) -> Matrix:
+    """Return directions along which the second derivatives at a minimum are about 1, by central differences."""
+    moves = _DIFFERENCE * np.eye(len(point))
+    second = np.stack([objective(point + move)[1] - objective(point - move)[1] for move in moves]) / (2 * _DIFFERENCE)
+    values, vectors = np.linalg.eigh((second + second.T) / 2)
+    result: Matrix = vectors / np.sqrt(np.maximum(np.abs(values), _FLATTEST * np.abs(values).max()))
+    return result
 
 
 def _extrapolated(found: list[Matrix]) -> Matrix:
