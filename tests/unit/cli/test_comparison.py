@@ -14,7 +14,7 @@ from dpcore.cli.compare.comparison import FINAL, SEARCH, Comparison, Contestant,
 from dpcore.cli.compare.report import Row, verdict
 from dpcore.cli.compare.runs import Record
 from dpcore.errors import ArgumentError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def comparison(lr: tuple[float, ...] = (1.0, 0.5), **settings: Any) -> Comparison:

@@ -14,7 +14,7 @@ import typer
 from dpcore.cli.options import group_norms, real, reals
 from dpcore.cli.train import train
 from dpcore.errors import ArgumentError, DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def run(arguments: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpcore.cli import datasets
 from dpcore.errors import DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

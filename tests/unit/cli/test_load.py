@@ -12,7 +12,7 @@ import pytest
 
 from dpcore.cli.datasets import Dataset, load, scaled
 from dpcore.errors import ArgumentError, DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 MNIST = Path(os.environ.get("DPCORE_MNIST", Path(__file__).parents[3].parent / "shared" / "data" / "mnist"))
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dpcore.cli import datasets
 from dpcore.cli.datasets import KEYS
 from dpcore.errors import DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 read_npz = functools.partial(datasets.read_arrays, keys=KEYS, optional=("classes",))
 FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

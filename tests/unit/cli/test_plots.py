@@ -16,7 +16,7 @@ from dpcore.errors import ArgumentError
 pytest.importorskip("matplotlib")
 from dpcore.cli import plots
 from dpcore.cli.plots import Curves, _end, _epsilon_ticks, _way, by_epsilon
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def pixels(path: Path) -> np.ndarray:
