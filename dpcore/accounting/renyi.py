@@ -293,7 +293,7 @@ def _chord(q: float, sigma: float, orders: Array) -> Array:
 # Theorem 27 and Corollary 10.
 
 
-_MOST = 256  # the last order with B_l
+_MOST = 256  # the last order with B_l, and with moments of random allocation
 _NODE_STEP = 0.25
 _BEYOND = 14.0
 

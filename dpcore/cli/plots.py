@@ -1,6 +1,8 @@
 """All pictures: of a run, a comparison, a guarantee, a filter, released gradients and strategies.
 
-What all functions share is said in `dpcore.cli.plots.figure`.
+matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
+picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
+returns the path. It raises ArgumentError where numbers do not fit, and DpcoreError where matplotlib is not installed.
 """
 
 from __future__ import annotations
@@ -24,13 +26,6 @@ from dpcore.spec.whole_file import whole_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# The style of all pictures: saving, axes, lines and their words.
-#
-# matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
-# picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
-# returns the path. It raises ArgumentError where numbers do not fit, and DpcoreError where matplotlib is not installed.
-
 
 Array = npt.NDArray[np.float64]
 PathLike = str | os.PathLike[str]
@@ -140,7 +135,7 @@ def learning_curve(
     Parameters
     ----------
     path, title
-        See `dpcore.cli.plots.figure`.
+        See the module.
     epochs, accuracy, epsilon : arrays, shape (m,)
         Accuracy in [0, 1], after each epoch; the epsilon spent by then (infinite values are left out).
     target_epsilon : float, optional

@@ -389,9 +389,6 @@ def described(event: Event) -> dict[str, Any]:
     return {"adjacency": str(event.adjacency), "event": plain(event.to_dict())}
 
 
-# ``dpcore epsilon`` and ``dpcore delta``: what a plan costs.
-
-
 @accounts()
 def epsilon(
     delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],

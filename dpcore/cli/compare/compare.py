@@ -28,9 +28,6 @@ from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
 from dpcore.statement.text import counted, format_epsilon, format_number
 
-# Runs a comparison to its finished folder, for ``dpcore compare`` and ``dpcore demo``.
-
-
 _WIDTH_OF_FILES = 120
 
 

@@ -103,7 +103,6 @@ def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _IDX_CHUNK = 1 << 20
-# A compressed file of a few megabytes can unpack to thousands of times its size.
 
 
 def read_idx(

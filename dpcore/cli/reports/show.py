@@ -13,10 +13,9 @@ import typer
 
 from dpcore.cli.options import Json, count, option
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.stored import stored
-from dpcore.errors import ArgumentError, DataError
+from dpcore.cli.stored import as_statement, stored
+from dpcore.errors import ArgumentError
 from dpcore.methods import METHODS, PAPERS
-from dpcore.statement.statement import Statement
 from dpcore.statement.text import visible
 
 _WIDTH, _INDENT = 80, "  "
@@ -47,7 +46,7 @@ def statement(
     """Print a stored privacy statement. dpcore verify checks it."""
     if width is not None and not _NARROWEST <= width <= _WIDEST:
         raise ArgumentError(f"width={width!r}: must lie between {_NARROWEST} and {_WIDEST}")
-    found = {name: _read(content, path) for name, (_, content) in stored(path).items()}
+    found = {name: as_statement(path, content) for name, (_, content) in stored(path).items()}
     if as_json:
         contents = {name: item.to_dict() for name, item in found.items()}
         write_json(contents.get("", contents))
@@ -57,11 +56,3 @@ def statement(
         if name:
             write_line(f"{visible(name)}\n")
         write_line(item.text(max(columns, _NARROWEST)))
-
-
-def _read(content: dict[str, object], path: Path) -> Statement:
-    try:
-        return Statement.from_dict(content)
-    except DataError as cause:
-        more = "; dpcore verify says more" if "hash" in str(cause) else ""
-        raise DataError(f"{path}: {cause}{more}") from cause
