@@ -7,8 +7,8 @@ The rates are round numbers of a GPU of 2024, for the proportions only: nothing 
 
 from __future__ import annotations
 
-SIZES = {"124 million": 124e6, "1.5 billion": 1.5e9, "7 billion": 7e9, "70 billion": 70e9}
-PROCESSES = (1, 8, 64, 512, 4096)
+SIZES = {"124 million": 124e6, "7 billion": 7e9}
+PROCESSES = (1, 8, 512)
 TOKENS = 4096 * 1024  # a batch of 4,096 sequences
 FLOPS, NETWORK, MEMORY = 4e14, 5e10, 3e12  # a second: operations, bytes sent, bytes moved in memory
 

@@ -29,6 +29,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/statement/verify/__init__.py": [
         ("take a total below its own run's epsilon", "elif all(figure >= own", "elif any(figure >= own",
          "end_to_end/test_cli_verify_folder.py::test_a_statement_beside_its_ledger"),
+        ("verify a replacement at twice its noise", "expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma", "expected = sigma",
+         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
+        ("let a forger lower a matrix's sensitivity", "least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0", "least = 0.0",
+         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
+        ("believe a stated epsilon that is too small", "if stated < derived or math.isnan(stated):", "if False:", "unit/statement/test_verify.py"),
+        ("verify a method by what it says of itself", '_field("method", statement.method,', '_field("method", derived.method | free,',
+         "unit/statement/test_forgery.py"),
+        ("verify the noise by what it says of itself", '_field("noise", noise, derived.noise', '_field("noise", derived.noise, derived.noise',
+         "unit/statement/test_verify.py"),
     ],
     "dpcore/statement/verify/folder.py": [
         ("take any file for the one that the card lists", "if found.hexdigest() == stated:", "if stated:",
@@ -607,17 +616,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/ledger/privacy_filter.py": [
         ("give more than the budget to a ledger's filter", "return epsilon - np.log1p(-1.0 / orders)",
          "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_filter.py"),
-    ],
-    "dpcore/statement/verify/compare.py": [
-        ("verify a replacement at twice its noise", "expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma", "expected = sigma",
-         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
-        ("let a forger lower a matrix's sensitivity", "least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0", "least = 0.0",
-         "unit/statement/test_forgery.py unit/statement/test_verify.py"),
-        ("believe a stated epsilon that is too small", "if stated < derived or math.isnan(stated):", "if False:", "unit/statement/test_verify.py"),
-        ("verify a method by what it says of itself", '_field("method", statement.method,', '_field("method", derived.method | free,',
-         "unit/statement/test_forgery.py"),
-        ("verify the noise by what it says of itself", '_field("noise", noise, derived.noise', '_field("noise", derived.noise, derived.noise',
-         "unit/statement/test_verify.py"),
     ],
     "dpcore/audit/auditing.py": [
         ("count a canary found as one half", "betaincinv(inside + 1.0,", "betaincinv(inside + 0.5,",

@@ -79,4 +79,4 @@ assert spent[-1] <= 2
 # %%
 # What is guaranteed, in words:
 
-print(private.statement().text())
+print(private.statement().summary())

@@ -26,10 +26,11 @@ result = dpcore.minimize(lambda x, indices: x - values[indices], np.zeros(3), sa
 # %%
 # The statement
 # -------------
-# As text for a person, as JSON for a machine. The second paragraph says what the guarantee means for one example; the list at the end says what it rests on.
+# In ten lines, whole as text for a person, and as JSON for a machine. The second paragraph of the whole says what the guarantee means for one example; the list at its end says what it rests on.
 
 statement = result.statement(delta=1e-6)
-print(statement.text())
+print(statement.summary())
+print(statement.summary(full=True))
 
 # %%
 # From both sides

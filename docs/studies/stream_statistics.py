@@ -3,7 +3,7 @@
     python docs/studies/stream_statistics.py --out FOLDER
 
 writes stream-statistics.json there. The battery is dieharder (a Debian package); without it there is no study. See
-docs/decisions/random-stream.md.
+docs/decisions/index.md#one-random-stream.
 """
 
 from __future__ import annotations

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpcore.plan.plan import Plan
 from dpcore.spec.keys import CALLER, EXACT, Provenance
 from dpcore.spec.rounding import ROUNDING_STATED, rounding
 from dpcore.statement.text import counted
 
+if TYPE_CHECKING:
+    from dpcore.plan.plan import Plan
+
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
-"""Of statements before releases had a grid, and of those that do not know the number of coordinates."""
+"""The sentence of statements before releases had a grid, and of those without the number of coordinates."""
 FLOATS = (
     "The guarantee holds for the floating-point numbers that are released: sums and noise are whole multiples of one "
     "grid's step, and the noise is raised by what the grid and the rounding of sums add to the sensitivity. All draws "
@@ -45,7 +47,16 @@ FILE_SYSTEM = (
 CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
-"""How the sentence begins and ends that a sampler which is not the library's needs; its name stands between."""
+"""Beginning and end of the sentence about a sampler that is not the library's; its name is between them."""
+BRIEFLY = {
+    NO_LEDGER: "choosing by results",
+    UNITS["example"]: "a person's other examples",
+    UNITS["user"]: "a person as several users",
+    SECRET_BATCHES: "step times",
+    REAL_NUMBERS: "rounding",
+    PUBLIC_DATA: "the public data",
+}
+"""What a summary says for a sentence; it counts the others."""
 
 # Before there were plurals.
 _ROUNDING = re.compile(r"(Rounding of float64 sums of up to .* more); that is (not )?counted( in the sensitivity)?\.")

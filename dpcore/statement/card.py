@@ -1,4 +1,4 @@
-"""The card that lies beside a trained model: what it guarantees, what it was trained on, how to check it."""
+"""The card of a trained model: what it guarantees, what it was trained on, how to check it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpcore.errors import ArgumentTypeError
-from dpcore.statement.statement import Statement
-from dpcore.statement.text import format_delta, format_epsilon, format_lower, format_number, paragraphs, visible
+from dpcore.statement.statement import Statement, paragraphs
+from dpcore.statement.text import format_delta, format_epsilon, format_lower, format_number, visible
 
 METADATA = """---
 library_name: dpcore
@@ -40,9 +40,9 @@ def model_card(
     title : str
         One line.
     trained : mapping of str to str or number, optional
-        Public facts about model and data ("parameters": 7,850), one row each. What stands here is published.
+        Public facts about model and data ("parameters": 7,850), one row each. They are published.
     files : mapping of str to bytes, optional
-        Files beside the card; each is listed with its SHA-256.
+        Files in the card's folder; each is listed with its SHA-256.
     """
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in (files or {}).items()}
     return _card(statement, title, _checked(trained or {}), digests)
@@ -62,7 +62,7 @@ def facts(card: str) -> dict[str, str]:
 def card_again(statement: Statement, card: str) -> str:
     """Return the card of a statement with the title, the facts about the model and the digests of `card`.
 
-    Where that is `card`, all else in it follows from the statement.
+    If that equals `card`, everything else in it follows from the statement.
     """
     title = next((line for line in card.splitlines() if line.startswith("# ")), "# ")[2:]
     own = _facts(statement)

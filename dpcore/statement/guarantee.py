@@ -45,7 +45,7 @@ def guarantee(event: Event, planned: Event, delta: float) -> dict[str, Any]:
 
 
 def epsilon_interval(event: Event, delta: float) -> dict[str, float]:
-    """Return the ends between which the smallest epsilon lies for certain; empty where none is known."""
+    """Return the ends between which the smallest epsilon certainly lies; empty if none is known."""
     if not _has_losses(event):
         return {}
     found = accounting.epsilon_interval(event, delta)
@@ -53,9 +53,9 @@ def epsilon_interval(event: Event, delta: float) -> dict[str, float]:
 
 
 def attacker(event: Event) -> dict[str, Any]:
-    """Return upper bounds on what an attacker can do who tells two neighboring data sets apart.
+    """Return upper bounds on how well an attacker can distinguish two neighboring data sets.
 
-    Empty where no privacy loss distribution is known.
+    Empty if no privacy loss distribution is known.
     """
     if not _has_losses(event):
         return {}

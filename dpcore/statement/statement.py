@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
@@ -11,19 +12,30 @@ from typing import Any
 from dpcore.accounting.branches import count
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.canonical import INFINITE, digest, plain, read_json
-from dpcore.statement.text import statement_text
+from dpcore.statement.assumptions import BRIEFLY
+from dpcore.statement.text import counted, format_delta, format_epsilon, format_lower, format_number, visible
 
 FORMAT = 3
 
 # What decides the mechanism and its cost. The rest (steps taken, software, note) may differ between runs of one plan.
 SETTINGS = ("adjacency", "unit", "sampler", "clip", "noise", "method", "steps_planned", "delta")
 _EPSILONS = ("epsilon", "epsilon_planned", "epsilon_interval")
+_NEIGHBORS = {
+    "add-remove": "one {unit} added or removed",
+    "zero-out": "one {unit} replaced by one that contributes nothing",
+    "replace-one": "one {unit} replaced by any other",
+}
+_SECTIONS = (
+    ("Sampling", "sampler"), ("Clipping", "clip"), ("Noise", "noise"), ("Method", "method"),
+    ("Accounted event", "event"), ("How epsilon follows from it", "derivation"), ("Randomness", "randomness"),
+    ("Ledger", "ledger"), ("Software", "software"),
+)  # fmt: skip
 # The JSON types of a field, by that of the dataclass.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "dict": ((dict,), "an object"), "str": ((str,), "text"), "tuple": ((list, tuple), "a list"),
     "int": ((int,), "a number"), "float": ((int, float), "a number"),
 }  # fmt: skip
-# Written beside the fields, and compared with them when read.
+# Written next to the fields, and compared with them when read.
 _DERIVED = ("settings_hash", "statement_hash", "delta_is_below_1/n")
 
 
@@ -50,7 +62,7 @@ class Statement:
     delta : float
         The delta at which epsilon is stated.
     epsilon : dict
-        Epsilon by accountant, after the steps taken: a float, where ``inf`` (or "inf") says that there is no guarantee.
+        Epsilon by accountant, after the steps taken; ``inf`` (or "inf") means that there is no guarantee.
     event : dict
         The event that was accounted.
     randomness : dict
@@ -70,9 +82,9 @@ class Statement:
     unit : str
         What one "example" of the adjacency is: "example" or "user".
     steps_abandoned, rows_abandoned : int, tuple of (first, stop)
-        Released on top of the steps taken, and counted; where they lie, for each branch that was left, or empty.
+        Steps released on top of the steps taken, and counted; their places, for each branch that was left, or empty.
     ledger : dict, optional
-        "ledger" (its id), "run" (the id of this run in it) and "total" (what the ledger holds in all).
+        "ledger" (its id), "run" (the id of this run in it) and "total" (the cost of all runs in the ledger).
     note, date : str, optional
         One sentence on the moment of writing ("stopped by Ctrl-C"), and the day, as the writer gives it.
 
@@ -132,7 +144,7 @@ class Statement:
 
     @property
     def best_epsilon(self) -> float:
-        """The smallest of the accountants' epsilons: each is an upper bound, so the smallest holds."""
+        """The smallest of the accountants' epsilons: each is an upper bound, so the smallest is one."""
         return min(self.epsilon.values())
 
     @property
@@ -142,7 +154,7 @@ class Statement:
 
     @property
     def dataset_size(self) -> int | None:
-        """Number of examples n, taken to be public; None where the sampler does not say."""
+        """Number of examples n, taken to be public; None if the sampler does not state it."""
         found = self.sampler.get("dataset_size")
         return found if isinstance(found, int) and found > 0 else None
 
@@ -175,13 +187,17 @@ class Statement:
         """Return the statement as JSON that every parser reads (no NaN or Infinity literals)."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
+    def summary(self, width: int = 80, *, full: bool = False) -> str:
+        """Return what a reader must know, in about ten lines of at most `width` characters; all fields if `full`."""
+        return _text(self, width) if full else _summary(self, width)
+
     def text(self, width: int = 80) -> str:
-        """Return the statement for a person, in lines of at most `width` characters."""
-        return statement_text(self, width)
+        """Return ``summary(width, full=True)``, as a run's folder has it in statement.txt."""
+        return self.summary(width, full=True)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Statement:
-        """Read what `to_dict` wrote; raise DataError for other content, and where it does not match its hashes."""
+        """Read what `to_dict` wrote; raise DataError for other content, or if it does not match its hashes."""
         statement = cls.unchecked(content)
         problems = {
             "its settings do not match their hash": content["settings_hash"] != statement.settings_hash,
@@ -250,3 +266,181 @@ def _epsilon(value: Any, where: str) -> float:
     if isinstance(value, (str, bool)) or not hasattr(value, "__float__") or not float(value) >= 0:
         raise ArgumentError(f'{where}={value!r}: must be a number of at least 0, or "inf"')
     return float(value)
+
+
+def _summary(statement: Statement, width: int) -> str:
+    """Return what a reader must know in about ten lines, with one epsilon and a pointer to the rest."""
+    sampler, noise, caveats = statement.sampler, statement.noise, statement.caveats
+    neighbors = _neighbors(statement) or f"one {statement.unit}"
+    size = "" if statement.dataset_size is None else f", of {statement.dataset_size:,}"
+    rows = {"protected": f"{neighbors}{size} ({statement.adjacency} adjacency)"}
+    if statement.private:
+        rows["guarantee"] = (
+            f"epsilon = {format_epsilon(statement.best_epsilon)}, delta = {format_delta(statement.delta)}"
+        )
+    else:
+        rows["guarantee"] = "NOT PRIVATE: epsilon is infinite; handle what was released like the training data"
+    if statement.delta_is_small is False:
+        rows["WARNING"] = f"delta is not below 1/n: one {statement.unit} published outright has such a delta"
+    if statement.note:
+        rows["note"] = statement.note
+    expected = _value(sampler.get("expected_batch_size", "unknown"))
+    drawn = sampler.get("sampler", "unknown")
+    rows["steps"] = f"{_steps(statement)}; {drawn} batches, {expected} {statement.unit}s expected"
+    at_first = " at the first step" if "adaptive" in statement.clip else ""
+    moved = _value(statement.clip.get("sensitivity", "an unknown amount"))
+    rows["clipping"] = (
+        f"{statement.clip.get('rule', 'unknown')} rule; one {statement.unit} moves the sum by at most {moved}{at_first}"
+    )
+    multiplier = _value(noise.get("noise_multiplier", "unknown"))
+    correlated = f", correlated ({strategy.get('kind')})" if isinstance(strategy := noise.get("strategy"), dict) else ""
+    rows["noise"] = f"Gaussian{correlated}, noise multiplier {multiplier}; {statement.randomness.get('rng', 'unknown')}"
+    rows["method"] = str(statement.method.get("name", "custom"))
+    known = statement.ledger
+    rows["ledger"] = f"{known.get('ledger', '')}, run {known.get('run', '')}" if known else "none: counts this run only"
+    brief = [BRIEFLY[caveat] for caveat in caveats if caveat in BRIEFLY]
+    if len(caveats) > len(brief):
+        brief.append(f"{len(caveats) - len(brief)} more")
+    rows["not covered"] = ", ".join(brief) or "nothing is stated"
+    rows["all of it"] = "summary(full=True) or dpcore statement --full; check: dpcore verify"
+    lines = [line for name, words in rows.items() for line in _wrap(words, width, f"{name:13}")]
+    return "\n".join(map(visible, ["Privacy statement", *lines])) + "\n"
+
+
+def _text(statement: Statement, width: int) -> str:
+    """Return the whole statement, headline first, in lines of at most `width` characters."""
+    lines = ["Privacy statement", "=" * 17, ""]
+    for paragraph in paragraphs(statement):
+        lines += [*_wrap(paragraph, width, ""), ""]
+    lines += ["Epsilon"]
+    known = {name: _stated(value) for name, value in statement.epsilon.items()}
+    if statement.epsilon_interval:
+        ends = statement.epsilon_interval["lower"], statement.epsilon_interval["upper"]
+        known["certified"] = f"the smallest lies in [{format_lower(ends[0])}, {format_epsilon(ends[1])}]"
+    lines += _entries(known | {"counted": f"after {_steps(statement)}"}, width, 2)
+    if statement.epsilon_planned:
+        planned = {name: _stated(value) for name, value in statement.epsilon_planned.items()}
+        lines += ["", f"Epsilon after all {statement.steps_planned:,} planned steps", *_entries(planned, width, 2)]
+    for title, name in _SECTIONS:
+        content: dict[str, Any] = getattr(statement, name)
+        if content:
+            lines += ["", title, *_entries(content, width, 2)]
+    if statement.caveats:
+        lines += ["", "What this statement assumes and does not cover"]
+        for caveat in statement.caveats:
+            lines += _wrap(caveat, width, "  - ")
+    lines += ["", "SHA-256", "  settings   " + statement.settings_hash, "  statement  " + statement.statement_hash]
+    return "\n".join(map(visible, lines)) + "\n"
+
+
+def paragraphs(statement: Statement) -> list[str]:
+    """Return what a reader must know first, one paragraph each: the guarantee, its limits, what it means."""
+    found = [_headline(statement)]
+    if statement.delta_is_small is False:
+        n = statement.dataset_size
+        found.append(
+            f"WARNING: delta = {format_delta(statement.delta)} is not below 1/n = 1/{n}. A mechanism that publishes "
+            f"one {statement.unit} chosen at random has such a delta; this one has not been shown to do better."
+        )
+    if statement.attacker and statement.private:
+        found.append(_attack(statement))
+    said = {"Note": statement.note, "Written": statement.date and f"{statement.date}."}
+    return found + [f"{name}: {text}" for name, text in said.items() if text]
+
+
+def _attack(statement: Statement) -> str:
+    said: dict[str, Any] = statement.attacker
+    rates = [
+        f"{_percent(found)} at a false alarm rate of {_percent(float(rate))}"
+        for rate, found in said["true_positive_rate"].items()
+    ]
+    unknown = f"whether one {statement.unit} counted"
+    if statement.adjacency == "replace-one":
+        unknown = f"which of two known ones one {statement.unit} is"
+    return (
+        f"What it means: whoever sees all that was released, and knows everything about the data but {unknown}, "
+        f"finds out correctly with probability at most {' or '.join(rates)}; over all "
+        f"tests the two rates differ by at most {_percent(said['advantage'])}."
+    )
+
+
+def _percent(share: float) -> str:
+    """Return a bound in percent, rounded up."""
+    return f"{format_epsilon(100 * share, 3)} %"
+
+
+def _headline(statement: Statement) -> str:
+    """Return the guarantee in one or two sentences."""
+    if not statement.private:
+        return (
+            f"NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any {statement.unit}, and what this run "
+            "produced must be handled like the training data itself."
+        )
+    neighbors = _neighbors(statement)
+    meaning = f": data sets are neighbors if they differ in {neighbors}" if neighbors else ""
+    return (
+        f"What this run released is (epsilon, delta)-differentially private with epsilon = "
+        f"{format_epsilon(statement.best_epsilon)} and delta = {format_delta(statement.delta)}, "
+        f"for {statement.adjacency} adjacency{meaning}."
+    )
+
+
+def _neighbors(statement: Statement) -> str:
+    return _NEIGHBORS.get(statement.adjacency.replace("_", "-"), "").format(unit=statement.unit)
+
+
+def _steps(statement: Statement) -> str:
+    taken = f"{statement.steps_taken:,} of {statement.steps_planned:,} steps"
+    if statement.steps_abandoned:
+        taken += f", and {statement.steps_abandoned:,} that were abandoned"
+        if statement.rows_abandoned:
+            taken += f" on {counted(len(statement.rows_abandoned), 'branch', 'branches')}"
+    return taken
+
+
+def _stated(value: float) -> str:
+    return "infinite (this accountant gives no guarantee)" if math.isinf(value) else format_epsilon(value)
+
+
+def _entries(content: dict[str, Any], width: int, indent: int) -> list[str]:
+    flat = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    column = min(30, max((len(key) for key in flat), default=0)) + indent + 2
+    lines = []
+    for key, value in content.items():
+        label = " " * indent + key.replace("_", " ")
+        if isinstance(value, dict):
+            lines += [label, *_entries(value, width, indent + 2)]
+            continue
+        lead = label.ljust(column) if len(label) < column else label + "  "
+        lines += textwrap.wrap(
+            # What a ledger spent is nested here, and never rounded down either.
+            format_epsilon(value) if key.startswith("epsilon") and isinstance(value, float) else _value(value),
+            width,
+            initial_indent=lead,
+            subsequent_indent=" " * min(len(lead), column),
+            break_on_hyphens=False,
+        ) or [label]
+    return lines
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return format_number(value)
+    if isinstance(value, list):
+        return "; ".join(
+            ", ".join(f"{key} {_value(inner)}" for key, inner in item.items())
+            if isinstance(item, dict)
+            else _value(item)
+            for item in value
+        )
+    return "infinite" if value == "inf" else str(value)
+
+
+def _wrap(text: str, width: int, bullet: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_on_hyphens=False
+    )

@@ -41,10 +41,13 @@ def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path):
 
 
 def test_the_statement_for_a_person_and_a_machine(run: Path, capsys):
-    text = say(capsys, ["statement", str(run), "--width", "70"]).out
+    text = say(capsys, ["statement", str(run), "--width", "70", "--full"]).out
     statement = Statement.from_json((run / "statement.json").read_text())
     assert text == statement.text(70) + "\n"
     assert max(map(len, text.splitlines()[:-4])) <= 70
+    short = say(capsys, ["statement", str(run), "--width", "80"]).out
+    assert short == statement.summary() + "\n"
+    assert len(short.rstrip().splitlines()) == 10
     assert json.loads(say(capsys, ["statement", str(run / "statement.json"), "--json"]).out) == statement.to_dict()
 
 

@@ -305,7 +305,7 @@ def test_the_script_of_the_documentation(tmp_path: Path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    assert found.stdout.count("What this statement assumes") == 1
+    assert found.stdout.count("Privacy statement") == 1
     assert (tmp_path / "state.pt").exists()
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dpcore.cli.options import Json, count, option
+from dpcore.cli.options import Json, count, flag, option
 from dpcore.cli.output import write_json, write_line
 from dpcore.cli.stored import as_statement, stored
 from dpcore.errors import ArgumentError
@@ -41,9 +41,10 @@ _NARROWEST, _WIDEST = 40, 1000
 def statement(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     width: Annotated[int | None, option(count, "N", "Characters a line; the terminal's, at most 100.")] = None,
+    full: Annotated[bool, flag("--full", "All settings, events and assumptions, not a summary in ten lines.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a stored privacy statement. dpcore verify checks it."""
+    """Print a stored privacy statement in short. dpcore verify checks it."""
     if width is not None and not _NARROWEST <= width <= _WIDEST:
         raise ArgumentError(f"width={width!r}: must lie between {_NARROWEST} and {_WIDEST}")
     found = {name: as_statement(path, content) for name, (_, content) in stored(path).items()}
@@ -55,4 +56,4 @@ def statement(
     for name, item in found.items():
         if name:
             write_line(f"{visible(name)}\n")
-        write_line(item.text(max(columns, _NARROWEST)))
+        write_line(item.summary(max(columns, _NARROWEST), full=full))

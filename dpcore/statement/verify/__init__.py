@@ -13,15 +13,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpcore.accounting import Event
-from dpcore.accounting.phases import phases
+from dpcore.accounting import Adjacency, Event, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.accounting.phases import parts_of, phases
 from dpcore.errors import DpcoreError
+from dpcore.plan.plan import Plan
+from dpcore.sampling import FixedBatches
 from dpcore.spec.canonical import read_json
+from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
+from dpcore.spec.stream import RNGS
+from dpcore.spec.version import __version__
+from dpcore.statement.assumptions import OWN_SAMPLER, as_now
+from dpcore.statement.build import NO_KEY, state
+from dpcore.statement.guarantee import ROUTES
 from dpcore.statement.statement import Statement
-from dpcore.statement.text import WRITTEN_BEFORE, format_epsilon
-from dpcore.statement.verify.compare import compared
-from dpcore.statement.verify.finding import FAILED, OK, TRUSTED, Finding
-from dpcore.statement.verify.rebuild import rebuilt
+from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_lower
+from dpcore.statement.verify.finding import FAILED, OK, REMARK, SAME, TRUSTED, Finding, difference, is_digest, same
+from dpcore.statement.verify.rebuild import DigestPlan, StatedEvents, rebuilt
 
 __all__ = ["FREE_TEXT", "Finding", "holds", "verify"]
 
@@ -29,13 +36,17 @@ FREE_TEXT = (
     "note, date, software, ledger, and caveats beyond those that the settings need, which are counted",
     "the name of the method, and all of it that works on released vectors: query, filter, update, schedule, ...",
     "randomness.key and randomness.rng among known names; the digest of the noise's layout",
-    "a fixed order's shuffle and drop_last, and its counts, where no event depends on them",
-    "which rows the branches left behind have, where no event depends on it",
+    "a fixed order's shuffle and drop_last, and its counts, if no event depends on them",
+    "which rows the abandoned branches have, if no event depends on it",
     "how often an example takes part under lists of batches and samplers of the caller's own: reported as trusted",
     "how far a matrix known by a digest moves it, within bounds, and what unknown stages do: reported as trusted",
 )
 """What only the hash of the statement covers, which whoever changes a statement on purpose can renew."""
 
+# Accountants are deterministic; two machines differ by the rounding of sums, transforms and root-finding.
+ROUNDING = 1e-6
+# Of a method: works on released vectors alone.
+_FREE = ("name", "filter", "schedule", "averaging", "galore", "radius")
 # Also what numerical routines end with at numbers that no run has: no convergence, too large an array.
 _WRONG = (DpcoreError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError,
           RuntimeError, MemoryError)  # fmt: skip
@@ -47,7 +58,7 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
     Parameters
     ----------
     statement : Statement, mapping or str
-        A statement, what `Statement.to_dict` returned, or JSON. What stands in it is a finding, never an exception.
+        A statement, what `Statement.to_dict` returned, or JSON. Its content leads to findings, never to an exception.
     """
     try:
         content = read_json(statement) if isinstance(statement, str) else statement
@@ -66,7 +77,7 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
     # What overflows in numbers that no run has is found by its result.
     with np.errstate(all="ignore"):
         found += _checked(read)
-    found += ledger_total(read)
+    found += _ledger_total(read)
     return [*found, *trusted]
 
 
@@ -79,7 +90,7 @@ def _checked(read: Statement) -> list[Finding]:
     found = list[Finding]()
     try:
         plan, found = rebuilt(read)
-        found += compared(read, plan)
+        found += _compared(read, plan)
     except _WRONG as cause:
         found.append(Finding("plan", FAILED, _words(cause)))
     return found
@@ -115,11 +126,8 @@ def _words(cause: BaseException) -> str:
     return " ".join(str(cause).split())[:300] or type(cause).__name__
 
 
-_ROUNDING = 1e-6
-
-
-def ledger_total(statement: Statement) -> Iterator[Finding]:
-    """Give the finding on a ledger's total, where there is one: epsilon of all its runs is at least that of this one.
+def _ledger_total(statement: Statement) -> Iterator[Finding]:
+    """Give the finding on a ledger's total, if there is one: epsilon of all its runs is at least that of this one.
 
     More releases never have a smaller epsilon, and each of the two figures stated is one of them: of all that was
     released as if fixed beforehand, and the bound of the filter, which the run is within.
@@ -136,7 +144,7 @@ def ledger_total(statement: Statement) -> Iterator[Finding]:
         return
     if not same_delta:
         yield Finding(name, FAILED, f"is stated at delta = {total['delta']}, and the run at {statement.delta}")
-    elif all(figure >= own * (1 - _ROUNDING) for figure in figures):
+    elif all(figure >= own * (1 - ROUNDING) for figure in figures):
         yield Finding(name, OK, f"epsilon = {format_epsilon(min(figures))}, not below that of this run")
     elif statement.note.startswith(WRITTEN_BEFORE):
         yield Finding(name, TRUSTED, "is from before the steps that are counted here")
@@ -147,15 +155,238 @@ def ledger_total(statement: Statement) -> Iterator[Finding]:
         yield Finding(name, FAILED, words)
 
 
-# Limits on the work that a statement may ask of its reader: a forged one could make the check endless.
-#
-# Counted is what grows without bound in numbers that anybody can type: the rows of a strategy, the branches that a run
-# left, the parts of an event. What remains below the limits took under two minutes and 3 GB on one core.
+# The stored statement compared with the one that the rebuilt plan makes: one finding or more for each field.
+
+
+def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
+    """State the rebuilt plan again, and compare field by field."""
+    yield from _randomness(statement)
+    said = statement.randomness
+    derived = state(
+        plan,
+        statement.delta,
+        steps_taken=statement.steps_taken,
+        abandoned=statement.rows_abandoned or statement.steps_abandoned,
+        keys=Provenance(OPERATING_SYSTEM if said["key"] == NO_KEY else said["key"], said["forks"]),
+        backend="",
+        rng=said["rng"],
+        caller_noise=said["key"] == NO_KEY,
+        ledger=statement.ledger,
+        dimension=_dimension(statement.noise),
+    )
+    yield _field("unit", statement.unit, derived.unit, f"one {statement.unit}")
+    yield from _sampler(statement, derived, plan)
+    free = {name: statement.method[name] for name in _FREE if name in statement.method}
+    yield _field("method", statement.method, derived.method | free, "all its stages are stated")
+    clip, noise = statement.clip, dict(statement.noise)
+    most = format_epsilon(float(clip["sensitivity"]), 6)
+    words = f"{clip.get('rule', clip.get('kind'))}, {counted(len(clip['group_norms']), 'group')}"
+    words = f"{words}, one {statement.unit} moves the sum by at most {most}"
+    yield _field("clip", clip, derived.clip, words)
+    if "layout_sha256" in noise:
+        text = str(noise.pop("layout_sha256"))
+        words = "a digest of names and shapes of the tensors" if is_digest(text) else f"{text!r} is no SHA-256"
+        yield Finding("layout of the noise", TRUSTED if is_digest(text) else FAILED, words)
+    words = (
+        f"standard deviation {plan.noise_standard_deviation():.6g} = multiplier {plan.gradient_noise_multiplier:.6g}"
+    )
+    yield _field("noise", noise, derived.noise, f"{words} x sensitivity {plan.sensitivity_at().contribution:.6g}")
+    yield from _assumptions(statement, derived)
+    yield _delta(statement)
+    yield from _events(statement, derived, plan)
+    yield from _spent(statement, derived)
+
+
+def _field(check: str, stated: Any, derived: Any, words: str, tolerance: float | None = None) -> Finding:
+    where = "" if isinstance(stated, dict) else check
+    problem = difference(stated, derived, where=where, **({} if tolerance is None else {"tolerance": tolerance}))
+    return Finding(check, OK, words) if problem is None else Finding(check, FAILED, problem)
+
+
+def _dimension(noise: dict[str, Any]) -> int | None:
+    """Return the number of coordinates that a statement gives the grid; None if it has none."""
+    said = noise.get("grid", {}).get("coordinates")
+    return said if type(said) is int and 0 < said < 2**53 else None
+
+
+def _randomness(statement: Statement) -> Iterator[Finding]:
+    """Generator and origin of the keys, as far as they contradict each other."""
+    said = statement.randomness
+    derived = {name: said[name] for name in ("rng", "key", "forks")}
+    derived["cryptographic"] = said["rng"] == "chacha20" and said["key"] != NO_KEY
+    words = f"{said['rng']}, key: {said['key']}, {counted(said['forks'], 'fork')}"
+    yield _field("randomness", said, derived, words)
+    problems = {
+        ("key", "origin of keys"): said["key"] not in (OPERATING_SYSTEM, CALLER, EXACT, NO_KEY),
+        ("rng", "generator"): said["rng"] not in RNGS,
+        ("forks", "count"): type(said["forks"]) is not int or said["forks"] < 0,
+    }
+    for (name, kind), wrong in problems.items():
+        if wrong:
+            yield Finding("randomness", FAILED, f"{name}: {said[name]!r} is no {kind}")
+
+
+def _sampler(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:
+    kind = statement.sampler.get("sampler", "no name")
+    yield _field("sampler", statement.sampler, derived.sampler, f"{kind}, n = {statement.dataset_size}")
+    if not isinstance(plan, StatedEvents):
+        return
+    yield Finding("sampler", TRUSTED, f"{kind}: the description does not contain all that it does")
+    begin, end = OWN_SAMPLER
+    if kind != FixedBatches.kind and not any(
+        said.startswith(begin) and said.endswith(end) for said in statement.caveats
+    ):
+        yield Finding("sampler", FAILED, f"{kind} is none of the library's, and no sentence says whose it is")
+
+
+def _assumptions(statement: Statement, derived: Statement) -> Iterator[Finding]:
+    """Every sentence that must be there is there."""
+    # Whose a sampler is, is compared with the sampler: the one that is rebuilt is never the caller's.
+    needed = [sentence for sentence in derived.caveats if not sentence.endswith(OWN_SAMPLER[1])]
+    stated = {as_now(sentence) for sentence in statement.caveats}
+    missing = [sentence for sentence in needed if sentence not in stated]
+    if missing:
+        yield Finding("assumptions", FAILED, f"lacks: {missing[0]}")
+    else:
+        yield Finding("assumptions", OK, f"all {len(needed)} sentences that these settings need")
+    further = len(stated - set(needed))
+    if further:
+        yield Finding("assumptions", TRUSTED, f"{counted(further, 'further sentence')}, which no setting requires")
+
+
+def _delta(statement: Statement) -> Finding:
+    n = statement.dataset_size
+    if n is None:
+        return Finding("delta", TRUSTED, "the number of examples is not stated")
+    if statement.delta_is_small:
+        return Finding("delta", OK, f"{statement.delta:g} is below 1/n = {1 / n:.3g}")
+    words = f"{statement.delta:g} is not below 1/n = {1 / n:.3g}: it allows an example to be published outright"
+    return Finding("delta", REMARK, words)
+
+
+def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:
+    """Both events follow from sampler, noise and steps; those that cannot are compared by their parts."""
+    abandoned = statement.steps_abandoned
+    for name, steps in (("event", statement.steps_taken), ("event_planned", statement.steps_planned)):
+        label, stated, follows = name.replace("_", " "), getattr(statement, name), getattr(derived, name)
+        words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
+        found = _field(label, stated, follows, words)
+        forced = follows["event"] == NonPrivate.__name__
+        if found.status == FAILED or forced or not isinstance(plan, (StatedEvents, DigestPlan)):
+            yield found
+        elif isinstance(plan, StatedEvents):
+            yield _by_parts(label, Event.from_dict(stated), statement, steps)
+        else:
+            yield Finding(label, TRUSTED, f"{words}; all follows but the sensitivity of its matrix")
+    yield _field("adjacency", statement.adjacency, derived.adjacency, statement.adjacency)
+
+
+def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
+    """Every epsilon follows, and none is below what follows."""
+    for name in ("epsilon", "epsilon_planned"):
+        label, follows = name.replace("_", " "), getattr(derived, name)
+        for accountant, value in getattr(statement, name).items():
+            if accountant in follows:
+                yield _upper_bound(f"{label} ({accountant})", value, follows[accountant], statement)
+            else:
+                words = f"cannot be recomputed: the event is covered by {', '.join(follows)}"
+                yield Finding(f"{label} ({accountant})", FAILED, words)
+        unused = sorted(follows.keys() - getattr(statement, name).keys())
+        if unused:
+            what = "planned event" if name == "epsilon_planned" else "event"
+            yield Finding("accountants", REMARK, f"{', '.join(unused)} would also cover the {what}")
+    interval, words = derived.epsilon_interval, "none is known"
+    if interval:
+        words = f"epsilon lies in [{format_lower(interval['lower'], 6)}, {format_epsilon(interval['upper'], 6)}]"
+    yield _field("certified interval", statement.epsilon_interval, interval, words, ROUNDING)
+    words = "not known for this event"
+    if derived.attacker:
+        words = f"advantage at most {format_epsilon(derived.attacker['advantage'])}"
+    yield _field("attacker", statement.attacker, derived.attacker, words, ROUNDING)
+    routes = {name: ROUTES[name] for name in statement.epsilon if name in ROUTES}
+    yield _field("derivation", statement.derivation, routes, "one sentence for each accountant")
+
+
+def _upper_bound(label: str, stated: float, derived: float, statement: Statement) -> Finding:
+    if same(stated, derived, ROUNDING):
+        return Finding(label, OK, format_epsilon(derived))
+    said = f"is stated as {format_epsilon(stated)} and follows as {format_epsilon(derived)}"
+    if stated < derived or math.isnan(stated):
+        return Finding(label, FAILED, f"{said}: too little")
+    other_version = statement.software.get("dpcore") != __version__
+    return Finding(label, REMARK if other_version else FAILED, f"{said}: more than follows")
+
+
+# The sampler is known by name only: the caller's own, or fixed batches, of which the description has a digest.
+def _by_parts(label: str, event: Event, statement: Statement, steps: int) -> Finding:
+    """Compare every part of an event with the settings; how often an example takes part remains to be trusted."""
+    parts = [(part, times) for part, times in parts_of(event) if times]
+    if steps and not parts:
+        return Finding(label, FAILED, f"releases nothing, and {steps:,} steps were taken or planned")
+    problems = [_common(part, statement) for part, _ in parts] + [_steps(parts, statement, steps)]
+    problem = next((problem for problem in problems if problem is not None), None)
+    if problem is not None:
+        return Finding(label, FAILED, problem)
+    return Finding(label, TRUSTED, f"with noise and steps as stated, that this is what happens: {_briefly(parts)}")
+
+
+def _common(part: Event, statement: Statement) -> str | None:
+    sigma, sampler = statement.noise["noise_multiplier"], statement.sampler
+    # Under replacement an example moves a sum twice as far, and multipliers are relative to that.
+    expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma
+    if not same(getattr(part, "noise_multiplier", expected), expected):
+        return f"has another noise multiplier than the noise, {sigma!r}"
+    for name in ("dataset_size", "sample_rate", "max_batch_size"):  # whatever else the sampler does
+        if name in sampler and not same(getattr(part, name, sampler[name]), sampler[name]):
+            return f"has another {name} than the sampler, {sampler[name]!r}"
+    if sampler.get("sampler") != FixedBatches.kind or isinstance(part, NonPrivate):
+        return None
+    if not isinstance(part, (Gaussian, MatrixGaussian)):
+        return f"is sampled, {type(part).__name__}, and a list of batches is not"
+    return None if part.adjacency == statement.adjacency else f"is of another adjacency, {part.adjacency}, in part"
+
+
+def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> str | None:
+    """What is wrong with how many steps the parts have, and with how often or how far an example moves them."""
+    if not parts:
+        return None
+    first, times = parts[0]
+    most = steps + statement.steps_abandoned  # if every step draws again, abandoned ones are steps like the others
+    if isinstance(first, MatrixGaussian):  # the other is that of the branches
+        parts, most = parts[:1], steps
+    counted = sum(part.steps * count for part, count in parts if hasattr(part, "steps"))
+    uncounted = any(not hasattr(part, "steps") for part, _ in parts)
+    if counted not in (steps, most) and not (uncounted and counted <= most):
+        return f"has {counted!r} steps, and {steps!r} were taken or planned"
+    if isinstance(first, MatrixGaussian):
+        whole = statement.noise["sensitivity_of_run"]
+        least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0
+        if not least <= first.sensitivity <= whole * (1 + SAME):
+            return f"has the sensitivity {first.sensitivity!r}, and that of the whole run is {whole!r}"
+    if isinstance(first, Gaussian) and statement.sampler.get("sampler") == FixedBatches.kind:
+        # An example of a batch that is not empty takes part once in every cycle, and once in a step at most.
+        possible = steps // statement.sampler["steps_per_epoch"] <= first.count * times <= steps
+        often = "once" if first.count * times == 1 else f"{first.count * times} times"
+        return None if possible else f"counts an example {often} in {steps:,} steps"
+    return None
+
+
+def _briefly(parts: list[tuple[Event, int]]) -> str:
+    if not parts:
+        return "nothing"
+    said = parts[0][0].to_dict()
+    words = ", ".join(f"{name} {said[name]}" for name in ("sample_rate", "count", "sensitivity") if name in said)
+    return f"{said['event']}({words})" + (f" and {len(parts) - 1:,} more" if parts[1:] else "")
+
+
+# Limits on the work of checking a statement: a forged one could make it endless. Counted are the rows of a strategy,
+# the branches that a run left, and the parts of an event. Below the limits a check took under two minutes and 3 GB on
+# one core.
 
 
 OPERATIONS: Final = 1e11
 ENTRIES: Final = 1.5e8
-"""Of float64 arrays held at once."""
+"""Numbers in float64 arrays in memory at once."""
 PARTS: Final = 50_000
 """Of an event, and branches that count one by one."""
 SAMPLED: Final = 8
@@ -165,7 +396,7 @@ _CHUNK = 256  # columns of a strategy at once
 
 
 def too_much(statement: Statement) -> str | None:
-    """Return what goes beyond a limit, in words; None where the statement can be checked."""
+    """Return what goes beyond a limit, in words; None if the statement can be checked."""
     strategy = statement.noise.get("strategy")
     if strategy is not None:
         apart = len(statement.rows_abandoned) or statement.steps_abandoned

@@ -26,7 +26,7 @@ class Finding:
 
 
 def difference(stated: Any, derived: Any, tolerance: float = SAME, where: str = "") -> str | None:
-    """Return where two plain values differ, in words; None where they are equal up to rounding."""
+    """Return the place at which two plain values differ, in words; None if they are equal up to rounding."""
     if isinstance(stated, Mapping) and isinstance(derived, Mapping):
         for name in (*derived, *stated):
             if (name in stated) != (name in derived):
@@ -52,7 +52,7 @@ def same(stated: Any, derived: Any, tolerance: float = SAME) -> bool:
 
 
 def short(value: Any) -> str:
-    """Return a value for a message, cut off where it is long."""
+    """Return a value for a message, shortened if it is long."""
     text = f"{value:.10g}" if isinstance(value, float) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -1,4 +1,4 @@
-"""The files beside a statement.json, compared with it: the text, the card with its digests, and the model."""
+"""The files next to a statement.json, compared with it: the text, the card with its digests, and the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, Finding
 
 STATEMENT, TEXT, CARD, MODEL = "statement.json", "statement.txt", "README.md", "model.safetensors"
-# So long at most is the header of a model's file; a forged length would ask for all memory.
+# The longest header of a model's file that is read; a forged length would take all memory.
 _LONGEST_HEADER = 100_000_000
 _CHUNK = 1 << 20
 
@@ -42,7 +42,7 @@ def beside(folder: Path, statement: Statement) -> Iterator[Finding]:
     if text is not None:
         yield _as_written(TEXT, text, statement.text, statement, "what this statement says, for a person")
     elif TEXT not in digests and any((folder / name).exists() for name in (MODEL, "config.json")):
-        # Where a card lists it, it is missed there; a statement.json alone is no run's folder.
+        # If a card lists it, it is missed there; a statement.json alone is no run's folder.
         yield Finding(TEXT, FAILED, f"{TEXT} is missing, or is no text")
     if MODEL in digests and (folder / MODEL).is_file():
         yield _model(folder / MODEL, statement)
@@ -107,7 +107,7 @@ def _model(path: Path, statement: Statement) -> Finding:
 
 
 def _read(path: Path) -> str | None:
-    """Return a text; None where there is none."""
+    """Return a text; None if there is none."""
     try:
         return path.read_bytes().decode("utf-8")
     except (OSError, ValueError):

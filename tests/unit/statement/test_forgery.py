@@ -398,7 +398,7 @@ def test_sentences_of_before_plurals_still_verify(forks: int, abandoned: int) ->
 def test_sentences_of_the_writers_own_are_taken_on_trust() -> None:
     findings = verify(plain(caveats=("Mine.", "Mine too.")))
     assert holds(findings)
-    assert ("trusted", "2 further sentences, which no setting asks for") in {(f.status, f.words) for f in findings}
+    assert ("trusted", "2 further sentences, which no setting requires") in {(f.status, f.words) for f in findings}
     assert not any("further sentence" in finding.words for finding in verify(plain()))
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.spec.canonical import read_json, read_json_file
 from dpcore.statement import Statement
+from dpcore.statement.assumptions import NO_LEDGER, SECRET_BATCHES
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
 
@@ -56,6 +57,7 @@ def test_any_plain_content_survives_and_prints(content: dict[str, Any], width: i
     statement = make(sampler=content, event=content)
     assert Statement.from_json(statement.to_json()) == statement
     assert "epsilon = 2.7 and delta = 1e-5" in " ".join(statement.text(width).split())
+    assert "epsilon = 2.7, delta = 1e-5" in " ".join(statement.summary(width).split())
 
 
 @pytest.mark.parametrize("name", ["adjacency", "sampler", "clip", "noise", "method", "steps_planned", "delta"])
@@ -85,6 +87,31 @@ def test_the_text_fits_the_terminal_and_says_what_matters() -> None:
     ):  # fmt: skip
         assert part in flat, part
     assert "differ in one user added or removed" in " ".join(make(unit="user").text().split())
+
+
+def test_the_summary_has_ten_lines_and_one_epsilon() -> None:
+    attack = {"advantage": 0.16811, "true_positive_rate": {"0.001": 0.006361}}
+    statement = make(note="", attacker=attack, epsilon_interval={"lower": 2.69876, "upper": 2.70001})
+    summary = statement.summary()
+    assert len(summary.splitlines()) == 10
+    assert max(map(len, summary.splitlines())) <= 80
+    for part in ("one example added or removed, of 60,000", "epsilon = 2.7, delta = 1e-5", "1,170 of 2,340 steps",
+                 "noise multiplier 1.1", "moves the sum by at most 1", "not covered  2 more"):  # fmt: skip
+        assert part in summary, part
+    for other in ("2.988", "2.69", "2.701", "16.9", "0.637"):
+        assert other not in summary
+    assert statement.summary(full=True) == statement.text()
+    assert statement.summary(60, full=True) == statement.text(60)
+
+
+def test_a_summary_never_leaves_a_warning_out() -> None:
+    assert "NOT PRIVATE" in make(epsilon={"rdp": math.inf}).summary()
+    assert "differentially private" not in make(epsilon={"rdp": math.inf}).summary()
+    assert "WARNING      delta is not below 1/n" in make(delta=1 / 60000).summary()
+    assert "Stopped by Ctrl-C." in make().summary()
+    assert "3 that were abandoned" in " ".join(make(steps_abandoned=3).summary().split())
+    assert "\x1b" not in make(note="\x1b[2J").summary()
+    assert "choosing by results, step times, 1 more" in make(caveats=(NO_LEDGER, SECRET_BATCHES, "Mine.")).summary()
 
 
 def test_an_infinite_epsilon_is_said_in_words() -> None:
