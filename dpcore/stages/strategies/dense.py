@@ -144,7 +144,7 @@ class Tree(base.Redrawn, base.Settings):
         return math.sqrt(nodes_touched(self.steps))
 
     def rows(self, step: int) -> tuple[tuple[int, float], ...]:
-        """Return row `step` (from 0) of C^{-1}: see the module."""
+        """Return row `step` (from 0) of C^{-1}: see above."""
         t = base.check_row(step, self.steps) + 1
         older = [(t - 2**i - 1, -self.node_scale) for i in range((t & -t).bit_length() - 1)]
         return (*reversed(older), (step, self.node_scale))
