@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 
 from dpcore import accounting, strategies
-from dpcore.accounting.pld import allocation, intervals, lognormal_sum
+from dpcore.accounting.pld import allocation, intervals
 
 # noise multiplier, batches, epochs, delta
 ALLOCATIONS = ((1.0, 8, 1, 1e-8), (1.0, 64, 1, 1e-8), (2.0, 64, 1, 1e-8), (1.0, 128, 1, 1e-8), (1.0, 235, 10, 1e-5),
@@ -34,7 +34,7 @@ SEARCHES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 def forget() -> None:
     """Empty the caches."""
-    for module in (allocation, lognormal_sum, intervals):
+    for module in (allocation, intervals):
         for part in vars(module).values():
             if hasattr(part, "cache_clear"):
                 part.cache_clear()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpcore.cli.plots.plots import Curves, by_epsilon
+from dpcore.cli.plots import Curves, by_epsilon
 
 HERE = Path(__file__).parent
 

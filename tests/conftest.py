@@ -125,11 +125,11 @@ def _keys_that_come_again(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 @pytest.fixture(autouse=True, scope="session")
 def _ledgers_in_temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let ledgers of tests lie where pytest's folders are, which may be a tmpfs."""
-    from dpcore.ledger import places
+    from dpcore.ledger import storage
 
-    kind, _ = places.file_system(tmp_path_factory.getbasetemp())
+    kind, _ = storage.file_system(tmp_path_factory.getbasetemp())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "KNOWN", places.KNOWN | {kind})
+        patch.setattr(storage, "KNOWN", storage.KNOWN | {kind})
         yield
 
 

@@ -45,11 +45,16 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take any model for the statement's", "if named == statement.statement_hash:", "if named:",
          "end_to_end/test_cli_verify_folder.py"),
     ],
-    "dpcore/cli/compare/budget.py": [
+    "dpcore/cli/compare/runs.py": [
         ("begin runs that are not paid for", "[*to_come, event], rest) == len(to_come) + 1", "[*to_come, event], rest) >= len(to_come)",
          "end_to_end/test_cli_compare.py::test_a_payer_counts_runs_under_way_to_their_end"),
         ("count a run under way as it stands", "rest += self.ledger.filter.charge(whole) - found[0].charge", "rest += 0.0",
          "end_to_end/test_cli_compare.py::test_a_payer_counts_runs_under_way_to_their_end"),
+        ("take a killed run of a comparison for a complete one", " and not stated.note", "", "end_to_end/test_cli_compare.py"),
+        ("go on with a comparison though a run's folder is gone", 'if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:',
+         "if False:", "end_to_end/test_cli_compare.py"),
+        ("begin a process for each run of a comparison", "worker = idle.pop() if idle else Worker(stop)", "worker = Worker(stop)",
+         "end_to_end/test_cli_compare.py"),
     ],
     "dpcore/cli/train/run_folder.py": [
         ("leave the ledger out of config.json", 'repeated = {**settings, "ledger": None if ledger is None else str(ledger)}', 'repeated = {**settings, "ledger": None}',
@@ -565,7 +570,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("begin every share at the first example", "return self._range(self.sampler.indices(key, step).size)[0]", "return 0",
          "unit/mechanism/test_peers.py::test_the_place_of_a_share"),
     ],
-    "dpcore/accounting/pld/problem.py": [
+    "dpcore/accounting/pld/intervals.py": [
         ("compose one direction of the adjacency only", '("remove",) if one_sided else ("remove", "add")', '("add",)', "unit/accounting/test_pld.py"),
     ],
     "dpcore/accounting/pld/compose.py": [
@@ -578,10 +583,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/accounting/test_pld.py"),
         ("transforms are exact", "return total * _UNIT", "return 0.0", "unit/accounting/test_pld_rounding.py"),
     ],
-    "dpcore/accounting/pld/discretize.py": [
-        ("raise losses to the wrong end of a cell", "/ -np.expm1(-width)", "/ np.expm1(width)", "unit/accounting/test_pld.py"),
-    ],
     "dpcore/accounting/pld/loss.py": [
+        ("raise losses to the wrong end of a cell", "/ -np.expm1(-width)", "/ np.expm1(width)", "unit/accounting/test_pld.py"),
         ("leave the atom at loss 0 out of subsets", "atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))", "atom = 0.0 * sigma",
          "unit/accounting/test_pld_oracle.py"),
     ],
@@ -596,12 +599,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/accounting/phases.py": [
         ("take the plain rate for a truncated batch", "inside, outside = q * almost + cut, (1.0 - q) * almost",
          "inside, outside = q * almost, (1.0 - q) * almost", "unit/sampling/test_truncated.py"),
+        ("take what rounds away in a large data set for nothing", "float(betainc(k + 1, n - k, p))", "0.0", "unit/sampling/test_truncated.py"),
     ],
     "dpcore/accounting/calibrate.py": [
         ("calibrate without what was spent", "else Composed((self._spent, event))", "else event", "unit/accounting/test_calibrate.py"),
     ],
-    "dpcore/ledger/places.py": [
+    "dpcore/ledger/storage.py": [
         ("let a ledger lie anywhere", "if not kind or kind in KNOWN or kind in accepted:", "if True:", "unit/ledger/test_files.py"),
+        ("roll back what SQLite has rolled back on a full disk", "if connection.in_transaction:", "if True:", "end_to_end/test_cli_full_disk.py"),
     ],
     "dpcore/stages/updates/galore.py": [
         ("turn GaLore's basis while the moments stay", "if previous is not None and previous.any():", "if False:",
@@ -622,6 +627,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/cli/train/training.py": [
         ("go on with parameters that are no numbers", "if halt and not self._finite():", "if False:", "unit/cli/test_divergence.py"),
+        ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/stages/filters/base.py": [
         ("take an unstable filter of the callers own", "if largest > 1 + _ROUNDING:", "if False:", "unit/plan/test_plan.py"),
@@ -630,7 +636,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("give more than the budget to a ledger's filter", "return epsilon - np.log1p(-1.0 / orders)",
          "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_filter.py"),
     ],
-    "dpcore/audit/bounds.py": [
+    "dpcore/audit/auditing.py": [
         ("count a canary found as one half", "betaincinv(inside + 1.0,", "betaincinv(inside + 0.5,",
          "unit/audit/test_audit.py::test_clopper_pearson_is_scipys"),
     ],
@@ -676,8 +682,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/ledger/state.py": [
         ("count a fork's rows as rows of the plan", "return releases == mark <= run.planned_steps or within(",
          "return mark <= run.planned_steps or within(", "unit/ledger/test_fixed.py"),
-    ],
-    "dpcore/ledger/fixed.py": [
         ("add runs chosen later to a plan that keeps the whole budget", "return self.limit is not None and self.charge > self.limit", "return False",
          "unit/ledger/test_fixed.py"),
         ("count any Gaussian as a part of the plan", "return part.mu <= whole.mu", "return True", "unit/ledger/test_fixed.py"),
@@ -694,14 +698,24 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return Composed((own, others))", "'end_to_end/test_measured_sensitivity.py::test_branches_of_a_cyclic_run_share_a_coin[389]'"),
         ("let more bands than groups be amplified", "if found > self.groups:", "if found > self.groups + 1:", "unit/sampling/test_cyclic.py"),
     ],
-    "dpcore/sampling/shuffled.py": [
+    "dpcore/sampling/orders.py": [
         ("give an epoch the order of the first", "draw.permutation(key, self.dataset_size, epoch)", "draw.permutation(key, self.dataset_size, 0)",
          "unit/sampling/test_shuffled.py::test_orders_are_uniform_and_fresh_in_every_epoch"),
+        ("count the first round of fixed batches only", "return [pattern[pattern < steps] for", "return [pattern[pattern < min(steps, cycle)] for",
+         "'end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'"),
     ],
-    "dpcore/sampling/truncated_poisson.py": [
+    "dpcore/sampling/poisson.py": [
         ("cut a full batch at its first examples",
          "batch = batch[draw.subset(draw.after(words, self.dataset_size), batch.size, self.max_batch_size)]", "batch = batch[: self.max_batch_size]",
          "unit/sampling/test_truncated.py"),
+        ("sample at another rate than accounted", "threshold = round(self.sample_rate * WORDS)", "threshold = round(1.1 * self.sample_rate * WORDS)",
+         "unit/sampling/test_samplers.py"),
+        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_random_allocation.py"),
+        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_random_allocation.py"),
+        ("count whole epochs only", "epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)",
+         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_random_allocation.py"),
+        ("call allocation a draw of every step", "keeps_order = True  # the batches of an epoch are one arrangement",
+         "keeps_order = False", "unit/sampling/test_random_allocation.py"),
     ],
     "backends/dpcore_numpy/correlate.py": [
         ("read a ring one place off", "vectors[(place - j) % len(vectors)]", "vectors[(place - j + 1) % len(vectors)]", "unit/backends/test_correlate.py"),
@@ -734,7 +748,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("move the place of a ring", "step % max(len(weights), 1)", "(step + 1) % max(len(weights) + 1, 1) % max(len(weights), 1)",
          "unit/stages/test_strategies.py"),
     ],
-    "dpcore/stages/strategies/in_blocks.py": [
+    "dpcore/stages/strategies/streaming.py": [
         ("leave out the first row of a block", "range(step + 1) if step == first", "range(step) if step == first", "unit/mechanism/test_streaming.py"),
         ("leave out the first row of all", "range(step + 1) if step == first", "range(1, step + 1) if step == first", "unit/mechanism/test_streaming.py"),
         ("draw a block's rows in descending order", "range(step + 1) if step == first", "range(step, -1, -1) if step == first",
@@ -866,10 +880,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_numpy/stream.py": [
         ("change a rotation of ChaCha20", "(c, d, b, 7))", "(c, d, b, 8))", "spec/test_stream.py"),
     ],
-    "dpcore/sampling/poisson.py": [
-        ("sample at another rate than accounted", "threshold = round(self.sample_rate * WORDS)", "threshold = round(1.1 * self.sample_rate * WORDS)",
-         "unit/sampling/test_samplers.py"),
-    ],
     "backends/dpcore_triton/step_kernel.py": [
         ("halve the noise, in the kernel", "integers = m + total\n", "integers = 0.5 * m + total\n", "agreement/test_ops_step.py"),
         ("leave the square off its grid, in the kernel", "h = (nearest(h * wide[1]) + z_square) * wide[2]",
@@ -946,10 +956,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("round a token's rows one by one, in the kernel", "if (position == end) | (following != example):", "if position <= end:",
          "agreement/test_ops_pairs.py::test_embeddings_agree"),
     ],
-    "dpcore/sampling/fixed_batches.py": [
-        ("count the first round of fixed batches only", "return [pattern[pattern < steps] for", "return [pattern[pattern < min(steps, cycle)] for",
-         "'end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'"),
-    ],
     "dpcore/stages/clipping/running.py": [
         ("halve the noise on the bits of the adaptive clip", "deviation = raised * self.adaptive.noise_on_bits(self.batch_size)",
          "deviation = 0.5 * self.adaptive.noise_on_bits(self.batch_size)", "end_to_end/test_measured_sensitivity.py"),
@@ -958,39 +964,22 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("give an example that contributes nothing a bit", "counted = ~(norms < NO_GRADIENT)", "counted = norms == norms",
          "end_to_end/test_measured_sensitivity.py"),
     ],
-    "dpcore/cli/compare/log.py": [
-        ("take a killed run of a comparison for a complete one", " and not stated.note", "", "end_to_end/test_cli_compare.py"),
-        ("go on with a comparison though a run's folder is gone", 'if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:',
-         "if False:", "end_to_end/test_cli_compare.py"),
-    ],
     "dpcore/spec/whole_file.py": [
         ("leave the draft of a file that could not be written", "    finally:\n        draft.unlink(missing_ok=True)", "    finally:\n        pass",
          "unit/spec/test_whole_file.py"),
         ("name the draft in the error of a file that could not be written", "os.strerror(cause.errno), str(target))", "os.strerror(cause.errno), str(draft))",
          "unit/spec/test_whole_file.py"),
     ],
-    "dpcore/ledger/storage.py": [
-        ("roll back what SQLite has rolled back on a full disk", "if connection.in_transaction:", "if True:", "end_to_end/test_cli_full_disk.py"),
-    ],
-    "dpcore/cli/train/run.py": [
+    "dpcore/cli/train/train.py": [
         ("load torch before the output folder is looked at", "    check_folder(place, overwrite=overwrite)\n", "", "end_to_end/test_cli_first_checks.py"),
         ("say of a run that wrote its end that its statement counts the whole epoch", "upper = folder.stated.note.startswith(WRITTEN_BEFORE)", "upper = True",
          "end_to_end/test_cli_full_disk.py"),
-    ],
-    "dpcore/cli/compare/runs.py": [
-        ("begin a process for each run of a comparison", "worker = idle.pop() if idle else Worker(stop)", "worker = Worker(stop)",
-         "end_to_end/test_cli_compare.py"),
-    ],
-    "dpcore/cli/datasets/archive.py": [
-        ("unpack a member of an archive whole, whatever its directory states", "while chunk := packed.read(_CHUNK):", "while chunk := packed.read():",
-         "unit/cli/test_npz.py"),
-    ],
-    "dpcore/cli/train/checkpoint.py": [
-        ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
-    ],
-    "dpcore/cli/train/resume.py": [
         ("say that resuming costs nothing", 'lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)', "lost = 0",
          "end_to_end/test_cli_resume.py"),
+    ],
+    "dpcore/cli/datasets/__init__.py": [
+        ("unpack a member of an archive whole, whatever its directory states", "while chunk := packed.read(_CHUNK):", "while chunk := packed.read():",
+         "unit/cli/test_npz.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
@@ -1014,9 +1003,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("audit a cut batch at the coins' rate", "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n", "    if True:\n",
          "unit/audit/test_audit.py"),
     ],
-    "dpcore/accounting/binomial.py": [
-        ("take what rounds away in a large data set for nothing", "float(betainc(k + 1, n - k, p))", "0.0", "unit/sampling/test_truncated.py"),
-    ],
     "dpcore/statement/verify/rebuild.py": [
         ("let a matrix move less than its columns", "if scaled and whole < 1 - SAME:", "if False:",
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
@@ -1025,19 +1011,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget on the way back where a branch was left", "name, end = self.known[name].parent, self.known[name].first",
          "name, end = self.known[name].parent, self.known[name].mark", "unit/plan/test_plan.py"),
     ],
-    "dpcore/stages/strategies/search/inverse.py": [
+    "dpcore/stages/strategies/search/series.py": [
         ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_inverses.py"),
         ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_inverses.py"),
         ("leave the square root out of a family", "np.append(np.linspace(0, np.log(16 * steps), _TRIED), np.log(2))",
          "np.append(np.linspace(3, np.log(16 * steps), _TRIED), 3.5)", "unit/stages/test_inverses.py"),
         ("keep the worst of the banded inverses", "return min(found, key=", "return max(found, key=", "unit/stages/test_inverses.py"),
-    ],
-    "dpcore/stages/strategies/search/blt.py": [
         ("go on from fewer steps in the wrong direction", "3 * found[-1] - 3 * found[-2] + found[-3]", "30 * found[-1] - 30 * found[-2] + found[-3]",
          "unit/stages/test_inverses.py"),
         ("lose a derivative by the decays", "scale * (later @ powers[j]) / decay", "scale * (later @ powers[j])", "unit/stages/test_inverses.py"),
-    ],
-    "dpcore/stages/strategies/search/toeplitz.py": [
         ("stretch a series the wrong way", "np.linspace(0, few - 1, bands)", "np.linspace(0, few / 2, bands)", "unit/stages/test_inverses.py"),
     ],
     "dpcore/stages/strategies/workloads.py": [
@@ -1089,7 +1071,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
          "unit/torch/test_data.py"),
     ],
-    "dpcore/accounting/pld/lognormal_sum.py": [
+    "dpcore/accounting/pld/allocation.py": [
         ("split cells of X without keeping their mean", "right = np.clip((p - at[:-1] * q) / g, 0.0, q)",
          "right = 0.45 * q", "unit/accounting/test_random_allocation.py"),
         ("merge bins of X at points above their mean", "ends = np.clip(edges, low, high)",
@@ -1100,22 +1082,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the transform of an epoch as exact", "    return summed, 1.04 * (error + (growth + 4.0 * _UNIT * count) * norm)",
          "    return summed, 0.0", "unit/accounting/test_random_allocation.py"),
         ("count one X less in an epoch", "    for digit in bin(count)[2:]:", "    for digit in bin(count - 1)[2:]:", "unit/accounting/test_random_allocation.py"),
-    ],
-    "dpcore/accounting/pld/allocation.py": [
         ("forget what lies above the cap", "lost += float(in_p[0] + (t - 1) * in_q[0])", "lost += 0.0", "unit/accounting/test_random_allocation.py"),
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
-    "dpcore/accounting/renyi/allocation.py": [
+    "dpcore/accounting/renyi.py": [
         ("leave the add direction out of the moments", "np.maximum(_remove(batches, sigma), _add(batches, sigma))", "_add(batches, sigma)",
          "unit/accounting/test_random_allocation.py::test_moments_are_those_of_quadrature"),
-    ],
-    "dpcore/sampling/random_allocation.py": [
-        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_random_allocation.py"),
-        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_random_allocation.py"),
-        ("count whole epochs only", "epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)",
-         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_random_allocation.py"),
-        ("call allocation a draw of every step", "keeps_order = True  # the batches of an epoch are one arrangement",
-         "keeps_order = False", "unit/sampling/test_random_allocation.py"),
     ],
     "dpcore/stages/strategies/recommended.py": [
         ("recommend what amplification does not cover", "most = period if bands is None else min(period, validate.integer(1, bands=bands))",
@@ -1129,7 +1101,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
         ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
     ],
-    "dpcore/stages/strategies/search/single.py": [
+    "dpcore/stages/strategies/search/matrices.py": [
         ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
         ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
         ("claim a bound that is none", "proved = total**2 / columns.sum() / rows.sum()", "proved = 1.0001 * total**2 / columns.sum() / rows.sum()",
@@ -1137,13 +1109,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("claim a quick bound that is none", "[1] ** 2 / columns.sum()", "[1] ** 2 * 1.001 / columns.sum()", "unit/stages/test_inverses.py"),
         ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
         ("move the weights the wrong way", "step = 2 * np.log(", "step = -2 * np.log(", "unit/stages/test_optimal.py"),
-    ],
-    "dpcore/stages/strategies/search/fixed_order.py": [
         ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
         ("let entries between an example's steps be", "slope[apart] = 0.0", "pass", "unit/stages/test_optimal.py"),
         ("forget that X is scaled class by class", "_class_sums(product, period)[place % period] / scale**2", "0.0", "unit/stages/test_optimal.py"),
     ],
-    "dpcore/stages/strategies/search/kinds.py": [
+    "dpcore/stages/strategies/search/optimize.py": [
         ("let a banded inverse have more bands than steps", "        most, why = steps, ", "        most, why = 2 * steps, ", "unit/stages/test_inverses.py"),
     ],
     "dpcore/torch/data/ahead.py": [

@@ -173,13 +173,12 @@ class RandomAllocation:
         accounting.epsilon_interval(accounting.RandomAllocationGaussian(8, 1.5, 1), 1e-6)  # imports
 
     def _interval(self, noise_multiplier: float, batches: int, epochs: int) -> Any:
-        from dpcore.accounting.pld import allocation, lognormal_sum
+        from dpcore.accounting.pld import allocation
 
         _forget()
-        for module in (allocation, lognormal_sum):
-            for part in vars(module).values():
-                if hasattr(part, "cache_clear"):
-                    part.cache_clear()
+        for part in vars(allocation).values():
+            if hasattr(part, "cache_clear"):
+                part.cache_clear()
         return accounting.epsilon_interval(accounting.RandomAllocationGaussian(batches, noise_multiplier, epochs), 1e-6)
 
     def time_interval(self, noise_multiplier: float, batches: int, epochs: int) -> None:

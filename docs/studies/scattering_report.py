@@ -20,7 +20,7 @@ from scattering import read
 from study import COLORS, STYLE
 
 from dpcore.cli.intervals import mean_interval
-from dpcore.cli.plots.plots import Curves, by_epsilon
+from dpcore.cli.plots import Curves, by_epsilon
 from dpcore.stages.filters import LowPass, named_filter
 from dpcore.theory.analysis.filters import frequency_response, limiting_noise_factor
 

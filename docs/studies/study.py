@@ -22,7 +22,7 @@ import scipy
 
 import dpcore
 
-# Okabe and Ito's palette, as in dpcore.cli.plots.plots.
+# Okabe and Ito's palette, as in dpcore.cli.plots.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLE: dict[str, Any] = {
     "font.size": 9,

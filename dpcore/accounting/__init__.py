@@ -30,7 +30,7 @@ from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multip
 from dpcore.accounting.opacus import OPACUS_ASSUMPTIONS, from_opacus
 from dpcore.accounting.phases import parts_of
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
-from dpcore.accounting.renyi.rdp import RdpAccountant
+from dpcore.accounting.renyi import RdpAccountant
 from dpcore.spec import validate
 
 __all__ = [

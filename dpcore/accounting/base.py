@@ -7,7 +7,7 @@ from typing import Protocol
 from dpcore.accounting.events import Event, check_event
 from dpcore.accounting.gaussian import GaussianAccountant
 from dpcore.accounting.pld import PldAccountant
-from dpcore.accounting.renyi.rdp import RdpAccountant
+from dpcore.accounting.renyi import RdpAccountant
 from dpcore.errors import ArgumentTypeError, PrivacyError
 from dpcore.spec import validate
 

@@ -8,7 +8,11 @@ that nobody touches, which show the noise alone, and one that all other examples
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,7 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
+from dpcore.spec.ops import SECOND_MOMENT
 from dpcore.stages.clipping import Grouping
 from dpcore.stages.queries import Point
 
@@ -162,3 +167,209 @@ def direction(grouping: Grouping, rule: str) -> Floats:
     for members, bound in zip(grouping.members, grouping.bounds, strict=True):
         shares[list(members)] = (1.0 if rule == "normalized" else bound) / np.sqrt(len(members))
     return np.asarray(shares / np.linalg.norm(shares))
+
+
+# The releases of runs with canaries, and the records that are made of them, in units of the planned noise.
+#
+# Recorded are every released average, and the separately released second moment where there is one. In the units used,
+# the *planned* mechanism has independent standard normal noise: the average times B, over the planned standard
+# deviation, then times the matrix C of correlated noise. The vectors of the adversary's choice do not depend on earlier
+# releases, so that under the planned mechanism coordinates are independent of each other.
+
+
+@dataclass(frozen=True)
+class Records:
+    """What one run, or several, showed; R rows: one for each step, twice that with a second moment of its own."""
+
+    canaries: Floats  # (R, m): the releases along each canary's direction, in units of the planned noise
+    nulls: Floats  # (R, L, D): those on coordinates that nobody touched, in the same units, by tensor
+    signal: Floats  # (R, T): what a canary that takes part in step t is planned to add to its column of `canaries`
+    participation: NDArray[np.int64]  # (T, m): how often each canary was used; secret in a real run
+    possible: NDArray[np.bool_]  # (T, m): at which steps it might have been used, as everybody knows
+    counts: NDArray[np.int64]  # (n,): how often each example (or user) was used in all steps
+    tosses: NDArray[np.int64]  # (n,): how often it might have been
+    sizes: NDArray[np.int64]  # (T,): of batches
+    populations: NDArray[np.int64]  # (T,): how many might have been in each batch
+    early: NDArray[np.int64]  # (T,): how many of each batch are of the first half of those
+    batches: tuple[str, ...]  # of each run, a digest of its batches
+    # (N,): released values, in units of the planned noise, wherever nothing is added: untouched coordinates and, unless
+    # examples are replaced, those of canaries that are out.
+    silent: Floats
+    sums: Floats  # (T, r): of r runs, the releases along the direction of all other examples less their clean sum
+    # (T, r): the released sums of an adaptive clip's bits less the clean ones, in units of the planned noise; not
+    # finite where the clip norm met its limits, no rows where it is not adapted.
+    bits: Floats
+    surprises: tuple[str, ...]  # what no run of the plan can show
+    coins: NDArray[np.bool_]  # (m,): whether the canary was in
+
+
+def joined(records: Sequence[Records]) -> Records:
+    """Return the records of several runs of one plan as one."""
+    axes = {"canaries": 1, "nulls": 2, "participation": 1, "possible": 1, "sums": 1, "bits": 1}
+    joint = {
+        field.name: np.concatenate([getattr(r, field.name) for r in records], axis=axes.get(field.name, 0))
+        for field in fields(Records)
+        if field.name not in ("signal", "batches", "surprises")
+    }
+    return Records(
+        **joint,
+        signal=records[0].signal,
+        batches=tuple(digest for r in records for digest in r.batches),
+        surprises=tuple(dict.fromkeys(surprise for r in records for surprise in r.surprises)),
+    )
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The releases of all steps; R rows: one for each step, twice that with a second moment of its own."""
+
+    canaries: Floats  # (R, m): along each canary's direction
+    shared: Floats  # (T,): along the direction of all other examples, before C is applied
+    amounts: Floats  # (R / T, T): what a canary adds to its column, before C is applied
+    white: Floats  # (R / T, T, L, d): all coordinates, by tensor
+
+
+def take_all(run: CanaryRun) -> Releases:
+    """Take all steps of a run and return what was released."""
+    plan, backend, m = run.plan, run.mechanism.backend, run.coins.size
+    square = bool(plan.square_noise_standard_deviation())
+    channels = 2 if square else 1
+    canaries, amounts = np.zeros((channels, plan.steps, m)), np.zeros((channels, plan.steps))
+    shared, released = np.zeros(plan.steps), np.zeros((channels, plan.steps, len(plan.tensors), run.width))
+    for t in range(plan.steps):
+        scales, norm, along = run.scales(t), run.mechanism.clip_norm, run.direction(t)
+        before = _moments(run) if square else []
+        seen: list[Floats] = []
+
+        def observe(averages: Sequence[Any], _: Any, seen: list[Floats] = seen) -> None:
+            seen.extend(backend.to_numpy(g).astype(np.float64).reshape(-1) for g in averages)
+
+        run.step(observe)
+        contribution = plan.sensitivity_at(t, norm).contribution
+        sums = np.stack([plan.batch_size * g * s for g, s in zip(seen, scales, strict=True)])
+        measured = [(sums, along, plan.noise_standard_deviation(t, norm), run.signs[t] * contribution)]
+        if square:
+            moved = (contribution * along / plan.batch_size) ** 2
+            size = float(np.linalg.norm(moved))
+            measured.append((_squares(run, before), moved / size, plan.square_noise_standard_deviation(t), size))
+        for channel, (values, weights, deviation, amount) in enumerate(measured):
+            canaries[channel, t] = weights @ values[:, :m] / deviation
+            released[channel, t] = values / deviation
+            amounts[channel, t] = amount / deviation
+        shared[t] = along @ sums[:, run.size - 1] / plan.noise_standard_deviation(t, norm)
+    # C makes the planned noise white again, and what a canary adds with it.
+    white = np.stack([np.tensordot(run.matrix, channel, 1) for channel in released])
+    return Releases(np.concatenate([run.matrix @ channel for channel in canaries]), shared, amounts, white)
+
+
+def records(run: CanaryRun, releases: Releases) -> Records:
+    """Return what the run showed, to an adversary and to whoever knows its secrets."""
+    took, others, bits = counted(run)
+    m, matrix, nobody = run.coins.size, run.matrix, releases.white[..., : run.size - 1]
+    silent = np.concatenate([run.amount[run.members] == 0, np.ones(run.size - 1 - m, bool)])
+    return Records(
+        canaries=releases.canaries,
+        nulls=np.concatenate(list(nobody[..., m:])),
+        signal=np.concatenate([matrix * amount for amount in releases.amounts]),
+        silent=nobody[..., silent].reshape(-1),
+        sums=(matrix @ (releases.shared - releases.amounts[0] * others))[:, None],
+        bits=_bits(run, bits),
+        coins=run.coins,
+        **took,
+    )
+
+
+def noisy_bits(plan: Plan, before: float, after: float) -> float:
+    """Return the sum of bits and noise between one clip norm and the next: `AdaptiveClip.next_norm` read backwards."""
+    adaptive = plan.adaptive_clip
+    assert adaptive is not None
+    share = adaptive.target_quantile - math.log(after / before) / adaptive.learning_rate
+    return (share - 0.5) * plan.batch_size
+
+
+def _bits(run: CanaryRun, clean: Floats) -> Floats:
+    """The released sums of bits less the clean ones, in units of the planned noise, (T, 1); see `Records`."""
+    norms, plan = run.mechanism.clip_norms, run.plan
+    if norms is None:
+        return np.zeros((0, 1))
+    noisy = [
+        math.nan if after in plan.clip_limits else noisy_bits(plan, before, after)
+        for before, after in itertools.pairwise(norms)
+    ]
+    return ((np.array(noisy) - clean) / plan.bit_noise_standard_deviation)[:, None]
+
+
+def _moments(run: CanaryRun) -> list[Floats]:
+    place = SECOND_MOMENT[run.plan.method.update.rule]
+    return [run.mechanism.backend.to_numpy(m[place]).astype(np.float64) for m in run.mechanism.vectors.moments]
+
+
+def _squares(run: CanaryRun, before: list[Floats]) -> Floats:
+    """What entered the second moment at the last step: the separately released square, read off the moment."""
+    update = run.plan.method.update
+    keep = 1.0 if update.rule == "adagrad" else update.settings().beta2
+    share = 1.0 if update.rule == "adagrad" else 1 - keep
+    return np.stack([(after - keep * b) / share for after, b in zip(_moments(run), before, strict=True)])
+
+
+TWICE = "An example was used more than once in one step."
+OTHERS = "The batches are not those of the plan's sampler."
+OUTSIDE = "An example took part in a step in which the plan does not allow it."
+TOO_MANY = "A batch is larger than the plan's sampler allows."
+
+
+def counted(run: CanaryRun) -> tuple[dict[str, Any], NDArray[np.int64], NDArray[np.float64]]:
+    """Count who took part in a run that has taken all its steps: users, where these are the unit of privacy.
+
+    Returns fields of `Records`, the number of bystanders in each batch, (T,), and an adaptive clip's clean sums, (T,).
+    """
+    plan, turns, surprises = run.plan, _turns(run), set[str]()
+    participation, counts = np.zeros((plan.steps, run.coins.size), np.int64), np.zeros(run.amount.size, np.int64)
+    sizes, early, others = (np.zeros(plan.steps, np.int64) for _ in range(3))
+    tosses, populations, bits = np.zeros_like(counts), np.zeros_like(sizes), np.zeros(plan.steps)
+    bystander, most = (run.place == run.size - 1) & (run.amount == 1), plan.sampler.max_batch_size
+    bit = np.where(run.amount == 0, 0, np.where(abs(run.amount) > SHORT, -0.5, 0.5))
+    digest = hashlib.sha256()
+    for t, pieces in enumerate(run.used):
+        examples = np.sort(np.concatenate([np.empty(0, np.int64), *pieces]))
+        digest.update(np.array([examples.size, *examples], dtype="<i8").tobytes())
+        if (np.diff(examples) == 0).any():
+            surprises.add(TWICE)
+        if not secret_batches(plan) and not np.array_equal(np.unique(examples), np.sort(run.planned[t])):
+            surprises.add(OTHERS)
+        units = plan.sampler.unit_of(examples)
+        if plan.sampler.unit_of_privacy != "example":
+            units = np.unique(units)
+        used, possible = np.bincount(units, minlength=counts.size), turns[t % len(turns)]
+        participation[t], sizes[t], populations[t] = used[run.members], units.size, possible.sum()
+        others[t], bits[t] = used[bystander].sum(), bit @ used
+        early[t] = used[np.flatnonzero(possible)[: populations[t] // 2]].sum()
+        counts += used
+        tosses += possible
+        if used[~possible].any():
+            surprises.add(OUTSIDE)
+        if most is not None and units.size > most:
+            surprises.add(TOO_MANY)
+    possible_for = np.stack([turns[t % len(turns)][run.members] for t in range(plan.steps)])
+    fields = {
+        "participation": participation,
+        "possible": possible_for,
+        "counts": counts,
+        "tosses": tosses,
+        "sizes": sizes,
+        "populations": populations,
+        "early": early,
+        "batches": (digest.hexdigest(),),
+        "surprises": tuple(sorted(surprises)),
+    }
+    return fields, others, bits
+
+
+def _turns(run: CanaryRun) -> list[NDArray[np.bool_]]:
+    """Who may be in the steps t, t + g, ...: where g groups of a public partition take turns, group t; else all."""
+    sampler: Any = run.plan.sampler
+    sampler = getattr(sampler, "sampler", sampler)  # that of the users, where they are drawn
+    groups, n = getattr(sampler, "groups", 1), sampler.dataset_size
+    if groups == 1:
+        return [np.ones(n, bool)]
+    return [np.isin(np.arange(n), sampler.group(number)) for number in range(groups)]

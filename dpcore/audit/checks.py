@@ -23,8 +23,7 @@ from dpcore.accounting import (
     RandomAllocationGaussian,
     TruncatedPoissonSampledGaussian,
 )
-from dpcore.audit.canaries import secret_batches
-from dpcore.audit.releases import Records
+from dpcore.audit.canaries import Records, secret_batches
 from dpcore.plan.plan import Plan
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpcore.cli.datasets.archive import read_arrays
+from dpcore.cli.datasets import read_arrays
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DpcoreError
 from dpcore.spec.validate import integer, non_negative
 from dpcore.spec.whole_file import whole_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,16 @@ def single_statement(path: Path) -> Statement:
     found = stored(path)
     if "" not in found:
         raise DataError(f"{path}: holds the statements of {len(found)} runs; name one of its run folders")
+    return as_statement(path, found[""][1])
+
+
+def as_statement(path: Path, content: Mapping[str, Any]) -> Statement:
+    """Return the statement of plain content that was found under `path`."""
     try:
-        return Statement.from_dict(found[""][1])
+        return Statement.from_dict(content)
     except DataError as cause:
-        raise DataError(f"{path}: {cause}") from cause
+        more = "; dpcore verify says more" if "hash" in str(cause) else ""
+        raise DataError(f"{path}: {cause}{more}") from cause
 
 
 def overview(path: Path) -> dict[str, Any] | None:

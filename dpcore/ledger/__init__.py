@@ -13,10 +13,10 @@ below one budget, also when the settings of later runs were chosen after looking
 
 from __future__ import annotations
 
+from dpcore.ledger.allowance import LedgerRun
+from dpcore.ledger.checks import Remaining, RunRecord, Total, Verification
 from dpcore.ledger.ledger import Ledger
-from dpcore.ledger.records import Remaining, RunRecord, Total, Verification
-from dpcore.ledger.run import LedgerRun
-from dpcore.ledger.salvage import salvage
+from dpcore.ledger.storage import salvage
 
 __all__ = [
     "Ledger",

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dpcore.accounting.branches import Branch
 from dpcore.errors import DataError, PrivacyError
 from dpcore.ledger import checks
-from dpcore.ledger.entries import START, Entry, seal, write
-from dpcore.ledger.state import Run, State
+from dpcore.ledger.state import START, Entry, Run, State, seal, write
 from dpcore.ledger.storage import Storage
 
 if TYPE_CHECKING:

@@ -13,16 +13,12 @@ from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
 from dpcore.accounting.events import check_event
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import checks
-from dpcore.ledger.allowance import Allowance, after
+from dpcore.ledger.allowance import Allowance, LedgerRun, after
 from dpcore.ledger.book import Book, now
-from dpcore.ledger.checks import EventAfter, event_of, follow
-from dpcore.ledger.entries import START, Entry, number_out, seal, write
-from dpcore.ledger.places import check_place, check_writable
+from dpcore.ledger.checks import EventAfter, Remaining, RunRecord, Total, Verification, event_of, follow
 from dpcore.ledger.privacy_filter import PrivacyFilter
-from dpcore.ledger.records import Remaining, RunRecord, Total, Verification
-from dpcore.ledger.run import LedgerRun
-from dpcore.ledger.state import FORMAT, State
-from dpcore.ledger.storage import Storage, exists
+from dpcore.ledger.state import FORMAT, START, Entry, State, number_out, seal, write
+from dpcore.ledger.storage import Storage, check_place, check_writable, exists
 from dpcore.spec import validate
 from dpcore.spec.canonical import read_json
 from dpcore.spec.version import __version__
@@ -70,8 +66,8 @@ class Ledger:
             By Renyi divergence, or, for runs without secretly sampled batches, by Gaussian differential privacy, which
             loses nothing.
         accept_file_system : bool
-            The owner's word that it may lie on a file system that is not in `dpcore.ledger.places.KNOWN`. It is written
-            into the ledger, and every statement of a run on it repeats it.
+            The owner's word that it may lie on a file system that is not in `dpcore.ledger.storage.KNOWN`. It is
+            written into the ledger, and every statement of a run on it repeats it.
 
         Raises
         ------

@@ -11,8 +11,8 @@ factor exp((alpha-1) rho_t) at each step, and the sum of the rho_t never exceeds
 over its steps, for each pair of neighbors: steps with fresh noise add up one by one, and those of a matrix mechanism
 are rows of C S + Z, whose squared moves add up to at most the squared sensitivity. So runs may also be interleaved.
 
-The limit is the R that converts to the budget exactly, by the improved bound of dpcore.accounting.renyi.conversion at
-this one order:
+The limit is the R that converts to the budget exactly, by the improved bound of dpcore.accounting.renyi at this one
+order:
 
     R = epsilon - log(1 - 1/alpha) + (log delta + log alpha) / (alpha - 1).
 
@@ -53,8 +53,7 @@ from numpy.typing import NDArray
 from dpcore.accounting import Event, analytic_noise_multiplier
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.accounting.phases import phases
-from dpcore.accounting.renyi.conversion import epsilon_from_rdp
-from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS, event_rdp
+from dpcore.accounting.renyi import DEFAULT_ORDERS, epsilon_from_rdp, event_rdp
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec import validate
 

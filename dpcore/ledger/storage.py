@@ -11,22 +11,230 @@ no thread, and leaves nothing open.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import shlex
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from dpcore.errors import DataError
-from dpcore.ledger.entries import Entry
-from dpcore.ledger.salvage import salvage
-from dpcore.ledger.state import FORMAT
+from dpcore.ledger.state import FORMAT, START, Entry, seal
+from dpcore.spec.canonical import read_json
 from dpcore.spec.version import __version__
 
 if TYPE_CHECKING:
     import sqlite3
+
+# The file systems on which a ledger is safe: locks and flushes work there.
+
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+KNOWN: Final = frozenset(
+    {"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs", "nilfs2", "overlay", "reiserfs"}
+    | {"ufs", "xfs", "zfs"}
+)
+"""File systems on a disk of one machine, on which SQLite's locks exclude every process and a flush reaches the disk.
+
+Everything else needs the owner's word. On what another machine serves (also the host of a virtual machine), locks may
+be local to each client and flushes may return early: two machines could cross a budget together, and a row could be
+released whose reservation is lost. What lies in memory (tmpfs) ends with the machine, and the next ledger begins with
+the whole budget. An overlay is as good as its upper layer, which the kernel demands to be local; in a container it ends
+with the container, as any file ends with the folder that someone removes: docs/ledger.md says to use a volume.
+"""
+
+# With them, flushes do nothing or do not reach the disk.
+_WITHOUT_FLUSHES = ("volatile", "nobarrier", "barrier=0")
+_UNKNOWN = "an unknown file system", "?"
+
+
+def check_place(path: Path, accept: bool = False, accepted: Collection[str] = ()) -> str | None:
+    """Refuse a ledger on a file system that is not known to be safe, unless its owner accepts it or has `accepted` it.
+
+    Return the file system that the owner accepts just now, to be written down; None where nothing needs to be.
+    """
+    for place in (path.parent, path):  # the folder has SQLite's journal; the file may be mounted by itself
+        kind, where = file_system(place) if place.exists() else ("", "")
+        if not kind or kind in KNOWN or kind in accepted:
+            continue
+        if accept:
+            return kind
+        raise DataError(
+            f"ledger {path}: lies on {kind} (mounted at {where}), which is not known to keep locks, flushes and files "
+            "as a disk of this machine does; put it on one (ext4, xfs, btrfs, zfs, apfs, ...), or accept the file "
+            "system (accept_file_system=True, --accept-file-system), which every statement will say"
+        )
+    return None
+
+
+def file_system(path: Path) -> tuple[str, str]:
+    """Return the type of the file system that holds an existing path and where it is mounted.
+
+    Linux tells by the number of the mount. Elsewhere (macOS, BSD) the command ``mount`` lists them. Where neither
+    does, the type is "an unknown file system".
+    """
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return _listed(os.path.realpath(path))
+    number = _mount_number(path)
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(" "), right.partition(" ")
+        if fields[0] == number and len(fields) > 5 and kind:
+            weak = set(_WITHOUT_FLUSHES) & set(re.split(r"[ ,]", f"{fields[5]},{options}"))
+            return " with ".join([kind, *sorted(weak)]), fields[4]
+    return _UNKNOWN
+
+
+def _mount_number(path: Path) -> str:
+    # Closing O_PATH, unlike any other descriptor of the file, does not give up the locks that SQLite has on it.
+    try:
+        descriptor = os.open(path, os.O_PATH)
+        try:
+            found = re.search(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{descriptor}").read_text(), re.MULTILINE)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _listed(target: str) -> tuple[str, str]:
+    """Take the type from what ``mount`` writes: ``device on /folder (type, options)``."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["mount"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return _UNKNOWN
+    mounts = re.findall(r"^.+? on (/.*) \(([^,)\s]+)", done.stdout, re.MULTILINE)
+    holding = [(where, kind) for where, kind in mounts if f"{target}/".startswith(where.rstrip("/") + "/")]
+    where, kind = max(holding, key=lambda mount: len(mount[0]), default=_UNKNOWN[::-1])
+    return kind, where
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file, or a folder for a new one, that this process must not write."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError(f"ledger {path}: there is no folder {folder}")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise DataError(f"ledger {path}: is read-only, so that nothing could be reserved in it; make it writable")
+    check_owners(path)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(
+            f"ledger {path}: the folder {folder} is read-only, and SQLite needs a journal beside the file; "
+            "make it writable"
+        )
+
+
+def check_owners(path: Path) -> None:
+    """Refuse a file that others may write: who rewrites it takes back what was reserved, and no seal shows that."""
+    if os.name == "nt" or not path.exists():  # there the mode says nothing about others
+        return
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DataError(
+            f"ledger {path}: has mode {mode:04o}, so that others than its owner could take back what was reserved; "
+            f"run chmod 600 {shlex.quote(str(path))}"
+        )
+
+
+# The readable part of a ledger, whole or damaged; nothing is ever written to it.
+
+
+# Every entry is canonical JSON with sorted keys. Of a file that SQLite no longer reads, the raw bytes are searched; an
+# entry that lay on several pages is lost to that.
+_OPENING = re.compile(rb'\{"[a-z_]+":')
+
+
+def salvage(path: Path) -> dict[str, Any]:
+    """Return whatever entries of the file at `path` can still be read, chain broken or not.
+
+    Returns
+    -------
+    dict
+        "entries": a list of their contents by number, and "seals": for those that SQLite still gave, the stored seal
+        by number, as text; "chain_intact_up_to": how many entries from the first on follow from each other, seals
+        included.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read at all.
+    """
+    found, seals, whole = _by_sqlite(Path(path))
+    intact, last = 0, START
+    while intact in found and seals.get(intact) == seal(last, found[intact]):
+        last = seals[intact]
+        intact += 1
+    if not (whole and 0 < intact == len(found)):  # else keep off: closing the file gives up this process's locks on it
+        try:
+            content = Path(path).read_bytes()
+        except OSError as cause:
+            raise DataError(f"ledger {path}: cannot be read ({cause.strerror})") from cause
+        found = _by_bytes(content) | found
+    return {
+        "entries": [read_json(found[number]) for number in sorted(found)],
+        "seals": {str(number): seals[number] for number in sorted(seals)},
+        "chain_intact_up_to": intact,
+    }
+
+
+def _by_sqlite(path: Path) -> tuple[dict[int, str], dict[int, str], bool]:
+    """Return bodies and seals by number, and whether SQLite read the table to its end."""
+    import sqlite3
+
+    found: dict[int, str] = {}
+    seals: dict[int, str] = {}
+    whole = False
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
+    except sqlite3.Error:
+        return found, seals, whole
+    with closing(connection):
+        for order in ("", " DESC"):  # forwards until it breaks, then backwards until it breaks
+            try:
+                rows = connection.execute(f"SELECT number, body, seal FROM entries ORDER BY number{order}")
+                for number, body, sealed in rows:
+                    if number in found:
+                        break
+                    if _is_entry(body, number):
+                        found[number], seals[number] = body, str(sealed)
+                whole = whole or not order
+            except (sqlite3.Error, UnicodeDecodeError):
+                continue
+    return found, seals, whole
+
+
+def _by_bytes(content: bytes) -> dict[int, str]:
+    found, decoder, text, end = {}, json.JSONDecoder(), content.decode("latin-1"), 0
+    for match in _OPENING.finditer(content):
+        if match.start() < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and isinstance(value.get("entry"), int) and "kind" in value and "time" in value:
+            found[value["entry"]] = text[match.start() : end]
+    return found
+
+
+def _is_entry(body: Any, number: Any) -> bool:
+    try:
+        content = read_json(body)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("entry") == number
+
 
 APPLICATION = 0x64704C67  # "dpLg"
 

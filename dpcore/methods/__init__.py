@@ -5,10 +5,9 @@ Every method takes the keywords of `Common` (or of `Shared` or `Adaptive`, where
 
 from dpcore.methods.adaptive import VARIANTS, Adaptive, dp_adagrad, dp_adam
 from dpcore.methods.common import BASES, METHODS, Common, Shared, keywords
-from dpcore.methods.filtered import disk, doppler, dp_sgd
+from dpcore.methods.filtered import disk, doppler, dp_sgd, inner_outer, pmlf
 from dpcore.methods.papers import PAPERS, Paper
 from dpcore.methods.recursive import accelerated_srgd, memf, srg_memf
-from dpcore.methods.windows import inner_outer, pmlf
 
 _MAKERS = (dp_sgd, doppler, disk, pmlf, inner_outer, memf, srg_memf, accelerated_srgd, dp_adam, dp_adagrad)
 METHODS.update({make.__name__: make for make in _MAKERS})

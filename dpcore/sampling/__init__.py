@@ -5,14 +5,9 @@ from __future__ import annotations
 from dpcore.sampling.base import BaseSampler, Indices, Sampler, check_sampler, is_sampler
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpcore.sampling.factory import NAMES, foreign, from_description, sampler
-from dpcore.sampling.fixed_batches import FixedBatches
-from dpcore.sampling.fixed_order import FixedOrderSampler
-from dpcore.sampling.fixed_size import FixedSizeSampler
-from dpcore.sampling.poisson import PoissonSampler
-from dpcore.sampling.random_allocation import RandomAllocationSampler
+from dpcore.sampling.orders import FixedBatches, FixedOrderSampler, ShuffledSampler
+from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, RandomAllocationSampler, TruncatedPoissonSampler
 from dpcore.sampling.sharding import Shard, shard
-from dpcore.sampling.shuffled import ShuffledSampler
-from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
 from dpcore.sampling.users import UserSampler
 
 __all__ = [

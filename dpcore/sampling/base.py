@@ -25,8 +25,7 @@ Indices = npt.NDArray[np.int64]
 class Sampler(Protocol):
     """Chooses indices, never data. The unit is one example; for `UserSampler` a user, whose examples come in a row.
 
-    `BaseSampler` has most of the members. The samplers of `dpcore.sampling` also take ``start`` and ``stop``
-    in `indices` and `units`, for processes that hold a part of the data each.
+    `BaseSampler` has most of the members.
     """
 
     @property

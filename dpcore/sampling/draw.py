@@ -50,21 +50,6 @@ def after(words: Words, used: int) -> Words:
     return lambda start, size: words(used + start, size)
 
 
-def shard(size: int, start: int, stop: int | None) -> tuple[int, int]:
-    """Return the ends of a shard, [start, stop), of a data set of that size; None is its end."""
-    first = validate.integer(start=start, minimum=0)
-    last = size if stop is None else validate.integer(stop=stop, minimum=first)
-    if last > size:
-        raise ArgumentError(f"stop={stop!r}: must be at most dataset_size={size}")
-    return first, last
-
-
-def cut(batch: Indices, size: int, start: int, stop: int | None) -> Indices:
-    """Return those of the sorted indices below `size` that lie in a shard of the data set."""
-    first, last = shard(size, start, stop)
-    return batch[np.searchsorted(batch, first) : np.searchsorted(batch, last)]
-
-
 def coins(words: Words, threshold: int, start: int, stop: int, block: int = 1 << 20) -> Indices:
     """Return the i in [start, stop) with word(i) < threshold: each with probability threshold / 2^32, independently."""
     found = [

@@ -9,13 +9,8 @@ from typing import Any, Final
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.sampling.base import Sampler
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
-from dpcore.sampling.fixed_batches import FixedBatches
-from dpcore.sampling.fixed_order import FixedOrderSampler
-from dpcore.sampling.fixed_size import FixedSizeSampler
-from dpcore.sampling.poisson import PoissonSampler
-from dpcore.sampling.random_allocation import RandomAllocationSampler
-from dpcore.sampling.shuffled import ShuffledSampler
-from dpcore.sampling.truncated_poisson import TruncatedPoissonSampler
+from dpcore.sampling.orders import FixedBatches, FixedOrderSampler, ShuffledSampler
+from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, RandomAllocationSampler, TruncatedPoissonSampler
 from dpcore.sampling.users import UserSampler
 from dpcore.spec import validate
 

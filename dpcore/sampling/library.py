@@ -1,4 +1,4 @@
-"""What samplers of the library share: shards, descriptions, and when an example takes part."""
+"""What samplers of the library share: descriptions, and when an example takes part."""
 
 from __future__ import annotations
 
@@ -43,12 +43,9 @@ class LibrarySampler(validate.Checked, BaseSampler):
         "drop_last": _flag,
     }
 
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of a step, sorted, (m,) int64; with `start` and `stop`, those in [start, stop) (a shard).
-
-        The pieces of a step over a partition of the data set join to the whole step.
-        """
-        return draw.cut(self._batch(key, draw.check_step(step)), self.dataset_size, start, stop)
+    def indices(self, key: bytes, step: int) -> Indices:
+        """Return the examples of a step, sorted, (m,) int64."""
+        return self._batch(key, draw.check_step(step))
 
     def _batch(self, key: bytes, step: int) -> Indices:
         """Return all examples of a step, sorted."""

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
 from dpcore.sampling.base import Indices, Sampler, check_sampler
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
-from dpcore.stages.strategies import Strategy
 
 
 def _of_users(name: str, words: str) -> Any:
@@ -81,6 +79,11 @@ class UserSampler:
     keeps_order = _of_users("keeps_order", "Whether the batches of all steps are one arrangement.")
     adjacency = _of_users("adjacency", 'That of the sampler, with "user" for "example".')
     amplified_bands = _of_users("amplified_bands", "The most bands of correlated noise that sampling amplifies.")
+    meetings = _of_users("meetings", "How often one user takes part in a range of steps, at most.")
+    check_strategy = _of_users("check_strategy", "Refuses what the sampler of the users refuses.")
+    moved = _of_users("moved", "How far one user moves rows [first, steps) of C times the sums.")
+    event = _of_users("event", "The event of the sampler of the users.")
+    banded_event = _of_users("banded_event", "Likewise, under banded noise.")
 
     @property
     def example_count(self) -> int:
@@ -91,35 +94,13 @@ class UserSampler:
         """Return their users."""
         return self.user_of_example[examples]
 
-    def meetings(self, first: int, stop: int) -> int:
-        """As the sampler of the users."""
-        return self.sampler.meetings(first, stop)
+    def indices(self, key: bytes, step: int) -> Indices:
+        """Return the examples of the users of a step, (m,) int64: user by user, ascending within each."""
+        return self._of(key, self.sampler.indices(key, step))[0]
 
-    def check_strategy(self, strategy: Strategy, steps: int) -> None:
-        """Refuse what the sampler of the users refuses."""
-        self.sampler.check_strategy(strategy, steps)
-
-    def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
-        """Return how far one user moves rows [first, steps) of C times the sums."""
-        return self.sampler.moved(strategy, steps, first)
-
-    def banded_event(self, noise_multiplier: float, steps: int, abandoned: int, branches: int, **banded: Any) -> Event:
-        """Return the event of the sampler of the users."""
-        return self.sampler.banded_event(noise_multiplier, steps, abandoned, branches, **banded)
-
-    def indices(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> Indices:
-        """Return the examples of the users of a step, (m,) int64: user by user, ascending within each.
-
-        With `start` and `stop`, those of the users in [start, stop) (a shard).
-        """
-        return self._of(key, self._users(key, step, start, stop))[0]
-
-    def units(self, key: bytes, step: int, *, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
+    def units(self, key: bytes, step: int) -> npt.NDArray[np.int64]:
         """Return how many of `indices` belong to each user of the step, in their order: (users,) int64, 1 or more."""
-        return self._of(key, self._users(key, step, start, stop))[1]
-
-    def _users(self, key: bytes, step: int, start: int, stop: int | None) -> Indices:
-        return draw.cut(self.sampler.indices(key, step), self.dataset_size, start, stop)
+        return self._of(key, self.sampler.indices(key, step))[1]
 
     def _of(self, key: bytes, users: Indices) -> tuple[Indices, npt.NDArray[np.int64]]:
         examples, first = _kept(key, self)
@@ -133,10 +114,6 @@ class UserSampler:
         """All examples, user by user, and how many each user has."""
         counts = np.bincount(self.user_of_example, minlength=self.dataset_size).astype(np.int64)
         return np.argsort(self.user_of_example, kind="stable").astype(np.int64), counts
-
-    def event(self, noise_multiplier: float, steps: int) -> Event:
-        """Return the event of `steps` steps: that of the sampler of users."""
-        return self.sampler.event(noise_multiplier, steps)
 
     def describe(self) -> dict[str, Any]:
         """Return the public settings: those of the sampler of users, and what a user is."""

@@ -23,7 +23,7 @@ PUBLIC_NAMES: Final = {
     "dpcore.report": "dpcore.statement",
     "dpcore.report.gradients": "dpcore.cli.gradients",
     "dpcore.report.intervals": "dpcore.cli.intervals",
-    "dpcore.report.plots": "dpcore.cli.plots.plots",
+    "dpcore.report.plots": "dpcore.cli.plots",
 }
 
 

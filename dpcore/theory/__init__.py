@@ -1,9 +1,14 @@
 """The papers' theory in numbers: settings, factors and conditions, from public quantities only."""
 
 from dpcore.theory.kalman import kalman_rate, kappa_from_variances, steady_variance
-from dpcore.theory.moments import Regime, bias_correction_regime
-from dpcore.theory.signal import pmlf_variance_factor, theoretical_noise_factor
-from dpcore.theory.srgd import AcceleratedParameters, accelerated_srgd_parameters
+from dpcore.theory.papers import (
+    AcceleratedParameters,
+    Regime,
+    accelerated_srgd_parameters,
+    bias_correction_regime,
+    pmlf_variance_factor,
+    theoretical_noise_factor,
+)
 
 __all__ = [
     "AcceleratedParameters",

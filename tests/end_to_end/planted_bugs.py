@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from dpcore import methods
-from dpcore.audit import audit, auditing, releases
+from dpcore.audit import audit, auditing, canaries
 from dpcore.mechanism.composed_step import Composition
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import (
@@ -286,10 +286,10 @@ KEY = bytes(range(32))
 # What no run of the plan can show. Not that the fused operation and the plain ones differ: most bugs of single
 # operations are planted in the plain ones alone.
 SURPRISES = {
-    releases.TWICE: "an example twice in a step",
-    releases.OTHERS: "other batches",
-    releases.OUTSIDE: "an example out of its turn",
-    releases.TOO_MANY: "a batch too large",
+    canaries.TWICE: "an example twice in a step",
+    canaries.OTHERS: "other batches",
+    canaries.OUTSIDE: "an example out of its turn",
+    canaries.TOO_MANY: "a batch too large",
     auditing.MORE: "parameters",
 }
 

@@ -19,8 +19,8 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
-from dpcore.cli.compare.budget import Payer, whole_runs
 from dpcore.cli.compare.comparison import FINAL, SEARCH
+from dpcore.cli.compare.runs import Payer, whole_runs
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger

@@ -14,8 +14,8 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.accounting import Gaussian
 from dpcore.cli import main
-from dpcore.cli.train.run import check_beside
 from dpcore.cli.train.run_folder import RunFolder
+from dpcore.cli.train.train import check_beside
 from dpcore.ledger import Ledger
 
 # Runs each command in one new interpreter, in which torch cannot be imported: what asks for it is not refused early.
@@ -32,7 +32,7 @@ MISSING = set()
 find = __import__("importlib.util").util.find_spec
 __import__("importlib.util").util.find_spec = lambda name, *more: None if name == "tensorboard" else find(name, *more)
 sys.meta_path.insert(0, Refuse())
-import dpcore.cli.train.run as quick
+import dpcore.cli.train.train as quick
 quick.find_spec = __import__("importlib.util").util.find_spec
 from dpcore.cli import main
 print(json.dumps([main(words.split()) for words in json.loads(sys.argv[1])]))

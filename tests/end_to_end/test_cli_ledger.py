@@ -11,7 +11,7 @@ import pytest
 
 from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
-from dpcore.ledger import Ledger, places
+from dpcore.ledger import Ledger, storage
 from tests.end_to_end.command_line import say
 
 
@@ -46,8 +46,8 @@ def test_create(capsys):
 
 def test_accepting_a_file_system(capsys, monkeypatch):
     moved = used()
-    monkeypatch.setattr(places, "file_system", lambda path: ("tmpfs", "/here"))
-    monkeypatch.setattr(places, "KNOWN", places.KNOWN - {"tmpfs"})
+    monkeypatch.setattr(storage, "file_system", lambda path: ("tmpfs", "/here"))
+    monkeypatch.setattr(storage, "KNOWN", storage.KNOWN - {"tmpfs"})
     for words in (("create", "new.ledger"), ("verify", moved.path)):
         assert "--accept-file-system" in say(capsys, ["ledger", *map(str, words)], 2).err
         ask(capsys, *words, "--accept-file-system")

@@ -28,7 +28,7 @@ import torch
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.gradients import load_gradients
-from dpcore.cli.train import checkpoint
+from dpcore.cli.train import training
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement, verify
 from dpcore.torch import PrivateRun, save_state
@@ -121,7 +121,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def at(folder: Path) -> int:
     """The step of the checkpoint."""
-    return int(checkpoint.read(folder / "run.checkpoint")["optimizer"]["dpcore"]["public"]["step"])
+    return int(training.read_checkpoint(folder / "run.checkpoint")["optimizer"]["dpcore"]["public"]["step"])
 
 
 def assert_complete(folder: Path, straight: Path, lost: int) -> None:
@@ -176,7 +176,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(tmp_path, straight:
     assert (charged(folder), at(folder)) == ((30, 0), 30)
     assert stat.S_IMODE((folder / "run.checkpoint").stat().st_mode) == 0o600
     # No key of the checkpoint is in a public file.
-    secret = checkpoint.read(folder / "run.checkpoint")["optimizer"]["dpcore"]["secret"]
+    secret = training.read_checkpoint(folder / "run.checkpoint")["optimizer"]["dpcore"]["secret"]
     for path in (folder / "run").iterdir():
         assert secret["noise_key"].encode() not in path.read_bytes()
         assert bytes.fromhex(secret["noise_key"]) not in path.read_bytes()
@@ -274,7 +274,7 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     stated.write_bytes(before[stated])
 
     content = bytearray(before[Path(saved)])
-    key = checkpoint.read(Path(saved))["optimizer"]["dpcore"]["secret"]["noise_key"].encode()
+    key = training.read_checkpoint(Path(saved))["optimizer"]["dpcore"]["secret"]["noise_key"].encode()
     content[content.index(key)] ^= 1
     Path(saved).write_bytes(content)
     assert "is damaged" in refused(capsys, *resumed)
@@ -298,7 +298,7 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
 def test_a_ledger_that_was_moved_is_asked_for(stopped: Path, straight: Path, tmp_path, capsys):
     folder = tmp_path / "case"
     shutil.copytree(stopped, folder)
-    saved = checkpoint.read(folder / "run.checkpoint")
+    saved = training.read_checkpoint(folder / "run.checkpoint")
     save_state(folder / "run.checkpoint", {**saved, "ledger": str(folder / "gone")})
     assert "say where it is now with --ledger FILE" in refused(capsys, "--resume", str(folder / "run"))
     assert resume(folder, "--ledger", str(folder / "ledger"), stop=40)[0] == 130

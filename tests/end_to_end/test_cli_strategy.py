@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 from dpcore import strategies
 from dpcore.cli import main
-from dpcore.stages.strategies.search.kinds import KINDS
+from dpcore.stages.strategies.search.optimize import KINDS
 from tests.end_to_end.command_line import say
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.branches import Rows, count
 from dpcore.ledger import Ledger, LedgerRun
-from dpcore.ledger.entries import START, seal, write
+from dpcore.ledger.state import START, seal, write
 
 _keys = itertools.count()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from dpcore.accounting.pld import certify, discretize, intervals
+from dpcore.accounting.pld import intervals, loss
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Work:
 def counted() -> Iterator[Work]:
     """Count what is done inside, where nothing is remembered of what was done before."""
     work = Work()
-    compose, upper, lower = certify.compose, discretize.upper, discretize.lower
+    compose, upper, lower = intervals.compose, loss.upper, loss.lower
 
     def composed(*given: Any, **settings: Any) -> Any:
         curve = compose(*given, **settings)
@@ -41,8 +41,8 @@ def counted() -> Iterator[Work]:
     intervals._epsilon.cache_clear()
     intervals._delta.cache_clear()
     with (
-        mock.patch.object(certify, "compose", composed),
-        mock.patch.object(discretize, "upper", put(upper)),
-        mock.patch.object(discretize, "lower", put(lower)),
+        mock.patch.object(intervals, "compose", composed),
+        mock.patch.object(loss, "upper", put(upper)),
+        mock.patch.object(loss, "lower", put(lower)),
     ):
         yield work

@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-from dpcore.accounting.pld.certify import Interval
-from dpcore.accounting.pld.intervals import PldAccountant, delta_interval, epsilon_interval
+from dpcore.accounting.pld.intervals import Interval, PldAccountant, delta_interval, epsilon_interval
 from dpcore.accounting.pld.tradeoff import TradeOff, curve, trade_off
 
 __all__ = ["Interval", "PldAccountant", "TradeOff", "curve", "delta_interval", "epsilon_interval", "trade_off"]

@@ -59,14 +59,174 @@ at most pi). What is left out is at most 1e-18 at each frequency, hence 1e-18 in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting.pld.deltas import Curve
-from dpcore.accounting.pld.loss import Array
-from dpcore.accounting.pld.moments import Moments
+from dpcore.accounting.pld.loss import Array, Masses
+
+# Log moments of a composition: they say how to tilt it, how wide it is, and how far apart two bounds are.
+#
+# Any tilt gives valid bounds; the tilts chosen here give sharp ones.
+
+
+class Moments:
+    """K(theta) = log E_P e^(theta L) of a composition, infinite masses left out, and its derivatives."""
+
+    def __init__(self, parts: Sequence[Masses]) -> None:
+        self.parts = parts
+        with np.errstate(divide="ignore"):
+            self._logs = [np.log(part.p) for part in parts]
+        self._losses = [part.losses for part in parts]
+
+    def tilted(self, theta: float) -> list[tuple[Array, Array]]:
+        """Return the tilted masses (steps, n) and the log moments (steps,) of each part."""
+        found = []
+        for logs, losses in zip(self._logs, self._losses, strict=True):
+            exponent = logs + theta * losses
+            top = np.maximum(exponent.max(axis=1, keepdims=True), -1e300)  # a lower bound may have no mass at all
+            weights = np.exp(exponent - top)
+            total = np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+            found.append((weights / total, (top + np.log(total))[:, 0]))
+        return found
+
+    def __call__(self, theta: float) -> tuple[float, float, float]:
+        """Return K, K' and K'' at theta."""
+        value = mean = variance = 0.0
+        for (p, log_moment), losses, part in zip(self.tilted(theta), self._losses, self.parts, strict=True):
+            first = (p * losses).sum(axis=1)
+            second = (p * (losses - first[:, None]) ** 2).sum(axis=1)
+            value += float(part.counts @ log_moment)
+            mean += float(part.counts @ first)
+            variance += float(part.counts @ second)
+        return value, mean, variance
+
+    def log_moment(self, theta: float) -> float:
+        """Return K at theta."""
+        return float(sum(part.counts @ log for (_, log), part in zip(self.tilted(theta), self.parts, strict=True)))
+
+
+def saddle(moments: Moments, log_delta: float) -> float:
+    """Return the tilt at which delta is about the given one, by the saddle-point formula.
+
+    delta(K'(t)) is about exp(K - t K')/(t (1 + t) sqrt(2 pi K'')), which decreases in t.
+    """
+    # A bounded loss has no tilt with so small a delta. No loss here has lighter tails than a normal one of a tenth its
+    # size.
+    least = plain(moments) ** 2
+    largest = 20.0 * (3.0 + math.sqrt(-2.0 * log_delta)) / math.sqrt(least)
+
+    def above(theta: float) -> bool:
+        value, mean, variance = moments(theta)
+        if theta > largest or variance < 1e-4 * least:
+            return False
+        spread = math.log(theta) + math.log1p(theta) + 0.5 * math.log(2.0 * math.pi * max(variance, 1e-300))
+        return value - theta * mean - max(spread, math.log(2.0)) > log_delta
+
+    return _bisect(above)
+
+
+def tilt_at(moments: Moments, epsilon: float) -> float:
+    """Return the tilt at which the mean is epsilon, 0 where it is larger without one."""
+    if moments(0.0)[1] >= epsilon:
+        return 0.0
+    largest = 1e3 / plain(moments)
+    return _bisect(lambda theta: theta < largest and moments(theta)[1] < epsilon)
+
+
+def plain(moments: Moments) -> float:
+    """Return the standard deviation of the loss without a tilt, bounded away from 0."""
+    _, mean, variance = moments(0.0)
+    return max(math.sqrt(variance), 1e-3 * abs(mean), 1e-100)
+
+
+def _bisect(grow: Callable[[float], bool]) -> float:
+    low, high = 0.0, 2.0  # of log theta
+    while low > -40.0 and not grow(math.exp(low)):
+        low, high = low - 4.0, low
+    while high < 60.0 and grow(math.exp(high)):
+        low, high = high, high + 4.0
+    while high - low > 1e-3:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if grow(math.exp(middle)) else (low, middle)
+    return math.exp(0.5 * (low + high))
+
+
+# delta as a function of epsilon, as read from a composition.
+
+
+@dataclass(frozen=True)
+class Curve:
+    """delta at ascending losses, certainly above or below the true one, linear in e^eps in between.
+
+    `values` (n,) are delta at the `losses` (n,), which may begin below 0, without the mass `infinite` at loss infinity,
+    in the unit e^`log_scale`. From a point to the next, `slack` (n,), which falls with the loss, has to be subtracted
+    (lower bound) or added (upper bound). delta(eps) <= e^(chernoff - theta eps) + infinite is what an upper bound falls
+    back on where the curve ends. `size` is the number of points of the transform.
+    """
+
+    losses: Array
+    log_scale: float
+    values: Array
+    slack: Array
+    infinite: float
+    upper: bool
+    theta: float
+    chernoff: float
+    size: int
+
+    def delta(self, epsilon: float) -> float:
+        """Return the bound on delta at epsilon: 1 or 0 where the curve ends before it."""
+        at, losses = epsilon, self.losses
+        if at < losses[0] or at >= losses[-1]:
+            # Left of the curve nothing is known above, and its first value holds below; right of it the other way
+            # round.
+            if self.upper:
+                value = math.inf if at < losses[0] else self.values[-1] + self.slack[-1]
+            else:
+                value = self.values[0] - self.slack[0] if at < losses[0] else 0.0
+        else:
+            k = int(np.searchsorted(losses, at, side="right")) - 1
+            share = math.expm1(at - losses[k]) / math.expm1(losses[k + 1] - losses[k])
+            value = self.values[k] + share * (self.values[k + 1] - self.values[k])
+            value += self.slack[k] if self.upper else -self.slack[k]
+        if math.isnan(value):
+            value = math.inf if self.upper else 0.0
+        if value <= 0.0:
+            return self.infinite
+        log_value = math.log(value) + self.log_scale
+        if self.upper:
+            log_value = min(log_value, self.chernoff - self.theta * epsilon)
+        finite = math.exp(log_value) if log_value < 0.0 else 1.0
+        return min(1.0, finite + self.infinite)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the epsilon at which the bound reaches delta: infinity (upper) or 0 (lower) where it does not."""
+        if self.upper and delta <= self.infinite:
+            return math.inf
+        log_delta = math.log(delta - self.infinite)
+        if not self.upper and log_delta - self.log_scale > 700.0:
+            return -math.inf
+        wanted = math.exp(min(700.0, log_delta - self.log_scale))
+        if self.upper:
+            limit = max(0.0, self.chernoff - log_delta) / self.theta if self.theta > 0.0 else math.inf
+            return min(limit, self._crossing(wanted, self.values + self.slack))
+        return self._crossing(wanted, self.values - self.slack)
+
+    def _crossing(self, wanted: float, net: Array) -> float:
+        above = np.flatnonzero(net > wanted)
+        if not len(above):
+            return float(self.losses[0]) if self.upper else -math.inf
+        k = int(above[-1])
+        if k == len(net) - 1:
+            return math.inf if self.upper else float(self.losses[k])
+        wanted -= self.slack[k] if self.upper else -self.slack[k]
+        drop = self.values[k] - self.values[k + 1]
+        share = min(1.0, (self.values[k] - wanted) / drop) if drop > 0.0 else 1.0
+        return float(self.losses[k] + math.log1p(share * math.expm1(self.losses[k + 1] - self.losses[k])))
+
 
 Spectrum = npt.NDArray[np.complex128]
 
@@ -81,7 +241,7 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: 
     """Return the curve of the composition at a tilt of 0 or more, accurate near the epsilons where K'(theta) = epsilon.
 
     `upper` says whether the masses are those of an upper bound, and `eta` is the relative error of the masses of a step
-    (see `discretize`). The curve is asked for from `behind` below K'(theta) on.
+    (see `dpcore.accounting.pld.loss`). The curve is asked for from `behind` below K'(theta) on.
     """
     h = moments.parts[0].h
     log_total, reference, variance = moments(theta)

@@ -207,3 +207,239 @@ def center(family: Losses, direction: str, width: float) -> Array:
             moved = np.log(p) - np.log(q)
         r = np.where(np.isfinite(moved), np.clip(moved, r - 0.5 * width, r + 0.5 * width), r)
     return r
+
+
+# A step's privacy loss on a grid: one distribution that is certainly worse, one that is certainly better.
+#
+# Only the P-masses p_k at losses l_k = o + k h are kept: delta(eps) = sum_k p_k (1 - e^(eps - l_k))_+ grows with p and
+# with l, and so does the delta of a composition. Hence raising losses (or letting mass go to +infinity) is valid for an
+# upper bound, lowering losses (or dropping mass) for a lower bound. Both lose too much in T steps; what keeps the error
+# at second order is that delta is convex in e^-L = dQ/dP:
+#
+# **Upper: connect the dots** (Doroshenko et al. 2022). The masses (P, Q) of a < L <= b are split between the ends such
+# that both stay: p_b = (P - e^a Q)/(1 - e^(a-b)), p_a = P - p_b. The curve becomes the chord, above the true convex
+# one. What lies above the grid becomes +infinity, what lies below rises to its lowest point.
+#
+# **Lower: merging.** A group of outcomes told apart no more is a post-processing, its loss is r = log(P/Q) of the
+# group. Bins are groups of neighboring losses, their edges chosen such that r_k is nearly l_k (for a density that is
+# locally exponential). To bring it there exactly, bin k takes a fraction of a neighbor that lies on the other side of
+# l_k. With X_k = |P_k - e^(l_k) Q_k| / |P_j - e^(l_k) Q_j|, j = k-1 if r_k > l_k and k+1 otherwise, bin k and X_k of
+# bin j together have loss l_k. If w_k is the fraction of bin k that is not given away, w_k + sum over the receivers i
+# of k of X_i w_i = 1: one tridiagonal system. Where X_k is too large the loss is lowered to the next grid point.
+#
+# The points near the thickest part of P are h apart, and farther out the distance doubles after every `fine` points:
+# chords and bins of width d at distance x of it have an error relative to the effect of that mass of (d/x)^2/6 at most.
+#
+# Rounding: every mass here carries a relative error of some units in the last place, relative to its own tail of P.
+# With eta >= (error of the curve at a grid point)/(P-mass above it), scaling P up by e^eta and all losses with it (L +
+# eta) covers the error, since E_Q[(e^eta Lambda - a)_+] - E_Q[(Lambda - a)_+] >= (e^eta - 1) P(Lambda > a). In T steps
+# that is a shift of epsilon by T eta and a factor e^(T eta) on delta; `compose` adds them.
+
+
+Integers = npt.NDArray[np.int64]
+
+_LEAST_P = 1e-300  # float64 loses digits below 2e-308, and ndtr returns 0 from 1e-310 on
+_LEAST_Q = 1e-290
+_LOST = 1e-309  # bounds the P-mass of a step that is lost that way
+MOST_TAKEN = 0.4  # of a neighbor that a bin may take: keeps the tridiagonal system diagonally dominant
+
+
+@dataclass(frozen=True)
+class Masses:
+    """P-masses `p` (steps, n), 0 or more, at losses offsets + points * h.
+
+    `points` (n,) ascend and are shared by the steps; `offsets` (steps, 1) are the losses of point 0. `infinite`
+    (steps,) is the P-mass at loss +infinity, and `counts` (steps,) say how often each step occurs.
+    """
+
+    points: Integers
+    offsets: Array
+    p: Array
+    infinite: Array
+    counts: Integers
+    h: float
+
+    @property
+    def losses(self) -> Array:
+        """Losses of the points, (steps, n) float64."""
+        return self.offsets + self.points * self.h
+
+
+def points(low: float, high: float, fine: int) -> Integers:
+    """Return integers that cover [low, high]: neighbors up to about `fine` from 0, then ever farther apart."""
+
+    def side(end: float) -> list[Integers]:
+        blocks, start, width = [], 0, 1
+        while start < end:
+            count = max(1, min(fine, int(np.ceil((end - start) / width))))
+            blocks.append(start + width * np.arange(1, count + 1, dtype=np.int64))
+            start, width = start + count * width, 2 * width
+        return blocks or [np.array([1], dtype=np.int64)]
+
+    right, left = np.concatenate(side(high)), np.concatenate(side(-low))
+    return np.concatenate([-left[::-1], np.zeros(1, np.int64), right])
+
+
+def upper(family: Losses, direction: str, h: float, offsets: Array, grid: Integers) -> Masses:
+    """Return masses whose curve, composed any number of times with itself and others, is never below the true one."""
+    family, at = family.bounded("upper"), offsets + grid * h
+    wall = np.full_like(offsets, np.inf)
+    all_p, all_q = family.masses(direction, np.hstack([-wall, at, wall]))
+    cell_p, cell_q = all_p[:, 1:-1], all_q[:, 1:-1]
+    # Where Q has no digits it counts as 0: all of the mass goes to the upper end, which is valid.
+    cell_q = np.where(cell_q < _LEAST_Q, 0.0, cell_q)
+    width = np.diff(grid) * h
+    with np.errstate(over="ignore", invalid="ignore"):
+        right = (cell_p - np.exp(at[:, :-1]) * cell_q) / -np.expm1(-width)
+    # Where e^l overflows, Q is 0, and 0 * inf is not a number: as above.
+    right = np.clip(np.nan_to_num(right, nan=np.inf), 0.0, cell_p)
+    p = np.zeros_like(at)
+    p[:, 0] = all_p[:, 0]
+    p[:, :-1] += cell_p - right
+    p[:, 1:] += right
+    return Masses(grid, offsets, p, all_p[:, -1] + _LOST, family.counts, h)
+
+
+def lower(family: Losses, direction: str, h: float, offsets: Array, grid: Integers, above: Array) -> Masses:
+    """Return masses whose curve, composed, is never above the true one; `above` are those of `upper`."""
+    family, at = family.bounded("lower"), offsets + grid * h
+    edges = _edges(above, grid, h, at)
+    _balance(edges, family, direction, at, int(np.searchsorted(grid, 0)))
+    bin_p, excess, share = _shares(family, direction, edges, at)
+    for _ in range(2):
+        lost = np.where(share <= MOST_TAKEN, 0.0, np.abs(excess))
+        if not np.any(lost > 1e-5 * h):
+            break
+        _shrink(edges, family, direction, at, excess, np.argmax(lost, axis=1))
+        bin_p, excess, share = _shares(family, direction, edges, at)
+    usable = share <= MOST_TAKEN
+    for _ in range(4):
+        share = np.where(usable, share, 0.0)
+        from_below = np.where(excess > 0.0, share, 0.0)
+        from_above = np.where(excess > 0.0, 0.0, share)
+        kept = kept_parts(from_below, from_above)
+        bad = kept < 0.0
+        if not bad.any():
+            break
+        usable[:, 1:] &= ~bad[:, :-1]
+        usable[:, :-1] &= ~bad[:, 1:]
+    else:
+        usable = np.zeros_like(usable)
+        from_below = from_above = np.zeros_like(at)
+        kept = np.ones_like(at)
+    whole = bin_p.copy()
+    whole[:, 1:] += from_below[:, 1:] * bin_p[:, :-1]
+    whole[:, :-1] += from_above[:, :-1] * bin_p[:, 1:]
+    whole *= kept
+    sinks = (excess < 0.0) & ~usable
+    p = np.where(sinks, 0.0, whole)
+    # A bin that reaches below the next lower point may not even have that loss. What is too small to be known is
+    # dropped.
+    p[:, :-1] += np.where(sinks[:, 1:] & (edges[:, 1:-1] >= at[:, :-1]), whole[:, 1:], 0.0)
+    p = np.where(p < _LEAST_P, 0.0, p)
+    return Masses(grid, offsets, p, np.zeros(at.shape[0]), family.counts, h)
+
+
+def _shares(family: Losses, direction: str, edges: Array, at: Array) -> tuple[Array, Array, Array]:
+    """Return P and P - e^l Q of the bins, and the share X of a neighbor that each needs (infinity: not to be had)."""
+    p, q = family.masses(direction, edges)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        lift = np.exp(at)
+        excess = np.nan_to_num(p - lift * q, nan=-np.inf)
+        lack = np.zeros_like(at)  # of the lower neighbor, at this bin's loss
+        lack[:, 1:] = lift[:, 1:] * q[:, :-1] - p[:, :-1]
+        surplus = np.zeros_like(at)  # of the upper neighbor
+        surplus[:, :-1] = p[:, 1:] - lift[:, :-1] * q[:, 1:]
+        share = np.abs(excess) / np.where(excess > 0.0, lack, surplus)
+    share[excess == 0.0] = 0.0
+    # Where Q has no digits nothing is known but the edges: the loss is lowered.
+    unknown = (q < _LEAST_Q) & (p > 0.0)
+    excess, share = np.where(unknown, -_LEAST_P, excess), np.where(unknown, np.inf, share)
+    return p, excess, np.where(share >= 0.0, share, np.inf)
+
+
+def _shrink(edges: Array, family: Losses, direction: str, at: Array, excess: Array, bins: Integers) -> None:
+    """Move an edge of one bin of each step until its loss is right: the other bin there has neighbors to take from.
+
+    Losses are bounded on one side, where a bin with much of the mass may have no neighbor.
+    """
+    rows = np.arange(len(bins))
+    high = excess[rows, bins] > 0.0  # its loss is too high: it gives its upper part away
+    level = at[rows, bins][:, None]
+    low_edge, high_edge = edges[rows, bins][:, None], edges[rows, bins + 1][:, None]
+    lift, top = np.exp(np.minimum(level, 700.0)), high[:, None]
+    near, far = level, np.where(top, high_edge, low_edge)
+    for _ in range(16):
+        middle = 0.5 * (near + far)
+        p, q = family.masses(direction, np.hstack([np.where(top, low_edge, middle), np.where(top, middle, high_edge)]))
+        wrong = np.where(top, p - lift * q > 0.0, p - lift * q < 0.0)
+        near, far = np.where(wrong, near, middle), np.where(wrong, middle, far)
+    moved = np.isfinite(near[:, 0])
+    edges[rows, bins + 1] = np.where(high & moved, near[:, 0], edges[rows, bins + 1])
+    edges[rows, bins] = np.where(~high & moved, near[:, 0], edges[rows, bins])
+
+
+def _edges(above: Array, grid: Integers, h: float, at: Array) -> Array:
+    """Return edges of bins whose loss log(P/Q) is nearly the grid point in them."""
+    width = np.diff(grid) * h
+    span = np.concatenate([width[:1], 0.5 * (width[:-1] + width[1:]), width[-1:]])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        density = np.log(above) - np.log(span) - 0.5 * at  # of sqrt(PQ): e^-L averages like L under it
+        slope = np.clip(np.nan_to_num(np.diff(density, axis=1)), -30.0, 30.0)
+    slope = np.where(np.abs(slope) < 1e-3, 1e-3, slope)
+    mean = -1.0 / np.expm1(-slope) - 1.0 / slope  # of the density e^(slope x) on [0, 1]
+    inner = at[:, :-1] + width * (1.0 - mean)
+    zero = int(np.searchsorted(grid, 0))
+    inner[:, zero - 1] = at[:, zero] - 0.5 * h
+    inner[:, zero] = at[:, zero] + 0.5 * h
+    first = at[:, :1] - 0.5 * width[0]
+    return np.hstack([first, inner, np.full_like(first, np.inf)])
+
+
+def _balance(edges: Array, family: Losses, direction: str, at: Array, zero: int) -> None:
+    """Move the outer edges of the bins beside bin 0 until these have the right loss, or miss it toward bin 0.
+
+    Where bin 0 holds nearly all of P, the density beside it falls too fast for the edges found so far, and only bin 0
+    has the mass to make good what is missing.
+    """
+    for side in (1, -1):
+        k = zero + side
+        if not 1 < k < at.shape[1] - 2:
+            continue
+        lift = np.exp(np.minimum(at[:, k : k + 1], 700.0))
+        inner = edges[:, zero + (side > 0)][:, None]
+        beyond = k + 2 if side > 0 else k - 1  # the outer edge of the next bin: all of that one may be needed
+        outer = edges[:, beyond][:, None]
+
+        def right(inner: Array, outer: Array, side: int = side, lift: Array = lift) -> npt.NDArray[np.bool_]:
+            p, q = family.masses(direction, np.hstack([inner, outer][::side]))
+            return side * (p - lift * q) >= 0.0
+
+        near, far = at[:, k : k + 1], outer
+        for _ in range(9):
+            middle = 0.5 * (near + far)
+            reached = right(inner, middle)
+            near, far = np.where(reached, near, middle), np.where(reached, middle, far)
+        edges[:, k + (side > 0)] = far[:, 0]
+        if np.all(right(inner, far)):
+            continue
+        # Nothing to be had farther out: bin 0 takes the inner part.
+        keeps, gives = inner, at[:, k : k + 1]
+        for _ in range(9):
+            middle = 0.5 * (keeps + gives)
+            reached = right(middle, far)
+            keeps, gives = np.where(reached, keeps, middle), np.where(reached, middle, gives)
+        edges[:, zero + (side > 0)] = np.where(right(inner, far), inner, gives)[:, 0]
+
+
+def kept_parts(from_below: Array, from_above: Array) -> Array:
+    """Return what each bin keeps of itself: the solution w of the tridiagonal system, all steps in one band matrix."""
+    if not (from_below.any() or from_above.any()):
+        return np.ones_like(from_below)
+    from scipy.linalg import solve_banded
+
+    band = np.ones((3, from_below.size))
+    band[0] = from_below.ravel()  # row k - 1, column k: bin k takes from k - 1
+    band[2] = from_above.ravel()  # row k + 1, column k
+    solution: Array = solve_banded((1, 1), band, np.ones(from_below.size), check_finite=False)
+    return solution.reshape(from_below.shape)

@@ -26,12 +26,10 @@ import numpy.typing as npt
 
 from dpcore.accounting.events import Event
 from dpcore.accounting.phases import demand_phases
-from dpcore.accounting.pld import certify
-from dpcore.accounting.pld.certify import Interval
-from dpcore.accounting.pld.discretize import Integers
-from dpcore.accounting.pld.intervals import delta_interval, delta_sides, expected_epsilon, merged
-from dpcore.accounting.pld.loss import Array
-from dpcore.accounting.pld.moments import tilt_at
+from dpcore.accounting.pld import intervals
+from dpcore.accounting.pld.compose import tilt_at
+from dpcore.accounting.pld.intervals import Interval, delta_interval, delta_sides, expected_epsilon, merged
+from dpcore.accounting.pld.loss import Array, Integers
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
@@ -127,7 +125,7 @@ def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:
 
 
 def _narrow(
-    sides: Sequence[certify.Side],
+    sides: Sequence[intervals.Side],
     epsilons: Array,
     lower: Array,
     upper: Array,

@@ -1,22 +1,307 @@
-"""The shared output of the accounting commands: accountant, interval and remarks."""
+"""``dpcore epsilon`` and ``dpcore delta``: what a plan costs. Other commands share its options and its answer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import wraps
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, wraps
+from itertools import chain
+from pathlib import Path
+from textwrap import wrap
+from typing import Annotated, Any, ClassVar, TypeAlias
 
-from dpcore import accounting
-from dpcore.accounting import Event
-from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.accounting.opacus import OpacusHistory
-from dpcore.cli.options import flag, option, takes
-from dpcore.cli.output import remark, told_if_slow
-from dpcore.cli.values import one_of
-from dpcore.errors import PrivacyError
-from dpcore.spec.canonical import plain
-from dpcore.statement.text import counted, format_epsilon
+from dpcore import accounting, sampling
+from dpcore.accounting import (
+    OPACUS_ASSUMPTIONS,
+    Adjacency,
+    CyclicPoissonSampledGaussian,
+    Event,
+    Gaussian,
+    PoissonSampledGaussian,
+    from_opacus,
+)
+from dpcore.accounting.opacus import accountant_state
+from dpcore.accounting.phases import demand_phases
+from dpcore.cli.options import Json, count, flag, multiplier, name_or_file, one_of, option, real, takes
+from dpcore.cli.output import remark, told_if_slow, write_json, write_line
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
+from dpcore.methods import memf
+from dpcore.plan.plan import Plan
+from dpcore.sampling import Sampler
+from dpcore.spec.canonical import plain, read_json_file
+from dpcore.spec.extras import needs
+from dpcore.stages.strategies import NAMES, NamedStrategy, load
+from dpcore.stages.strategies.saved import ENDINGS
+from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
+
+ACCOUNTED = (*sampling.NAMES, "full-batch")
+
+_Real: TypeAlias = float | None
+_Count: TypeAlias = int | None
+
+
+@dataclass(frozen=True)
+class EventOptions:
+    """A plan as the options give it: each field is an option of this name. None means: not given."""
+
+    # fmt: off
+    noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA",
+        "Standard deviation of the noise on the sum over the clip norm.")] = None
+    sample_rate: Annotated[_Real, option(real, "RATE",
+        "Probability that an example enters a step, such as 0.01 or 256/60000.")] = None
+    dataset_size: Annotated[_Count, option(count, "N",
+        "Number of examples; with --batch-size instead of a rate.")] = None
+    batch_size: Annotated[_Count, option(count, "N", "Expected number of examples in a batch.")] = None
+    steps: Annotated[_Count, option(count, "N", "Number of optimizer steps.")] = None
+    epochs: Annotated[_Real, option(real, "N", "Passes over the data, instead of --steps.")] = None
+    sampling: Annotated[str, option(one_of(ACCOUNTED), "NAME",
+        f"How batches are drawn: {', '.join(ACCOUNTED)}.")] = "poisson"
+    max_batch_size: Annotated[_Count, option(count, "N",
+        "Of truncated-poisson; by default passed once in a million steps.")] = None
+    groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None
+    strategy: Annotated[str | None, option(name_or_file(NAMES, ENDINGS), "NAME",
+        f"Correlates the noise: {', '.join(NAMES)}, or a file ({', '.join(ENDINGS)}).")] = None
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise ArgumentError("steps, epochs: give one of --steps and --epochs, not both")
+        if self.epochs is not None and self.epochs <= 0:
+            raise ArgumentError(f"epochs={self.epochs!r}: must be greater than 0")
+        if self.sample_rate is not None:
+            if self.batch_size is not None:
+                raise ArgumentError(
+                    "sample_rate: give either --sample-rate, or --dataset-size with --batch-size, not both"
+                )
+            if not 0 < self.sample_rate <= 1:
+                raise ArgumentError(f"sample_rate={self.sample_rate!r}: must be greater than 0 and at most 1")
+            if self.sampling in _A_NAME:
+                raise ArgumentError(
+                    f"sample_rate: {_A_NAME[self.sampling]} has none; give --epochs, or --dataset-size with "
+                    "--batch-size"
+                )
+            if self.sampling in ("fixed-size", "full-batch", "random-allocation"):
+                raise ArgumentError(f"sample_rate: is not for --sampling {self.sampling}; {_SIZES[self.sampling]}")
+        for name, kind in {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}.items():
+            if getattr(self, name) is not None and self.sampling != kind:
+                option = name.replace("_", "-")
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: --{option} is only for --sampling {kind}")
+
+    def with_(self, name: str, value: Any) -> EventOptions:
+        """Return the plan with one setting more; `name` is that of the option, without the dashes before it."""
+        return replace(self, **{name.replace("-", "_"): value})
+
+    def after(self, steps: int) -> EventOptions:
+        """Return the same plan with so many steps."""
+        if self.sampling in _A_NAME and self.dataset_size is None:
+            # Without sizes a step is an epoch.
+            return replace(self, epochs=float(steps), steps=None)
+        return replace(self, steps=steps, epochs=None)
+
+    def event(self) -> Event:
+        """Return what is released; ArgumentError says which option is missing, or contradicts another."""
+        if self.noise_multiplier is None:
+            raise ArgumentError("noise_multiplier: give --noise-multiplier")
+        if self.steps is None and self.epochs is None:
+            raise ArgumentError("steps, epochs: give one of --steps and --epochs")
+        sampler = self.sampler()
+        if self.strategy is not None:
+            if sampler is None:
+                raise ArgumentError(f"strategy={self.strategy!r}: needs --dataset-size and --batch-size")
+            named: Any = sampler  # frozen: it can be looked up
+            unit: Any = _correlated(self.strategy, named, self.steps_in_all)
+            event: Event = replace(unit, noise_multiplier=self.noise_multiplier)
+            return event
+        if sampler is not None:
+            return sampler.event(self.noise_multiplier, self.steps_in_all)
+        return self._without_sizes(self.noise_multiplier)
+
+    @property
+    def words(self) -> str:
+        """The same for a person."""
+        return self._sampled if self.strategy is None else f"{self._sampled}, noise correlated by {self.strategy}"
+
+    @property
+    def _sampled(self) -> str:
+        sampler, total = self.sampler(), self.steps_in_all
+        if self.sampling in _A_NAME:
+            if sampler is None:
+                return f"{_WORDS[self.sampling]}, {counted(total, 'epoch')}"
+            used = getattr(sampler, "participations", int)(total)
+            return f"{_WORDS[self.sampling]}, each example in {used:,} of {counted(total, 'step')}"
+        rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
+        said = _WORDS[self.sampling] if rate is None else f"{_WORDS[self.sampling]} at rate {rate:.6g}"
+        if self.sampling == "truncated-poisson":
+            said += f" cut off at {getattr(sampler, 'max_batch_size', None):,} examples"
+        if self.sampling == "fixed-size":
+            said += f" of {self.batch_size:,} of {self.dataset_size:,} examples"
+        if self.groups is not None:
+            said += f" in {counted(self.groups, 'group')}"
+        return f"{said}, {counted(total, 'step')}"
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps of one pass over the data; 1 where one step is a pass, and where nothing says how long one is."""
+        sampler = self.sampler()
+        if sampler is not None:
+            return sampler.steps_per_epoch
+        return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
+
+    @property
+    def steps_in_all(self) -> int:
+        """The number of steps as given, or that of the epochs, a last part of an epoch rounded up."""
+        return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * self.steps_per_epoch)
+
+    def sampler(self) -> Sampler | None:
+        """Return the sampler of the sizes; None where rates or epochs are given without them."""
+        size, batch, rate = self.dataset_size, self.batch_size, self.sample_rate
+        if self.sampling == "cyclic-poisson" and self.groups is None:
+            raise ArgumentError("groups: give --groups, the number of groups that take turns")
+        if self.sampling == "full-batch" or (self.sampling in _A_NAME and None in (size, batch)):
+            return None
+        if rate is not None and (self.sampling == "cyclic-poisson" or (self.sampling == "poisson" and size is None)):
+            return None
+        if size is None or (batch is None and rate is None):
+            name = "dataset_size" if self.sampling == "truncated-poisson" else "sample_rate"
+            raise ArgumentError(f"{name}: {_SIZES[self.sampling]}")
+        return sampling.sampler(
+            self.sampling,
+            dataset_size=size,
+            batch_size=batch,
+            sample_rate=rate,
+            max_batch_size=self.max_batch_size,
+            groups=self.groups,
+        )
+
+    def _without_sizes(self, multiplier: float) -> Event:
+        steps = self.steps_in_all
+        if self.sample_rate is not None:
+            # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
+            if self.groups is None:
+                return PoissonSampledGaussian(self.sample_rate, multiplier, steps)
+            return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, multiplier, 1.0, steps)
+        if self.sampling in _A_NAME and self.epochs is None:
+            name = _A_NAME[self.sampling]
+            raise ArgumentError(f"steps: for {name} give --epochs instead, or add --dataset-size and --batch-size")
+        return Gaussian(multiplier, steps, Adjacency.ZERO_OUT)
+
+
+@lru_cache(maxsize=4)
+def _correlated(strategy: str, sampler: Any, steps: int) -> Event:
+    """Return the event of a run with correlated noise, at noise multiplier 1."""
+    chosen = load(strategy) if Path(strategy).suffix.lower() in ENDINGS else NamedStrategy(strategy)
+    return Plan(memf(lr=1.0, strategy=chosen, noise_multiplier=1.0), sampler, steps).event
+
+
+_A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
+_WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling", "fixed-size": "uniform subsets",
+    "fixed-order": "a fixed order of batches", "shuffled": "a fresh order every epoch (no amplification)",
+    "cyclic-poisson": "cyclic Poisson sampling", "random-allocation": "one random batch of every epoch",
+    "full-batch": "the full batch"}  # fmt: skip
+_SIZES = {
+    "poisson": "give --sample-rate, or --dataset-size with --batch-size",
+    "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",
+    "fixed-size": "give --dataset-size and --batch-size",
+    "cyclic-poisson": "give --sample-rate, or --dataset-size with --batch-size",
+    "random-allocation": "give --dataset-size and --batch-size",
+    "full-batch": "give --steps",
+}
+
+
+# A run of Opacus as the subject of ``dpcore epsilon`` and ``dpcore delta``: its history in a plan's place.
+
+
+Opacus = Annotated[
+    Path | None,
+    option(
+        Path,
+        "FILE",
+        "What a run of Opacus cost: its checkpoint, or its accountant's state_dict() as JSON; no plan then.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class OpacusHistory:
+    """What the file holds; in an answer it stands where `EventOptions` does."""
+
+    mechanism: str
+    recorded: Event
+    assumptions: ClassVar[tuple[str, ...]] = OPACUS_ASSUMPTIONS
+    noise_multiplier: ClassVar[None] = None  # the phases have theirs
+    dataset_size: ClassVar[None] = None
+
+    def event(self) -> Event:
+        """Return what was released."""
+        return self.recorded
+
+    @property
+    def words(self) -> str:
+        """The same for a person."""
+        counts = [getattr(part, "steps", 0) for part in getattr(self.recorded, "events", (self.recorded,))]
+        if len(counts) > 1:
+            return f"Poisson sampling, {sum(counts):,} steps in {len(counts):,} phases, recorded by Opacus"
+        rate, noise = (getattr(self.recorded, name, 0.0) for name in ("sample_rate", "noise_multiplier"))
+        return (
+            f"Poisson sampling at rate {rate:.6g}, {counts[0]:,} steps, noise multiplier {noise:g}, recorded by Opacus"
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Return the same for a program."""
+        return {"mechanism": self.mechanism, "holds_if": list(self.assumptions)}
+
+    def lines(self) -> list[str]:
+        """Return what the answer rests on, for a person."""
+        gdp = ["Opacus's own gdp accountant approximates, and may report less."] if self.mechanism == "gdp" else []
+        rests = [wrap(one, 80, initial_indent="  - ", subsequent_indent="    ") for one in self.assumptions]
+        return [*gdp, "It holds if:", *chain.from_iterable(rests)]
+
+
+def asked(file: Path | None, given: Mapping[str, Any]) -> EventOptions | OpacusHistory:
+    """Return the run in the file, or without one the plan that the options describe."""
+    if file is None:
+        return EventOptions(**given)
+    extra = [item.name for item in fields(EventOptions) if given[item.name] != item.default]
+    if extra:
+        raise ArgumentError(f"opacus: the file says what was run; leave out --{extra[0].replace('_', '-')}")
+    return history(file)
+
+
+def history(file: Path) -> OpacusHistory:
+    """Return the run in a file."""
+    try:
+        state = _read(file)
+        event = from_opacus(state)
+        demand_phases(event)  # counts that add up beyond float64 are refused here, with the file's name
+        return OpacusHistory(str(state.get("mechanism")), event)
+    except (ArgumentError, ArgumentTypeError) as cause:
+        raise DataError(f"{file}: {str(cause).removeprefix('state: ')}") from cause
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """Return the accountant's state; PyTorch is needed where the file is not JSON."""
+    with file.open("rb") as opened:
+        is_json = opened.read(1) in (b"{", b"[", b" ", b"\n", b"\t", b"\r")
+    if is_json:
+        try:
+            return accountant_state(read_json_file(file))
+        except ValueError as cause:
+            if isinstance(cause, ArgumentError):
+                raise
+            raise DataError(f"{file}: is not JSON ({cause})") from cause
+    try:
+        from dpcore.torch.opacus import read_opacus_checkpoint
+    except ImportError as cause:
+        raise DataError(
+            f"{file}: {needs('reading a checkpoint', 'torch')}; a JSON file with the accountant's state_dict() is read "
+            "without"
+        ) from cause
+    return read_opacus_checkpoint(file)
+
+
+# The shared output of the accounting commands: accountant, interval and remarks.
+
 
 _Bound = Callable[[Event, float, str], float]
 
@@ -49,18 +334,21 @@ def accounts(where: str = "") -> Callable[[Callable[..., Any]], Callable[..., An
     return changed
 
 
-def tightest(bound: _Bound, event: Event, at: float, asked: str | None) -> str:
-    """Return the accountant asked for, or the one with the smallest bound: each gives an upper one.
+def bounds_of(
+    bound: _Bound, event: Event, at: float, asked: str | None, every: bool = False
+) -> tuple[str, dict[str, float]]:
+    """Return the accountant asked for, or the one with the smallest bound, and the upper bounds by accountant.
 
-    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. PrivacyError where none covers
-    it.
+    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. Where one accountant is asked
+    for, the others are left out, unless `every` one is wanted. PrivacyError where none covers the event.
     """
-    if asked is not None:
-        return asked
     names = accounting.accountants_for(event)
+    if asked is not None and not (every and asked in names):
+        names = (asked,)
     if not names:
         raise PrivacyError(f"event={type(event).__name__}: no accountant of this version covers it")
-    return min(names, key=lambda name: bound(event, at, name))
+    found = {name: bound(event, at, name) for name in names}
+    return asked or min(found, key=lambda name: found[name]), found
 
 
 def sentence(accountant: str, plan: EventOptions | OpacusHistory, event: Event) -> str:
@@ -99,3 +387,75 @@ def large_delta(delta: float) -> str | None:
 def described(event: Event) -> dict[str, Any]:
     """Return what every answer says of its event in JSON."""
     return {"adjacency": str(event.adjacency), "event": plain(event.to_dict())}
+
+
+@accounts()
+def epsilon(
+    delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
+    accountant: Accountant = None,
+    opacus: Opacus = None,
+    show_all: AllAccountants = False,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Say what epsilon a noise multiplier gives."""
+    _answer("epsilon", "delta", delta, accountant, opacus, show_all, as_json, given)
+
+
+@accounts()
+def delta(
+    epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")],
+    accountant: Accountant = None,
+    opacus: Opacus = None,
+    show_all: AllAccountants = False,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Say what delta a plan has at an epsilon."""
+    _answer("delta", "epsilon", epsilon, accountant, opacus, show_all, as_json, given)
+
+
+def _answer(
+    wanted: str,
+    other: str,
+    at: float,
+    accountant: str | None,
+    opacus: Path | None,
+    show_all: bool,
+    as_json: bool,
+    given: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the bound on one of the two at a value of the other, the certified interval, and it by accountant."""
+    plan = asked(opacus, given)
+    event = plan.event()
+    bound: Callable[..., float] = accounting.delta
+    bounds: Callable[..., tuple[float, float]] = accounting.delta_interval
+    if wanted == "epsilon":
+        bound, bounds = accounting.epsilon, accounting.epsilon_interval
+    name, table = bounds_of(bound, event, at, accountant, show_all or as_json)
+    value = table[name]
+    interval = bounds(event, at) if name == "pld" else None
+    stated = value if wanted == "delta" else at
+    remark = remark_on_delta(stated, plan, event) if wanted == "epsilon" or 0 < value < 1 else None
+    if as_json:
+        ends = {} if interval is None else {"interval": plain(list(interval))}
+        rests = plan.described() if isinstance(plan, OpacusHistory) else {}
+        write_json({wanted: plain(value), other: at, "accountant": name, **ends, "accountants": plain(table),
+            **described(event), **({} if remark is None else {"remark": remark}), **rests})  # fmt: skip
+        return
+    # Where anything was released, an upper bound of 0 is one that a float64 cannot hold.
+    underflow = wanted == "delta" and value == 0.0 and bound(event, 0.0, name) > 0.0
+    write_line(f"{wanted} = {'below 1e-300' if underflow else format_epsilon(value)} at {other} = {format_number(at)}")
+    write_line(sentence(name, plan, event))
+    if value == math.inf:
+        write_line("Infinite: there is no guarantee at all.")
+    if wanted == "delta" and value == 1.0:
+        write_line("A delta of 1 is no guarantee at all.")
+    if interval is not None and math.isfinite(interval[1]):
+        low, high = format_lower(interval[0]), format_epsilon(interval[1])
+        write_line(f"certified: the smallest {wanted} lies in [{low}, {high}]")
+    for each, found in table.items() if show_all else ():
+        write_line(f"  {each.ljust(max(map(len, table)))}  {format_epsilon(found)}")
+    if isinstance(plan, OpacusHistory):
+        for line in plan.lines():
+            write_line(line)

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dpcore import accounting
 from dpcore.accounting import Composed, Event
 from dpcore.cli.accounting import answer
-from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.options import Json, option
+from dpcore.cli.accounting.answer import EventOptions
+from dpcore.cli.options import Json, one_of, option, real
 from dpcore.cli.output import write_answer
-from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.ledger import Ledger, Remaining
 from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
-
-if TYPE_CHECKING:
-    from dpcore.ledger import Remaining
-
 
 UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
 
@@ -48,8 +44,8 @@ def calibrate(
         raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon says what a complete plan costs")
     if unknown == "delta":
         event = _together(spent, plan.event())
-        name = answer.tightest(accounting.delta, event, epsilon, accountant)
-        value: float = accounting.delta(event, epsilon, name)
+        name, bounds = answer.bounds_of(accounting.delta, event, epsilon, accountant)
+        value: float = bounds[name]
         known, reached, delta = plan, epsilon, value
     else:
         assert delta is not None
@@ -88,7 +84,7 @@ def calibrate(
 def _epochs(steps: int, known: EventOptions) -> list[str]:
     """Return how many passes over the data so many steps are; nothing where a step is one, or nothing tells it."""
     epoch = known.steps_per_epoch
-    if epoch is None or epoch == 1:
+    if epoch == 1:
         return []
     whole, more = divmod(steps, epoch)
     rest = f", and {more:,} more" if more else ""
@@ -252,8 +248,6 @@ def _budget(budget: tuple[float, float]) -> str:
 
 def spent_of(path: Path) -> Spent:
     """Read a ledger, without changing it; PrivacyError where one of its runs has no guarantee."""
-    from dpcore.ledger import Ledger
-
     ledger = Ledger.open(path, read_only=True)
     runs = ledger.runs()
     lost = [run.name for run in runs if run.event.adjacency is None and run.releases]

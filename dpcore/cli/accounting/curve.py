@@ -15,12 +15,12 @@ from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
+from dpcore.cli import plots
 from dpcore.cli.accounting import answer
-from dpcore.cli.accounting.event_options import EventOptions
-from dpcore.cli.options import Json, option, picture
+from dpcore.cli.accounting.answer import EventOptions
+from dpcore.cli.options import Json, one_of, option, picture, real
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
-from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec.canonical import plain
 from dpcore.spec.whole_file import whole_file
@@ -112,7 +112,7 @@ def _planned(plan: EventOptions, delta: float | None) -> Subject:
         delta,
         plan.dataset_size or accounting.known_dataset_size(event),
         lambda count: plan.after(count).event(),
-        plan.steps_in_all(),
+        plan.steps_in_all,
         # Of an order that is known by its epochs alone a step is one of them.
         unit="epochs" if plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None else "steps",
     )
@@ -185,8 +185,6 @@ def _trade_off(subject: Subject) -> Points:
 
 
 def _draw(out: Path, points: Points, subject: Subject) -> None:
-    from dpcore.cli.plots import plots
-
     arrays = points.x, points.lower, points.upper
     if points.kind == "delta":
         plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)

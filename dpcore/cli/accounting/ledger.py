@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dpcore.accounting import Event
-from dpcore.cli.accounting.answer import large_delta
-from dpcore.cli.accounting.opacus import history
-from dpcore.cli.options import Commands, Json, flag, option
+from dpcore.cli.accounting.answer import history, large_delta
+from dpcore.cli.options import Commands, Json, flag, one_of, option, real
 from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
-from dpcore.cli.values import one_of, real
 from dpcore.errors import ArgumentError, BudgetError, DataError
+from dpcore.ledger import Ledger, Total, salvage
 from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon, format_number
-
-if TYPE_CHECKING:
-    from dpcore.ledger import Ledger, Total
-
 
 ledger = Commands()  # its words stand in dpcore.cli.app
 
@@ -42,8 +38,6 @@ def create_command(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Make a new ledger. The budget is fixed once."""
-    from dpcore.ledger import Ledger
-
     if (budget_epsilon is None) != (budget_delta is None):
         raise ArgumentError("--budget-epsilon and --budget-delta: give both, or neither for a ledger without a budget")
     budget = None if budget_epsilon is None else (budget_epsilon, budget_delta)
@@ -119,8 +113,6 @@ def export_command(
     as_json: Json = False,  # noqa: ARG001 (it always is)
 ) -> int:
     """Write all entries as one JSON object; of a damaged ledger what can be read, with status 2."""
-    from dpcore.ledger import salvage
-
     try:
         content = _open(file).export()
     except DataError as problem:
@@ -174,10 +166,6 @@ def charge_command(
 
 def _open(file: Path, accept_file_system: bool = False) -> Ledger:
     """Open a ledger to look at it: one that cannot be written may be looked at too."""
-    import os
-
-    from dpcore.ledger import Ledger
-
     writable = os.access(file, os.W_OK) and os.access(file.resolve().parent, os.W_OK)
     return Ledger.open(file, read_only=file.exists() and not writable, accept_file_system=accept_file_system)
 

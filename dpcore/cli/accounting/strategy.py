@@ -6,21 +6,20 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Commands, Json, flag, option, picture, takes
+from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, picture, real, takes
 from dpcore.cli.output import remarks, write_answer
-from dpcore.cli.values import count, names, one_of, real
+from dpcore.cli.plots import matrices_picture, strategies_picture
 from dpcore.errors import ArgumentError
 from dpcore.spec.canonical import plain
-from dpcore.stages.strategies.search.kinds import KINDS, WITH_BANDS
+from dpcore.stages import strategies
+from dpcore.stages.strategies import Strategy, Workload, workloads
+from dpcore.stages.strategies.search.matrices import Bracket
+from dpcore.stages.strategies.search.optimize import KINDS, WITH_BANDS
 from dpcore.statement.text import counted
-
-if TYPE_CHECKING:
-    from dpcore.stages.strategies import Strategy, Workload
-    from dpcore.stages.strategies.search.single import Bracket
 
 strategy = Commands()  # its words stand in dpcore.cli.app
 
@@ -50,8 +49,6 @@ class _Wanted:
 
     def over(self, steps: int) -> Workload:
         """Return the workload of a run of `steps` steps."""
-        from dpcore.stages.strategies import workloads
-
         if steps < 1:
             raise ArgumentError(f"--steps {steps}: must be at least 1")
         if self.workload == "prefix":
@@ -83,8 +80,6 @@ def optimize_command(
     **given: Any,
 ) -> None:  # fmt: skip
     """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
-    from dpcore import strategies
-
     _check_ending(out)
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
@@ -121,8 +116,6 @@ def compare_command(
     **given: Any,
 ) -> None:
     """Compare strategies on a workload, each with its distance from the best of all."""
-    from dpcore import strategies
-
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found: dict[str, tuple[Strategy, float]] = {}
     for kind in kinds:
@@ -135,8 +128,6 @@ def compare_command(
     bound = strategies.lower_bound(wanted, epochs=epochs)
     title = f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
     if out is not None:
-        from dpcore.cli.plots.plots import strategies_picture
-
         noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
         strategies_picture(out, {name: error for name, (_, error) in found.items()}, bound, noise, title=title)
     costs = {name: strategies.streaming_cost(chosen, steps) for name, (chosen, _) in found.items()}
@@ -162,8 +153,6 @@ def show_command(
     **given: Any,
 ) -> None:
     """Say what a strategy in a file is, costs and leaves as an error."""
-    from dpcore import strategies
-
     chosen = strategies.load(file)
     if steps is None and chosen.steps is None:
         raise ArgumentError(f"{file}: has any number of steps; say how many with --steps")
@@ -173,8 +162,6 @@ def show_command(
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
     cost, title = strategies.streaming_cost(chosen, length), f"{chosen.describe()['kind']}, {counted(length, 'step')}"
     if out is not None:
-        from dpcore.cli.plots.plots import matrices_picture
-
         matrices_picture(out, chosen.matrix(length), title=title)
     write_answer(
         as_json,
@@ -199,8 +186,6 @@ def recommend_command(
     **given: Any,
 ) -> None:
     """Name the strategy with the least error that streams in so much memory, and why it is this one."""
-    from dpcore import strategies
-
     _check_ending(out)
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.candidates(wanted, epochs=epochs, vectors=vectors, rows=rows, bands=bands)

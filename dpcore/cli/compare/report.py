@@ -12,10 +12,9 @@ from rich.table import Table
 
 from dpcore import accounting
 from dpcore.cli.compare.comparison import FINAL, Comparison
-from dpcore.cli.compare.log import COMPLETE, Log, Record
-from dpcore.cli.compare.runs import Plans
+from dpcore.cli.compare.runs import COMPLETE, Log, Plans, Record
 from dpcore.cli.intervals import Estimate, difference_interval, mean_interval
-from dpcore.cli.plots.plots import Curves
+from dpcore.cli.plots import Curves
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 

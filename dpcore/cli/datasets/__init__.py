@@ -1,5 +1,427 @@
 """Data sets as plain NumPy arrays: built-in digits, IDX files, .npz archives."""
 
-from dpcore.cli.datasets.load import NAMES, Dataset, load
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ArgumentError, DataError
+from dpcore.spec.validate import nearest
 
 __all__ = ["NAMES", "Dataset", "load"]
+
+# A file of a few megabytes can unpack to thousands of times its size.
+MOST_BYTES = 4 << 30
+_CHUNK = 1 << 18
+
+# What zipfile, zlib and numpy.lib.format are seen to raise on damaged archives.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, TypeError, SyntaxError, KeyError,
+    IndexError, OverflowError, MemoryError, NotImplementedError, RuntimeError)  # fmt: skip
+
+
+def read_arrays(
+    path: str | os.PathLike[str], keys: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, npt.NDArray[Any]]:
+    """Read the arrays of these names; `optional` ones where the archive holds them.
+
+    DataError where the file is missing, damaged, lacks a key, unpacks to more than `MOST_BYTES`, or holds pickled
+    objects, which are never loaded: a pickle can run code. Every member is read to its end, so that the archive's
+    checksum is verified; `numpy.load` stops where the array's own header says and can miss damage there. No more of it
+    is read than the archive's directory states.
+    """
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+            missing = [key for key in keys if f"{key}.npy" not in names]
+            if missing:
+                held = ", ".join(sorted(name.removesuffix(".npy") for name in names)) or "nothing"
+                raise DataError(f"{path}: lacks {', '.join(missing)}; it holds {held}, and must hold {', '.join(keys)}")
+            wanted = [*keys, *(key for key in optional if f"{key}.npy" in names)]
+            packed = [info for info in (archive.getinfo(f"{key}.npy") for key in wanted) if info.compress_type]
+            unpacked = sum(info.file_size for info in packed)
+            if unpacked > MOST_BYTES:
+                raise DataError(
+                    f"{path}: unpacks to {unpacked:,} bytes; must be at most {MOST_BYTES:,}, or be stored without "
+                    "compression (numpy.savez)"
+                )
+            return {key: _member(archive, key, path) for key in wanted}
+    except DataError:
+        raise
+    except FileNotFoundError as cause:
+        raise DataError(f"{path}: no such file") from cause
+    except zipfile.BadZipFile as cause:
+        raise DataError(f"{path}: is not a .npz archive, or it is truncated or corrupt ({cause})") from cause
+    except _DAMAGE as cause:
+        raise DataError(f"{path}: the .npz archive is damaged ({cause})") from cause
+    except OSError as cause:
+        raise DataError(f"{path}: cannot be read ({cause.strerror or cause})") from cause
+
+
+def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
+    content = io.BytesIO()
+    with archive.open(f"{key}.npy") as packed:
+        # In chunks: a whole read unpacks all that there is, whatever the directory states, and cuts it afterwards.
+        while chunk := packed.read(_CHUNK):
+            content.write(chunk)
+    content.seek(0)
+    try:
+        values: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
+    except ValueError as cause:
+        if "Object arrays" in str(cause) or "pickle" in str(cause):
+            message = f"{path}: {key} holds Python objects, which are never loaded; save a numeric array"
+            raise DataError(message) from cause
+        raise DataError(f"{path}: {key} is not a readable array ({str(cause).splitlines()[0]})") from cause
+    if content.read(1):
+        raise DataError(f"{path}: {key} has more data than its header states; the file is corrupt")
+    return values
+
+
+# IDX files, plain or gzip-compressed: the format of MNIST and its relatives.
+#
+# Layout: two zero bytes, one byte for the element type, one for the number of dimensions, each dimension as a
+# big-endian 32-bit integer, then the elements, big-endian, in row-major order. A reader that trusts any of these fields
+# can return a wrong array without a word, so each is checked, and the data must end exactly where the dimensions say.
+#
+# References
+# ----------
+# Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits", section "File formats".
+
+
+_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_IDX_CHUNK = 1 << 20
+
+
+def read_idx(
+    path: str | os.PathLike[str], *, dtype: npt.DTypeLike | None = None, ndim: int | None = None
+) -> npt.NDArray[Any]:
+    """Read one IDX file, in native byte order; gzip is recognized by its first two bytes, not by its name.
+
+    DataError where it is missing, unreadable, truncated, too long, corrupt, or not of the `dtype` and `ndim` asked for;
+    where a compressed one unpacks to more than `MOST_BYTES`. Guarantee: damage to a gzip-compressed file gives
+    DataError or the true array (gzip carries a checksum). Damage to the elements of a plain IDX file cannot be seen by
+    any reader; damage to its header or length is.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            if file.peek(2)[:2] == b"\x1f\x8b":
+                with gzip.GzipFile(fileobj=file) as content:
+                    values = _parse(content, path, MOST_BYTES)
+            else:
+                values = _parse(file, path)
+    except DataError:
+        raise
+    except (EOFError, zlib.error, gzip.BadGzipFile) as cause:
+        raise DataError(f"{path}: the gzip data is truncated or corrupt ({cause}); fetch the file again") from cause
+    except FileNotFoundError as cause:
+        raise DataError(f"{path}: no such file") from cause
+    except OSError as cause:
+        raise DataError(f"{path}: cannot be read ({cause.strerror or cause})") from cause
+    if ndim is not None and values.ndim != ndim:
+        raise DataError(f"{path}: has {values.ndim} dimensions, expected {ndim}; is it the right file?")
+    if dtype is not None and values.dtype != np.dtype(dtype):
+        raise DataError(f"{path}: holds {values.dtype} numbers, expected {np.dtype(dtype)}; is it the right file?")
+    return values
+
+
+def _parse(file: io.BufferedIOBase, path: Path, most: float = math.inf) -> npt.NDArray[Any]:
+    magic = _take(file, 4, path)
+    if magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
+        raise DataError(f"{path}: does not start like an IDX file (first bytes {magic.hex(' ')})")
+    dtype, ndim = np.dtype(_DTYPES[magic[2]]), magic[3]
+    if not 1 <= ndim <= 32:
+        raise DataError(f"{path}: the header states {ndim} dimensions; between 1 and 32 can be read")
+    header = _take(file, 4 * ndim, path)
+    shape = tuple(int(size) for size in np.frombuffer(header, ">u4"))
+    size = math.prod(shape) * dtype.itemsize
+    if size > most:
+        raise DataError(f"{path}: unpacks to {size:,} bytes; must be at most {most:,}, or be unpacked before (gunzip)")
+    content = _take(file, size, path)
+    # Reading past the end also makes gzip verify its checksum.
+    if file.read(1):
+        raise DataError(f"{path}: has more data than its header states ({shape} of {dtype.name}); it is corrupt")
+    values = np.frombuffer(content, dtype).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))
+
+
+def _take(file: io.BufferedIOBase, size: int, path: Path) -> bytearray:
+    """Read exactly `size` bytes, in chunks: a corrupt header must not reserve memory that the file cannot fill."""
+    content = bytearray()
+    while len(content) < size:
+        chunk = file.read(min(_IDX_CHUNK, size - len(content)))
+        if not chunk:
+            raise DataError(f"{path}: ends {size - len(content):,} bytes before its header says; the file is truncated")
+        content += chunk
+    return content
+
+
+def find_idx(folder: str | os.PathLike[str], name: str) -> Path:
+    """Return the file for `name` (such as ``train-images-idx3-ubyte``) in a folder, plain or with ``.gz``.
+
+    The spelling ``train-images.idx3-ubyte``, which some mirrors use, is found too. A plain file comes first.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"data_dir={str(folder)!r}: is not a folder")
+    stem, dot_spelling = name, ".idx".join(name.rsplit("-idx", 1))
+    for candidate in (stem, dot_spelling, f"{stem}.gz", f"{dot_spelling}.gz"):
+        path = folder / candidate
+        if path.is_file():
+            return path
+    there = sorted(path.name for path in folder.iterdir())
+    seen = ", ".join(there[:6]) + (" ..." if len(there) > 6 else "") if there else "nothing"
+    raise DataError(f"data_dir={str(folder)!r}: has no {name}[.gz]; it holds {seen}")
+
+
+# Collections in the IDX format of MNIST: public facts (classes, image size) that the files must agree with.
+_IDX_SETS = {"mnist": (10, (28, 28)), "fashion-mnist": (10, (28, 28)), "kmnist": (10, (28, 28))}
+_ROLES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+NAMES = ("digits", *_IDX_SETS, "idx", "npz")
+
+Inputs = npt.NDArray[np.float32]
+Targets = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labeled examples, split into a private training set and a held-out test set.
+
+    The sizes of both sets, the shape of an example and the number of classes are treated as public. The test set is
+    declared not to be in the training set, so that accuracy on it costs no privacy.
+
+    Parameters
+    ----------
+    name : str
+        Name for reports.
+    train_inputs, test_inputs : ndarray of float32, shape (n, ...) and (m, ...)
+        Images are (n, channels, height, width); anything else is (n, features...).
+    train_targets, test_targets : ndarray of int64, shape (n,) and (m,)
+        Class numbers, 0 <= target < `classes`.
+    classes : int
+        Number of classes.
+
+    Raises
+    ------
+    DataError
+        Where shapes, lengths or class numbers do not fit together.
+    """
+
+    name: str
+    train_inputs: Inputs
+    train_targets: Targets
+    test_inputs: Inputs
+    test_targets: Targets
+    classes: int
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            shape = getattr(self, f"{part}_inputs").shape
+            if 0 in shape:
+                raise DataError(
+                    f"{self.name}: the {part} set is empty (inputs of shape {shape}); it needs at least one example"
+                )
+        for part in ("train", "test"):
+            inputs: npt.NDArray[Any] = getattr(self, f"{part}_inputs")
+            targets: npt.NDArray[Any] = getattr(self, f"{part}_targets")
+            where = f"{self.name}: the {part} set"
+            if inputs.dtype != np.float32 or targets.dtype != np.int64:
+                raise DataError(f"{where} must have float32 inputs, int64 targets; not {inputs.dtype}, {targets.dtype}")
+            if inputs.ndim < 2 or targets.ndim != 1:
+                raise DataError(
+                    f"{where} must have inputs of shape (examples, ...) and targets of shape (examples,), "
+                    f"not {inputs.shape} and {targets.shape}"
+                )
+            if len(inputs) != len(targets):
+                raise DataError(f"{where} has {len(inputs):,} inputs but {len(targets):,} targets; they must pair up")
+            if not np.isfinite(inputs).all():
+                row = int(np.argmin(np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1)))
+                raise DataError(
+                    f"{where} has values that are not finite (NaN, or too large for float32), the first in row {row}; "
+                    "leave such examples out, or put numbers in their place"
+                )
+            if targets.min() < 0:
+                raise DataError(f"{where} has a target below 0; number the classes 0, 1, 2, ... (0 and 1 for -1 and 1)")
+            if targets.max() >= self.classes:
+                raise DataError(f"{where} has a target outside 0..{self.classes - 1}, with {self.classes} classes")
+            # Every run may share one loaded data set: nobody gets to write into it.
+            inputs.flags.writeable = False
+            targets.flags.writeable = False
+        if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
+            raise DataError(
+                f"{self.name}: an example has shape {self.train_inputs.shape[1:]} in the train set but "
+                f"{self.test_inputs.shape[1:]} in the test set; they must be equal"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.train_inputs.shape[1:])
+
+    def __len__(self) -> int:
+        """Return the number of training examples, the public n of the privacy statement."""
+        return len(self.train_inputs)
+
+
+def scaled(values: npt.NDArray[Any], where: str) -> Inputs:
+    """Convert to float32 by a constant that depends on the dtype alone, never on the values.
+
+    Unsigned integers are divided by the largest value of their dtype (255 for uint8) and booleans become 0 and 1.
+    Floating-point values are taken as they are: a scale estimated from the training set would be a release that nobody
+    accounted for. Non-finite values stay too, and `Dataset` refuses them.
+    """
+    if values.dtype == np.bool_:
+        return values.astype(np.float32)
+    if values.dtype.kind == "u":
+        result: Inputs = np.divide(values, np.float32(np.iinfo(values.dtype).max), dtype=np.float32)
+        return result
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32)
+    raise DataError(
+        f"{where}: inputs have dtype {values.dtype}; store them as unsigned integers (scaled by their largest "
+        "possible value) or as floating-point numbers (taken as they are)"
+    )
+
+
+def class_numbers(values: npt.NDArray[Any], where: str) -> Targets:
+    """Convert class numbers, integers of any kind, to int64; a column of shape (n, 1) is flattened."""
+    if values.dtype.kind not in "iu":
+        raise DataError(f"{where}: targets have dtype {values.dtype}; they must be integers, the class numbers from 0")
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{where}: a target is larger than 64-bit signed integers can hold; number the classes from 0")
+    return values.astype(np.int64)
+
+
+def as_images(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return (n, height, width) as (n, 1, height, width), and (n, height, width, 1 or 3) with the channels first."""
+    if values.ndim == 3:
+        return values[:, None]
+    if values.ndim == 4 and values.shape[3] in (1, 3) and values.shape[1] not in (1, 3):
+        return np.ascontiguousarray(np.moveaxis(values, 3, 1))
+    return values
+
+
+def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """Load a data set by name.
+
+    Parameters
+    ----------
+    name : str
+        ``digits`` (built in); ``mnist``, ``fashion-mnist`` or ``kmnist`` (their four IDX files, plain or .gz, in
+        `data_dir`); ``idx`` (any four IDX files with MNIST's names); ``npz`` (the one .npz file in `data_dir`, or
+        `data_dir` is that file); or any NAME for which ``data_dir/NAME.npz`` exists.
+    data_dir : path, optional
+        Where the files are; needed for everything but ``digits``.
+
+    Returns
+    -------
+    Dataset
+        Unsigned integers come scaled to [0, 1] by the largest value of their dtype (digits: by 16, their format's
+        maximum); floating-point inputs come as they are.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown name (the message has the nearest known one) or a `data_dir` that is missing or not used.
+    DataError
+        Where files are missing, damaged, or do not fit together.
+    """
+    if name == "digits":
+        if data_dir is not None:
+            raise ArgumentError(f"data_dir={str(data_dir)!r}: digits is built in and takes no folder; name other data")
+        return _digits()
+    folder = Path(data_dir) if data_dir is not None else None
+    own = None if folder is None else folder / f"{name}.npz"
+    if name not in NAMES and not (own is not None and own.is_file()):
+        near = nearest(name.lower(), NAMES)
+        hint = f"did you mean {near!r}? " if near else ""
+        elsewhere = f", or NAME where {folder}/NAME.npz exists" if folder is not None else ""
+        raise ArgumentError(f"data={name!r}: {hint}known data are {', '.join(NAMES)}{elsewhere}")
+    if folder is None:
+        raise ArgumentError(f"data_dir=None: {name} is read from files; name their folder")
+    if not folder.exists():
+        raise DataError(f"data_dir={str(folder)!r}: no such folder")
+    if name in _IDX_SETS:
+        return _idx(name, folder, *_IDX_SETS[name])
+    if name == "idx":
+        return _idx(name, folder, None, None)
+    return _npz(own if own is not None and own.is_file() else _single_npz(folder))
+
+
+def _digits() -> Dataset:
+    with resources.as_file(resources.files("dpcore.cli.datasets") / "digits.npz") as path:
+        arrays = read_arrays(path, KEYS)
+    # Pixels count the set points of a 4 x 4 block: 16 is the format's maximum, whatever the data.
+    train, test = (np.divide(arrays[key], np.float32(16), dtype=np.float32)[:, None] for key in ("x_train", "x_test"))
+    train_targets, test_targets = (class_numbers(arrays[key], "digits") for key in ("y_train", "y_test"))
+    return Dataset("digits", train, train_targets, test, test_targets, classes=10)
+
+
+def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | None) -> Dataset:
+    train_images, train_labels, test_images, test_labels = (find_idx(folder, role) for role in _ROLES)
+    parts = []
+    for images, labels in ((train_images, train_labels), (test_images, test_labels)):
+        pixels = read_idx(images, dtype=np.uint8, ndim=3)
+        if shape is not None and pixels.shape[1:] != shape:
+            raise DataError(
+                f"{images}: holds images of {pixels.shape[1:]} pixels, but {name} has {shape}; wrong folder?"
+            )
+        numbers = read_idx(labels, dtype=np.uint8, ndim=1)
+        parts.append((scaled(pixels, str(images))[:, None], class_numbers(numbers, str(labels))))
+    return Dataset(name, *parts[0], *parts[1], classes=classes or _public_classes(parts[1][1]))
+
+
+def _npz(path: Path) -> Dataset:
+    arrays = read_arrays(path, KEYS, optional=("classes",))
+    parts = {}
+    for part in ("train", "test"):
+        inputs = scaled(as_images(arrays[f"x_{part}"]), f"{path}: x_{part}")
+        parts[part] = (inputs, class_numbers(arrays[f"y_{part}"], f"{path}: y_{part}"))
+    if "classes" in arrays:
+        stated = arrays["classes"]
+        if stated.ndim or stated.dtype.kind not in "iu" or stated < 1:
+            raise DataError(f"{path}: classes must be one positive integer, the number of classes")
+        classes = int(stated)
+    else:
+        classes = _public_classes(parts["test"][1])
+    try:
+        return Dataset(path.stem, *parts["train"], *parts["test"], classes=classes)
+    except DataError as cause:
+        if "classes" not in arrays and "outside 0" in str(cause):
+            remedy = "store the number of classes in the archive as `classes`"
+            raise DataError(f"{cause} (counted from y_test); {remedy}") from cause
+        raise
+
+
+def _public_classes(test_targets: Targets) -> int:
+    """Count the classes from the held-out targets: the largest training target is a fact about private data."""
+    return int(test_targets.max(initial=0)) + 1
+
+
+def _single_npz(folder: Path) -> Path:
+    if folder.is_file():
+        return folder
+    found = sorted(folder.glob("*.npz"))
+    if len(found) != 1:
+        there = ", ".join(path.name for path in found) or "none"
+        raise DataError(f"data_dir={str(folder)!r}: must hold one .npz file (found {there}), or name the file itself")
+    return found[0]

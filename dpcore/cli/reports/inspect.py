@@ -2,9 +2,441 @@
 
 from __future__ import annotations
 
-from dpcore.cli.options import Commands
-from dpcore.cli.reports.inspect_filter import inspect_filter
-from dpcore.cli.reports.inspect_gradients import inspect_gradients
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from dpcore.cli import plots
+from dpcore.cli.gradients import Gradients, load_gradients
+from dpcore.cli.options import Commands, Json, Picture, count, one_of, option, real, reals
+from dpcore.cli.output import known, write_json, write_line, write_table
+from dpcore.errors import ArgumentError, DataError
+from dpcore.spec.canonical import plain
+from dpcore.stages.filters import NAMED_FILTERS, Averaging, LowPass, ScalarKalman, butterworth, chebyshev, named_filter
+from dpcore.theory.analysis import filters as analysis
+from dpcore.theory.analysis import recorded, spectrum
+
+# ``dpcore inspect filter``: what a filter does to gradient and noise.
+
+
+# After how many steps the noise factor is told.
+_STEPS = (1, 10, 100)
+_PICTURED = 60
+
+
+def inspect_filter(
+    words: Annotated[list[str] | None, typer.Argument(metavar="NAME | b=.. a=.. | kappa=..",
+        help="A named filter, coefficients (several with commas), DiSK's kappa or sigma_H=.. sigma_v=.. sigma_w=.. "
+        "of its Kalman gain, butterworth or chebyshev; all named filters if left out.",
+        show_default=False)] = None,
+    order: Annotated[Any, option(count, "N", "Of butterworth and chebyshev: 1, 2 or 3.")] = None,
+    cutoff: Annotated[Any, option(real, "F",
+        "Of the same: a fraction of the highest frequency, half a cycle a step.")] = None,
+    ripple: Annotated[Any, option(real, "DB", "Of chebyshev: its ripple in decibels, 1 if left out.")] = None,
+    out: Picture = None,
+    as_json: Json = False,
+) -> int:  # fmt: skip
+    """Say what a filter does to gradient and noise. Ends with status 2 for a filter that runs refuse."""
+    text, design = " ".join(words or []).strip(), {"order": order, "cutoff": cutoff, "ripple": ripple}
+    if not text:
+        refuse_options({**design, "out": out}, "give the name of a filter with it")
+        _tell_all(as_json)
+        return 0
+    asked = ask(text, design)
+    numbers = numbers_of_filter(asked)
+    if out is not None:
+        _draw_filter(asked, numbers, out)
+    if as_json:
+        write_json(plain({**numbers, **({"picture": str(out)} if out else {})}))
+    else:
+        _tell_filter(asked, numbers)
+        if out is not None:
+            write_line(f"\npicture: {out}")
+    return 2 if asked.refused else 0
+
+
+def numbers_of_filter(asked: Asked) -> dict[str, Any]:
+    """Return what is known of a filter, as JSON has it; None stands for what does not exist."""
+    b, a = form = analysis.transfer(asked.stage)
+    factors = analysis.noise_factor(asked.stage, max(_STEPS))
+    # c_t tends to the gain, also where that is not 1.
+    gain, stable = analysis.gain(form), analysis.is_stable(form)
+    limit = analysis.limiting_noise_factor(form) / gain**2 if stable and gain else math.inf
+    return {
+        "filter": asked.name,
+        "b": b.tolist(),
+        "a": a[1:].tolist(),
+        "accepted": not asked.refused,
+        "refused_because": asked.refused or None,
+        "gain": known(gain),
+        "poles": [
+            {"real": float(pole.real), "imaginary": float(pole.imag), "modulus": float(abs(pole))}
+            for pole in analysis.poles(form)
+        ],
+        "stable": stable,
+        "cutoff": known(analysis.cutoff(form)),
+        "delay": known(analysis.delay(form)),
+        "half_life": known(analysis.half_life(form)),
+        "noise_factor": {**{str(step): known(float(factors[step - 1])) for step in _STEPS}, "limit": known(limit)},
+    }
+
+
+def _tell_filter(asked: Asked, numbers: dict[str, Any]) -> None:
+    write_table(("", "", ""), _rows(numbers), title=f"filter {asked.name}", wraps=2)
+    if asked.refused:
+        write_line(f"\nNo run takes this filter: {asked.refused}")
+
+
+def _rows(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:
+    factors, moduli = numbers["noise_factor"], [pole["modulus"] for pole in numbers["poles"]]
+    limit, gain, stable = factors["limit"], numbers["gain"], numbers["stable"]
+    rows = [
+        ("b", _list(numbers["b"]), "weights of the newest gradients"),
+        ("a", _list(numbers["a"]), "minus the weights of the last outputs"),
+        ("gain", _number(gain), "a constant gradient comes out " + _gain_words(gain, stable)),
+        *(
+            ("pole", _pole(pole), f"modulus {pole['modulus']:.4g}" + (", outside" if pole["modulus"] > 1 else ""))
+            for pole in numbers["poles"]
+        ),
+        ("stable", "yes" if stable else "no", _stable_words(moduli)),
+    ]
+    if stable:
+        cutoff = numbers["cutoff"]
+        rows += [
+            ("delay", f"{_number(numbers['delay'])} steps", "mean age of the gradients in the output"),
+            ("half-life", f"{_number(numbers['half_life'])} steps", "until the slowest part of the memory halves"),
+            ("cutoff at -3 dB", *_cutoff_words(cutoff)),
+        ]
+    for step in _STEPS:
+        said = "share of the noise's variance in the output" if step == _STEPS[0] else ""
+        rows.append((f"noise after {step:,} step{'s' if step > 1 else ''}", _number(factors[str(step)]), said))
+    if limit is not None and limit > 1:
+        said = "more noise than without a filter"
+    elif limit:
+        said = f"as in a mean of {1 / limit:.3g} gradients; standard deviation times {math.sqrt(limit):.3g}"
+    else:
+        said = "the weights do not settle"
+    return [*rows, ("noise in the long run", _number(limit), said)]
+
+
+def _gain_words(gain: float | None, stable: bool) -> str:
+    if not stable or gain is None:
+        return "larger and larger, or swinging"
+    if abs(gain - 1) < 1e-9:
+        return "unchanged in the long run"
+    return f"times {gain:.4g}, were it not divided by c_t"
+
+
+def _stable_words(moduli: list[float]) -> str:
+    if not moduli:
+        return "it has no pole: its memory ends after the last b"
+    return "every pole must have a modulus below 1"
+
+
+def _cutoff_words(cutoff: float | None) -> tuple[str, str]:
+    if cutoff is None:
+        return "none", "no frequency loses half of its power"
+    said = f"half the power passes: a period of {1 / cutoff:.3g} steps; {2 * cutoff:.3g} as --cutoff"
+    return f"{_number(cutoff)} cycles/step", said
+
+
+def _tell_all(as_json: bool) -> None:
+    every = [numbers_of_filter(Asked(name, named_filter(name))) for name in NAMED_FILTERS]
+    if as_json:
+        write_json(plain({"filters": every}))
+        return
+    head = ("filter", "gain", "largest pole", "delay", "half-life", "cutoff", "noise, 10 steps", "noise, long run")
+    rows = []
+    for item in every:
+        modulus = max((pole["modulus"] for pole in item["poles"]), default=None)
+        factors = item["noise_factor"]
+        cells = (item["gain"], modulus, item["delay"], item["half_life"], item["cutoff"], factors["10"],
+            factors["limit"])  # fmt: skip
+        rows.append((item["filter"], *(_number(value) for value in cells)))
+    write_table(head, rows, title="named filters", right=len(head) - 1)
+    write_line(
+        "\nlargest pole: its modulus; delay and half-life in steps; cutoff: where half of the power passes, in cycles "
+        "per step;\nnoise: the share of the noise's variance that is left. Runs refuse filters of another gain than 1."
+    )
+
+
+def _draw_filter(asked: Asked, numbers: dict[str, Any], out: Path) -> None:
+    form = analysis.transfer(asked.stage)
+    frequencies = np.geomspace(1e-3, 0.5, 600)
+    steps = min(200, max(_PICTURED, 6 * math.ceil(numbers["half_life"] or 0))) if numbers["stable"] else _PICTURED
+    # From a late step on, where a filter with a start of its own has settled.
+    kappa = analysis.impulse_response(asked.stage, steps, start=steps)
+    plots.filter_picture(
+        out,
+        kappa,
+        analysis.normalizers(asked.stage, steps),
+        analysis.noise_factor(asked.stage, steps),
+        frequencies,
+        np.abs(analysis.frequency_response(form, frequencies)) ** 2 if numbers["stable"] else frequencies * math.nan,
+        cutoff=_or_nan(numbers["cutoff"]),
+        limiting_noise_factor=_or_nan(numbers["noise_factor"]["limit"]),
+        title=f"filter {asked.name}",
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def _list(values: list[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values) or "none"
+
+
+def _pole(pole: dict[str, float]) -> str:
+    if pole["imaginary"] == 0:
+        return f"{pole['real']:.4g}"
+    return f"{pole['real']:.4g} {'+' if pole['imaginary'] > 0 else '-'} {abs(pole['imaginary']):.4g}i"
+
+
+DESIGNS = ("butterworth", "chebyshev")
+_KALMAN = ("sigma_H", "sigma_v", "sigma_w")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A filter as asked for; `refused` says why no run would take it."""
+
+    name: str
+    stage: analysis.Coefficients
+    refused: str = ""
+
+
+def ask(text: str, design: dict[str, float | None]) -> Asked:
+    """Return the filter of a name, of coefficients, or of a design with its order, cutoff and ripple."""
+    given = {key: value for key, value in design.items() if value is not None}
+    if "=" in text:
+        refuse_options(design, "it belongs to butterworth and chebyshev")
+        return _by_coefficients(text)
+    name = one_of((*NAMED_FILTERS, *DESIGNS))(text)
+    if name not in DESIGNS:
+        refuse_options(design, "it belongs to butterworth and chebyshev")
+        return Asked(name, named_filter(name))
+    missing = [f"--{key}" for key in ("order", "cutoff") if key not in given]
+    if missing:
+        raise ArgumentError(f"{name}: needs {' and '.join(missing)}, such as {name} --order 2 --cutoff 0.1")
+    order, cutoff = int(given["order"]), given["cutoff"]
+    if name == "chebyshev":
+        ripple = given.get("ripple", 1.0)
+        return Asked(
+            f"{name}, order {order}, cutoff {cutoff:g}, ripple {ripple:g} dB", chebyshev(order, cutoff, ripple)
+        )
+    refuse_options({"ripple": design["ripple"]}, "it belongs to chebyshev")
+    return Asked(f"{name}, order {order}, cutoff {cutoff:g}", butterworth(order, cutoff))
+
+
+def _by_coefficients(text: str) -> Asked:
+    pairs = re.findall(r"(\S*?)\s*=\s*([^=]*?)\s*(?=$|[\s,;]\S+?\s*=)", text)
+    given = {key.strip(",; "): value.strip(",; ") for key, value in pairs}
+    if set(given) == {"kappa"}:
+        kappa = real(given["kappa"])
+        return Asked(f"kappa={kappa:g}", Averaging(kappa))
+    if set(given) == set(_KALMAN):
+        deviations = {key: real(given[key]) for key in _KALMAN}
+        name = " ".join(f"{key}={value:g}" for key, value in deviations.items())
+        return Asked(name, ScalarKalman(**deviations))
+    if "b" not in given or not set(given) <= {"a", "b"}:
+        raise ArgumentError(
+            f"filter={text!r}: write it as b=0.1 a=-0.9, b=0.25,0.25,0.25,0.25, kappa=0.7 or "
+            "sigma_H=0 sigma_v=0.1 sigma_w=1"
+        )
+    b, a = reals(given["b"]), reals(given["a"]) if given.get("a") else ()
+    name = f"b={','.join(f'{value:g}' for value in b)}" + (f" a={','.join(f'{value:g}' for value in a)}" if a else "")
+    try:
+        return Asked(name, LowPass(b, a))
+    except ArgumentError as error:
+        return Asked(name, analysis.Recurrence(b, a), refused=str(error))
+
+
+def refuse_options(options: dict[str, Any], why: str) -> None:
+    """Refuse the options that were given."""
+    for key, value in options.items():
+        if value is not None:
+            raise typer.BadParameter(f"--{key} cannot be used here; {why}")
+
+
+# ``dpcore inspect gradients``: signal and noise in the released gradients of a run.
+
+
+_BELOW = (0.01, 0.05, 0.1, 0.25)
+# With more lags than this the fit knows no more, and takes seconds.
+_MOST_LAGS = 128
+# What a fit may leave of the output where the filter's noise is told by it.
+_SMALL_RESIDUAL = 0.05
+
+
+def inspect_gradients(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder made with --record-gradients.")],
+    out: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """Show signal and noise in the gradients that a run released, before and after its filter."""
+    if not folder.exists():
+        raise DataError(f"folder={str(folder)!r}: no such folder")
+    gradients = load_gradients(folder)
+    numbers = numbers_of_gradients(gradients)
+    if out is not None:
+        _draw_gradients(gradients, out, f"{folder.name or folder.resolve().name}: released gradients")
+    if as_json:
+        write_json(plain({**numbers, **({"picture": str(out)} if out else {})}))
+        return
+    _tell_gradients(gradients, numbers)
+    if out is not None:
+        write_line(f"\npicture: {out}")
+
+
+def numbers_of_gradients(gradients: Gradients) -> dict[str, Any]:
+    """Return what the record shows, as JSON has it; None stands for what cannot be told."""
+    steps, width = gradients.released.shape
+    before, after = _correlations(gradients)
+    share = gradients.negative_share[np.isfinite(gradients.negative_share)].astype(float)
+    tenth = max(1, len(share) // 10)
+    return {
+        "steps": steps,
+        "coordinates_recorded": width,
+        "dimension": gradients.dimension,
+        "noise_std": gradients.noise_std,
+        "white_noise": gradients.white_noise,
+        "noise_floor": spectrum.noise_floor(gradients.noise_std, gradients.dimension),
+        "noise_floor_per_coordinate": gradients.noise_std**2,
+        "power_per_coordinate": {"before": before[0] / width, "after": after[0] / width},
+        "share_of_power_below": [
+            {
+                "frequency": frequency,
+                "white_noise": 2 * frequency,
+                "before": known(spectrum.share_below(before, frequency)),
+                "after": known(spectrum.share_below(after, frequency)),
+            }
+            for frequency in _BELOW
+        ],
+        "signal_to_noise": _ratios(gradients),
+        "negative_share": {
+            "mean": float(share.mean()),
+            "first_tenth": float(share[:tenth].mean()),
+            "last_tenth": float(share[-tenth:].mean()),
+        }
+        if len(share)
+        else None,
+    }
+
+
+def _correlations(gradients: Gradients) -> tuple[spectrum.Floats, spectrum.Floats]:
+    lag = (len(gradients.released) - 1) // 2
+    return spectrum.autocorrelation(gradients.released, lag), spectrum.autocorrelation(gradients.filtered, lag)
+
+
+def _ratios(gradients: Gradients) -> dict[str, Any]:
+    """Return the ratios over the second half of the run, before and after, with the noise factor that was read off."""
+    steps = len(gradients.released)
+    half = slice(steps // 2, None)
+    nothing = {"before": None, "after": None, "noise_factor": None, "fit_residual": None}
+    if gradients.noise_std == 0 or not gradients.white_noise:
+        return nothing
+    before = recorded.signal_to_noise(gradients.released[half], gradients.noise_std)
+    lags = max(1, min(_MOST_LAGS, steps // 2))
+    kappa, residual = recorded.fit_filter(gradients.released, gradients.filtered, lags)
+    told = {**nothing, "before": before._asdict(), "fit_residual": residual}
+    if residual > _SMALL_RESIDUAL or not kappa.any():
+        return told
+    after = recorded.signal_to_noise(gradients.filtered[half], gradients.noise_std, kappa)
+    return {**told, "after": after._asdict(), "noise_factor": float(kappa @ kappa)}
+
+
+def _tell_gradients(gradients: Gradients, numbers: dict[str, Any]) -> None:
+    write_line(
+        f"{numbers['steps']:,} steps, {numbers['coordinates_recorded']:,} of {numbers['dimension']:,} coordinates "
+        "of the privatized average gradient"
+    )
+    write_line("Everything below comes from released gradients and public settings: it costs no privacy.\n")
+    head = "cycles per step", "before the filter", "after the filter", "white noise would have"
+    rows = [
+        (f"below {row['frequency']:g} (periods over {1 / row['frequency']:g} steps)",
+         *(_percent(row[key]) for key in ("before", "after", "white_noise")))
+        for row in numbers["share_of_power_below"]
+    ]  # fmt: skip
+    write_table(head, rows, title="share of the power at low frequencies", right=3)
+    write_line()
+    lines = [*_power(gradients, numbers), *_signal(numbers["signal_to_noise"]), _moments(numbers["negative_share"])]
+    for name, value in lines:
+        write_line(f"{name:<28}{value}")
+    if numbers["signal_to_noise"]["before"]:
+        write_line(
+            "\nSignal is all that is not the mechanism's noise, also the randomness of the batches. The ratios are over"
+            "\nthe second half of the run."
+        )
+
+
+def _power(gradients: Gradients, numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    power, floor = numbers["power_per_coordinate"], numbers["noise_floor_per_coordinate"]
+    told = (
+        f"{floor:.4g} per coordinate (s^2, s = {gradients.noise_std:.4g}), "
+        f"{numbers['noise_floor']:.4g} for all {gradients.dimension:,}"
+    )
+    if not floor:
+        told = "0: this run has no noise and is not private"
+    elif not gradients.white_noise:
+        told = f"not flat: the noise is correlated, or scaled by coordinate (seed noise s = {gradients.noise_std:.4g})"
+    return [
+        ("power per coordinate", f"{power['before']:.4g} before, {power['after']:.4g} after the filter"),
+        ("noise floor", told),
+    ]
+
+
+def _signal(ratios: dict[str, Any]) -> list[tuple[str, str]]:
+    if not ratios["before"]:
+        return []
+    before = ("signal to noise, before", _ratio(ratios["before"]))
+    if not ratios["after"]:
+        return [before, ("signal to noise, after", _why_not(ratios["fit_residual"]))]
+    factor = f"{ratios['noise_factor']:.4g} of the variance, read off the filter's inputs and outputs"
+    return [before, ("signal to noise, after", _ratio(ratios["after"])), ("noise left by the filter", factor)]
+
+
+def _moments(share: dict[str, float] | None) -> tuple[str, str]:
+    name = "second moments below zero"
+    if not share:
+        return name, "none recorded: the update has no second moment"
+    first, last = _percent(share["first_tenth"]), _percent(share["last_tenth"])
+    return name, f"{first} of the coordinates in the first tenth of the steps, {last} in the last"
+
+
+def _ratio(ratio: dict[str, float]) -> str:
+    value, error = ratio["value"], ratio["error"]
+    told = f"{value:.3g} (noise alone gives 0 ± {error:.2g})"
+    return told if abs(value) > 2 * error else f"{told}: too little signal for this record to show"
+
+
+def _why_not(residual: float) -> str:
+    if residual <= _SMALL_RESIDUAL:
+        return "cannot be told: the filter's output is zero"
+    left = _percent(residual)
+    return f"cannot be told: no fixed weights make the output from the last inputs ({left} of it is left over)"
+
+
+def _draw_gradients(gradients: Gradients, out: Path, title: str) -> None:
+    both, width = _correlations(gradients), gradients.released.shape[1]
+    frequencies = np.geomspace(min(0.25, 1 / len(both[0])), 0.5, 400)
+    densities = [spectrum.power_spectral_density(item, frequencies) / width for item in both]
+    floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
+    plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{100 * value:.3g}%"
+
 
 inspect = Commands()  # its words stand in dpcore.cli.app
 inspect.command("filter", example="dpcore inspect filter b=0.1 a=-0.9 --out momentum.png")(inspect_filter)

@@ -14,11 +14,22 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
-from dpcore.cli.options import SAMPLINGS, flag, option
-from dpcore.cli.values import count, group_norms, multiplier, name_or_file, one_of, real, reals, whole
+from dpcore.cli.options import (
+    count,
+    flag,
+    group_norms,
+    multiplier,
+    name_or_file,
+    one_of,
+    option,
+    real,
+    reals,
+    whole,
+)
 from dpcore.errors import ArgumentError
 from dpcore.methods import BASES, METHODS, VARIANTS, keywords
 from dpcore.plan.plan import Plan
+from dpcore.sampling import NAMES as SAMPLINGS
 from dpcore.spec.backends import available_backends, chosen_backend
 from dpcore.spec.validate import choice, decay, integer, positive
 from dpcore.stages.clipping import AdaptiveClip

@@ -2,18 +2,539 @@
 
 from __future__ import annotations
 
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from dpcore import accounting
+from dpcore.accounting.branches import Branch, Branches, count
+from dpcore.cli import plots
+from dpcore.cli.datasets import Dataset, load
+from dpcore.cli.gradients import save_gradients
+from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.options import Json, flag, takes
-from dpcore.cli.train import config_file
-from dpcore.cli.train import resume as resumed
-from dpcore.cli.train.run import run
+from dpcore.cli.output import remark, remarks, write_json, write_line
+from dpcore.cli.train.run_folder import (
+    NAMES,
+    RESULTS,
+    TENSORBOARD,
+    RunFolder,
+    check_folder,
+    content_of,
+    holds,
+    locked,
+    next_folder,
+)
 from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from
+from dpcore.errors import ArgumentError, DataError, DivergenceError, DpcoreError
+from dpcore.ledger import Ledger
+from dpcore.spec.canonical import plain, read_json_file
+from dpcore.spec.extras import needs
+from dpcore.spec.validate import nearest
+from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
-Ledger = Annotated[
+if TYPE_CHECKING:
+    from dpcore.cli.train.training import Outcome, Training
+    from dpcore.plan.plan import Plan
+
+# Settings from a TOML file (or from a run folder's config.json): the options' own names, without the dashes.
+
+
+# These belong to one call of the command, not to an experiment.
+_NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
+TABLES = "contestants"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the settings in a .toml file or in the config.json of a run."""
+    try:
+        if path.suffix == ".json":
+            settings = read_json_file(path)
+            settings = settings.get("settings") if isinstance(settings, dict) else None
+            if not isinstance(settings, dict):
+                raise DataError(f"config={str(path)!r}: holds no settings; name a .toml file or a run's config.json")
+            return {key: value for key, value in settings.items() if value is not None}
+        return tomllib.loads(path.read_text("utf-8"))
+    except DataError:
+        raise
+    except OSError as cause:
+        raise DataError(f"config={str(path)!r}: cannot be read ({cause.strerror})") from cause
+    except ValueError as cause:
+        problem, kind = str(cause).splitlines()[0], "JSON" if path.suffix == ".json" else "TOML"
+        raise DataError(f"config={str(path)!r}: is not valid {kind} ({problem})") from cause
+
+
+def use_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the file's settings the defaults of the command; options on the command line win.
+
+    The tables of contestants that ``dpcore compare`` takes are no options, but put into ``context.meta`` as they are.
+    """
+    if path is None:
+        return None
+    known = {
+        option.removeprefix("--").replace("-", "_"): str(parameter.name)
+        for parameter in context.command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    known = {key: name for key, name in known.items() if key not in _NOT_SETTINGS}
+    defaults = {}
+    for key, value in read_config(path).items():
+        plain_key = key.replace("-", "_")
+        if plain_key == TABLES and context.command.name == "compare" and isinstance(value, dict):
+            context.meta[plain_key] = value
+            continue
+        if plain_key in _NOT_SETTINGS:
+            raise ArgumentError(f"config={str(path)!r}: {key!r} belongs to the command line, not into the file")
+        if plain_key not in known:
+            near = nearest(plain_key, known)
+            hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(sorted(known))}"
+            raise ArgumentError(f"config={str(path)!r}: has the unknown key {key!r}; {hint}")
+        if isinstance(value, dict) and plain_key != "clipping_groups":
+            raise ArgumentError(
+                f"config={str(path)!r}: {key!r} is a table; settings stand at the top level, without tables"
+            )
+        defaults[known[plain_key]] = value
+    context.default_map = defaults
+    return path
+
+
+# One run, from its settings to its finished folder.
+
+
+BUDGET_STATUS = 3
+"""Exit status of a run that a ledger's budget ended before its plan."""
+
+
+def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None = None) -> int:
+    """Train by settings, into a run folder; return the exit status."""
+    if ledger is not None and _started():
+        raise ArgumentError(
+            f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
+            "processes; dpcore.torch.make_private(ledger=) takes one"
+        )
+    dataset = load(settings.data, settings.data_dir)
+    # The folder's config.json then has every value, also those that the options left open.
+    settings = settings.resolved(len(dataset))
+    name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
+    place = next_folder(Path("runs"), name) if out is None else out
+    check_folder(place, overwrite=overwrite)
+    check_beside(settings, ledger)
+    plan = settings.plan(len(dataset))
+    remark(accounting.delta_remark(settings.delta, len(dataset)))
+    with joined(settings) as rank:
+        if rank:
+            return follow(settings, dataset)
+        remarks().print(first_line(settings, dataset, plan), markup=False)
+        # After the quick checks: torch takes a second to import.
+        from dpcore.cli.train.training import Training
+
+        training = Training(settings, dataset, ledger)
+        for sentence in training.remarks:
+            remark(sentence)
+        if ledger is not None:
+            _warn_of_budget(ledger, training)
+        training.private.begin()
+        folder = RunFolder(place, overwrite=overwrite)
+        with deferred() as interruption:
+            folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
+            with locked(folder.path):
+                return train_to_end(training, folder, ledger, interruption, as_json)
+
+
+def check_beside(settings: Settings, ledger: Path | None) -> None:
+    """Refuse a ledger that cannot be used, and a package that is not there: before torch takes its seconds."""
+    if settings.tensorboard and find_spec("tensorboard") is None:
+        raise DpcoreError(needs("tensorboard=True", "tensorboard"))
+    if ledger is not None:
+        Ledger.open(ledger)
+
+
+def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
+    """Say what is about to be trained."""
+    if settings.epsilon is not None:
+        noise = f"noise for epsilon = {format_number(settings.epsilon)} at delta = {format_number(settings.delta)}"
+    else:
+        noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
+    return (
+        f"Training {settings.model} on {dataset.name} by {settings.method}: {counted(len(dataset), 'example')}, "
+        f"{counted(plan.steps, 'step')}, {noise}"
+    )
+
+
+def train_to_end(
+    training: Training, folder: RunFolder, ledger: Path | None, interruption: Interruption, as_json: bool
+) -> int:
+    """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
+    from dpcore.cli.train.training import cost
+    from dpcore.torch import save_state
+
+    settings = training.settings
+
+    def save() -> None:
+        save_state(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
+
+    if ledger is not None:
+        remark(cost(training.plan.steps))
+        save()  # after a resume too: the checkpoint then knows what the last kill left, and it is not told twice
+    try:
+        with Display(remarks(), training.plan.steps, settings.epochs, training.epsilon_after) as display:
+            saving = save if ledger is not None else None
+            outcome = train_into(training, folder, interruption, display.steps, display.evaluated, saving, halt=True)
+    except Stopped as stop:
+        raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
+    except Exception:
+        remark(_left(folder))
+        raise
+    if outcome.diverged:
+        folder.checkpoint.unlink(missing_ok=True)
+        raise DivergenceError(_diverged(folder, settings, outcome))
+    complete = outcome.steps_taken == outcome.statement.steps_planned
+    if complete:
+        folder.checkpoint.unlink(missing_ok=True)
+    _tell(folder, training, outcome, interruption, as_json)
+    if outcome.budget:
+        return BUDGET_STATUS
+    return 0 if complete else interruption.status
+
+
+def train_into(
+    training: Training,
+    folder: RunFolder,
+    interruption: Interruption,
+    tell: Callable[[int, int], None],
+    log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
+    save: Callable[[], None] | None = None,
+    *,
+    halt: bool = False,
+) -> Outcome:
+    """Train a run that is built, alone or of a comparison, and write all files of its folder but config.json.
+
+    With `halt` a run that diverges ends there, and leaves its statement and no model.
+    """
+    from dpcore.cli.train.training import suited
+
+    folder.write_metrics(training.evaluations)
+    board: Any = None
+    if training.settings.tensorboard:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Of a run that goes on after a step, what stands there of later ones is shown no more.
+        board = SummaryWriter(str(folder.path / TENSORBOARD), purge_step=training.private.steps_taken + 1)
+
+    def log_all(evaluation: dict[str, Any]) -> None:
+        folder.log(evaluation)
+        log(evaluation)
+        if board is not None:  # evaluations only: each value has a time, and a step's tells the size of its batch
+            for name in ("test_accuracy", "test_loss", "epsilon", "learning_rate"):
+                board.add_scalar(name, evaluation[name], evaluation["step"])
+            board.flush()
+
+    with suited(training):
+        outcome = training.run(interruption, tell, log_all, folder.write_statement, save, halt=halt)
+    if board is not None:
+        statement = outcome.statement
+        board.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
+        board.close()
+    if not outcome.diverged:
+        _finish(folder, training, outcome)
+    return outcome
+
+
+class Display(Progress):
+    """A bar on a terminal, one line an epoch elsewhere; of `steps` and `epochs` planned."""
+
+    def __init__(self, console: Console, steps: int, epochs: int, epsilon_after: Callable[[int], float]) -> None:
+        self._epochs, self._epsilon_after = epochs, epsilon_after
+        self._target = format_epsilon(epsilon_after(steps), digits=3)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("epsilon {task.fields[epsilon]} of " + self._target),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self.add_task("training", total=steps, accuracy="--", epsilon="0")
+
+    def steps(self, taken: int, _planned: int) -> None:
+        """Move the bar."""
+        if self.console.is_terminal:
+            spent = format_epsilon(self._epsilon_after(taken), digits=3)
+            self.update(self._task, completed=taken, epsilon=spent)
+
+    def evaluated(self, evaluation: Mapping[str, Any]) -> None:
+        """Show the held-out accuracy."""
+        accuracy = f"{100 * evaluation['test_accuracy']:.1f}%"
+        spent = format_epsilon(evaluation["epsilon"], digits=3)
+        self.update(self._task, completed=evaluation["step"], accuracy=accuracy, epsilon=spent)
+        self.console.print(
+            f"epoch {evaluation['epoch']:.4g} of {self._epochs}: held-out accuracy {accuracy}, "
+            f"epsilon {spent} of {self._target}"
+        )
+
+
+def _warn_of_budget(ledger: Path, training: Training) -> None:
+    opened, plan = Ledger.open(ledger), training.plan
+    if opened.budget is None:
+        return
+    left = opened.remaining()
+    # A run whose first step is refused ends with an error of its own.
+    if left.fits(plan.event_after(1)) and not left.fits(plan.event):
+        remark(
+            f"the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
+            "it is crossed, and what was spent until then is spent"
+        )
+
+
+def _diverged(folder: RunFolder, settings: Settings, outcome: Outcome) -> str:
+    statement = outcome.statement
+    return (
+        f"training diverged: after {outcome.steps_taken:,} of {statement.steps_planned:,} steps {outcome.diverged} no "
+        f"longer finite; lower --lr ({settings.lr:g}). No model was kept; what was spent is spent, epsilon = "
+        f"{format_epsilon(statement.best_epsilon)} at delta = {format_number(statement.delta)}: "
+        f"{folder.path / 'statement.txt'}"
+    )
+
+
+def _left(folder: RunFolder) -> str:
+    """Say what of a run that ended badly was saved, what was not, and where it stands what was spent."""
+    statement = folder.path / "statement.txt"
+    if folder.stated is not None:
+        upper = folder.stated.note.startswith(WRITTEN_BEFORE)
+        bound = "an upper bound of what was spent: it counts the whole epoch" if upper else "what was spent"
+        said = f"{statement} states {bound}"
+    elif statement.exists():
+        said = f"no step was taken, and {statement} states what was spent before, or more"
+    else:
+        said = "no step was taken, and nothing was spent"
+    saved = [name for name in NAMES if name in folder.written]
+    missing = [name for name in RESULTS if name not in folder.written]
+    said += f"; saved in {folder.path}: {', '.join(saved) or 'nothing'}"
+    if missing:
+        said += f"; not saved: {', '.join(missing)}"
+    return f"{said}; to go on: {_command(folder)}" if folder.checkpoint.exists() else said
+
+
+def _command(folder: RunFolder) -> str:
+    return f"dpcore train --resume {quote(str(folder.path))}"
+
+
+def _finish(folder: RunFolder, training: Training, outcome: Outcome) -> None:
+    from dpcore.torch.export import files
+
+    settings, evaluations, state = training.settings, training.evaluations, training.private.output_state_dict()
+    trained = {"data": settings.data, "model": settings.model,
+        "parameters": sum(tensor.numel() for tensor in state.values()),
+        "held-out accuracy": f"{100 * evaluations[-1]['test_accuracy']:.2f} %"}  # fmt: skip
+    title = f"{settings.data}, {settings.model}, {settings.method}"
+    for name, content in files(outcome.statement, state, title=title, trained=trained).items():
+        folder.write(name, content)
+    if settings.record_gradients is not None:
+        folder.written.add(save_gradients(folder.path, **training.private.recorded).name)
+    curves = ([item[key] for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
+    picture = folder.path / "learning-curve.png"
+    beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
+    folder.written.add(plots.learning_curve(picture, *curves, **beside).name)
+
+
+def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
+    statement, last = outcome.statement, training.evaluations[-1]
+    stopped = outcome.steps_taken < statement.steps_planned
+    # Another run of the ledger may still give back what it reserved.
+    when = ", if the ledger has room again" if outcome.budget else ""
+    who = "the ledger's budget" if outcome.budget else interruption.name
+    if as_json:
+        spent = {"epsilon": plain(statement.best_epsilon), "delta": statement.delta}
+        write_json({"status": f"stopped by {who}" if stopped else "complete", **spent,
+            "test_accuracy": last["test_accuracy"],
+            "test_loss": last["test_loss"], "run_folder": str(folder.path),
+            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
+            "settings": training.settings.to_dict(), "statement": statement.to_dict()})  # fmt: skip
+        return
+    if stopped:
+        write_line(
+            f"Stopped by {who} after {outcome.steps_taken:,} of {statement.steps_planned:,} steps; "
+            "what was spent until then is spent."
+        )
+    write_line(f"held-out accuracy  {100 * last['test_accuracy']:.2f}%")
+    if statement.private:
+        write_line(
+            f"privacy spent      epsilon = {format_epsilon(statement.best_epsilon)} at delta = "
+            f"{format_number(statement.delta)}, {statement.adjacency} adjacency"
+        )
+    else:
+        write_line("privacy spent      epsilon is infinite: this run is NOT private")
+    write_line(f"run folder         {folder.path}")
+    if folder.checkpoint.exists():
+        write_line(f"to go on           {_command(folder)}{when}")
+
+
+def _started() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+
+
+@contextmanager
+def joined(settings: Settings) -> Iterator[int]:
+    """Join the other processes that torchrun started, for the length of the block; gives this one's rank.
+
+    Without torchrun this process is alone, of rank 0.
+    """
+    if not _started():
+        yield 0
+        return
+    import torch
+    import torch.distributed as dist
+
+    if settings.backend == "triton" and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl")
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def follow(settings: Settings, dataset: Dataset) -> int:
+    """Train beside the first process, without a word; return the exit status."""
+    from dpcore.cli.train.training import Training, suited
+
+    training = Training(settings, dataset)
+    training.private.begin()
+    with deferred() as interruption, suited(training):
+        outcome = training.run(interruption, halt=True)
+    return 0 if outcome.diverged or outcome.steps_taken == outcome.statement.steps_planned else interruption.status
+
+
+# ``dpcore train --resume``: a run that was stopped or killed goes on, and nothing that it paid for is lost.
+
+
+_BESIDE = {"resume", "ledger", "as_json", "debug"}
+
+
+def use_folder(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the settings of the run in this folder those of the command; `check_resumed` refuses one without a run."""
+    if path is not None and holds(path):
+        use_config(context, path / "config.json")
+        # Of one that was moved the checkpoint knows more, and --ledger says so.
+        if context.default_map is not None:
+            context.default_map.pop("ledger", None)
+    return path
+
+
+def check_resumed(context: typer.Context, path: Path) -> None:
+    """Refuse a folder that holds no run, and options beside ``--resume`` that belong to the run."""
+    if not holds(path):
+        raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name not in _BESIDE and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise ArgumentError(f"{parameter.opts[0]}: must be left out, since --resume has the settings of the run")
+
+
+def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
+    """Go on with the run in a folder, which has these settings, from its checkpoint; return the exit status.
+
+    `ledger` is where the run's ledger is now; by default where it was.
+    """
+    with locked(path):
+        folder = RunFolder(path, existing=True)
+        stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
+        if not folder.checkpoint.exists():
+            raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
+        dataset = load(settings.data, settings.data_dir)
+        settings = settings.resolved(len(dataset))
+        check_beside(settings, ledger)
+        remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)
+        from dpcore.cli.train.training import Training, read_checkpoint  # imports torch, which takes seconds
+
+        saved = read_checkpoint(folder.checkpoint)
+        _check(saved, settings, stated, folder)
+        ledger = _ledger(saved, ledger)
+        training = Training(settings, dataset, ledger)
+        try:
+            training.load_state_dict(saved)
+        except DpcoreError:
+            raise
+        except (KeyError, TypeError, RuntimeError) as cause:
+            raise DataError(f"checkpoint {folder.checkpoint}: does not fit this version's model and method") from cause
+        remarks().print(_how(training, saved))
+        training.private.begin()
+        # Its digests are those of a model and a statement that do not stay.
+        (path / "README.md").unlink(missing_ok=True)
+        with deferred() as interruption:
+            return train_to_end(training, folder, ledger, interruption, as_json)
+
+
+def _why_not(stated: Mapping[str, Any], checkpoint: Path) -> str:
+    if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
+        return "is complete"
+    if not stated.get("ledger"):
+        return "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
+    return f"its checkpoint, {checkpoint}, is missing; put it back (it lies beside the folder, and moves with it)"
+
+
+def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, Any], folder: RunFolder) -> None:
+    """Refuse the checkpoint of another run."""
+    own = _of_ledger(saved).get("run")
+    if (stated.get("ledger") or {}).get("run", own) != own:
+        raise DataError(f"checkpoint {folder.checkpoint}: belongs to another run than the one in {folder.path}")
+    held, given = saved["settings"], plain(settings.to_dict())
+    for name in {**held, **given}:
+        if held.get(name) != given.get(name):
+            raise DataError(
+                f"{folder.path / 'config.json'}: its {name} is {given.get(name)!r}, and the run has "
+                f"{held.get(name)!r}; put it back, or train anew with --config"
+            )
+
+
+def _of_ledger(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    return saved["optimizer"]["dpcore"]["public"]["ledger"] or {}
+
+
+def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
+    """Return the path of the ledger that pays for the run."""
+    path = Path(saved["ledger"]) if given is None else given
+    if given is None and not path.exists():
+        raise DataError(f"ledger {path}: the run's ledger is not there; say where it is now with --ledger FILE")
+    opened, known = Ledger.open(path), _of_ledger(saved)
+    if opened.ledger_id != known.get("ledger"):
+        raise DataError(f"ledger {path}: is not the one that pays for this run; name that one with --ledger FILE")
+    if all(run.run_id != known["run"] for run in opened.runs()):
+        raise DataError(f"ledger {path}: is a copy from before this run; put the newest one in its place")
+    return path
+
+
+def _how(training: Training, saved: Mapping[str, Any]) -> str:
+    """Say where the run goes on, and what that costs."""
+    state, steps, now = saved["optimizer"]["dpcore"]["public"], training.plan.steps, training.private.statement()
+    known = {name: Branch(*branch) for name, branch in state["branches"].items()}
+    lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)
+    where = f"Going on after step {training.private.steps_taken:,} of {steps:,}, with fresh noise"
+    if not lost:
+        return f"{where}. This costs 0 steps: nothing was released since."
+    return (
+        f"{where}. This costs {counted(lost, 'step')}, which may have been released since the checkpoint and stay "
+        f"counted; with {counted(now.steps_abandoned, 'abandoned step')} in all the whole run comes to epsilon = "
+        f"{format_epsilon(training.epsilon_after(steps))}."
+    )
+
+
+LedgerFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
@@ -26,13 +547,13 @@ Ledger = Annotated[
 @takes(Settings)
 def train(
     context: typer.Context,
-    ledger: Ledger = None,
+    ledger: LedgerFile = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder; runs/DATA-MODEL-METHOD if not given.",
         rich_help_panel=RUN)] = None,
     overwrite: Annotated[bool, flag("--overwrite", "Replace the run in that folder.", RUN)] = False,
-    config: Annotated[Path | None, typer.Option(is_eager=True, callback=config_file.use, metavar="FILE",  # noqa: ARG001 (its callback reads it)
+    config: Annotated[Path | None, typer.Option(is_eager=True, callback=use_config, metavar="FILE",  # noqa: ARG001 (its callback reads it)
         help="Settings from a .toml file, or from a run's config.json; options win.", rich_help_panel=RUN)] = None,
-    resume: Annotated[Path | None, typer.Option(is_eager=True, callback=resumed.use, metavar="FOLDER",
+    resume: Annotated[Path | None, typer.Option(is_eager=True, callback=use_folder, metavar="FOLDER",
         help="Go on with the run in this folder, which a ledger pays for, from its checkpoint.",
         rich_help_panel=RUN)] = None,
     as_json: Json = False,
@@ -40,8 +561,8 @@ def train(
 ) -> int:  # fmt: skip
     """Train a model with a stated privacy guarantee."""
     if resume is not None:
-        resumed.check(context, resume)
+        check_resumed(context, resume)
     settings = settings_from(given)
     if resume is not None:
-        return resumed.resume(settings, resume, as_json, ledger)
+        return go_on(settings, resume, as_json, ledger)
     return run(settings, out, overwrite, as_json, ledger)

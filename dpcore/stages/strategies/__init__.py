@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from dpcore.stages.strategies.banded import Banded, Identity
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
-from dpcore.stages.strategies.blt import BLT
-from dpcore.stages.strategies.dense import Dense, from_matrix
-from dpcore.stages.strategies.in_blocks import InBlocks, in_blocks
+from dpcore.stages.strategies.dense import Dense, Tree, TreeOptimal, from_matrix, nodes_touched
 from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
 from dpcore.stages.strategies.recommended import Recommendation, Recommended, candidates, for_run, recommend
 from dpcore.stages.strategies.saved import load, save
-from dpcore.stages.strategies.search.cache import folder as cache_folder
 from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
+from dpcore.stages.strategies.search.optimize import folder as cache_folder
 from dpcore.stages.strategies.sensitivity import sensitivity, separated_sensitivity
-from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
+from dpcore.stages.strategies.streaming import InBlocks, StreamingCost, in_blocks, streaming_cost
 from dpcore.stages.strategies.toeplitz import (
+    BLT,
     BandedInverseToeplitz,
     BandedToeplitz,
     Coefficients,
     SquareRoot,
     banded_inverse_square_root,
 )
-from dpcore.stages.strategies.tree import Tree, TreeOptimal, nodes_touched
-from dpcore.stages.strategies.workload import Workload
-from dpcore.stages.strategies.workloads import error_of, max_error, rmse
+from dpcore.stages.strategies.workloads import Workload, error_of, max_error, rmse
 
 __all__ = [
     "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",

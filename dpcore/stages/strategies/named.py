@@ -12,9 +12,8 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import Strategy, check_rows, check_steps
-from dpcore.stages.strategies.dense import from_matrix
+from dpcore.stages.strategies.dense import Tree, TreeOptimal, from_matrix
 from dpcore.stages.strategies.toeplitz import SquareRoot, banded_inverse_square_root
-from dpcore.stages.strategies.tree import Tree, TreeOptimal
 
 BANDED: Final = "banded-inverse-square-root"
 NAMES: Final = ("identity", "tree", "tree-optimal", "square-root", BANDED)

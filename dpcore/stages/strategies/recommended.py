@@ -13,12 +13,10 @@ from dpcore.spec import validate
 from dpcore.stages.strategies import workloads
 from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import LARGEST_GROWTH, Strategy, check_rows
-from dpcore.stages.strategies.blt import BLT
-from dpcore.stages.strategies.in_blocks import in_blocks
 from dpcore.stages.strategies.search.optimize import optimal
-from dpcore.stages.strategies.streaming import StreamingCost, streaming_cost
-from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz
-from dpcore.stages.strategies.workload import Workload
+from dpcore.stages.strategies.streaming import StreamingCost, in_blocks, streaming_cost
+from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz
+from dpcore.stages.strategies.workloads import Workload
 
 VECTORS: Final = 4
 """Of the parameters' size, that a run's noise keeps by default."""

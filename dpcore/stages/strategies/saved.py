@@ -13,10 +13,9 @@ from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.whole_file import whole_file
 from dpcore.stages.strategies.banded import Banded
 from dpcore.stages.strategies.base import Strategy
-from dpcore.stages.strategies.blt import BLT
 from dpcore.stages.strategies.dense import Dense, from_matrix
-from dpcore.stages.strategies.in_blocks import InBlocks
-from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, BandedToeplitz, Coefficients
+from dpcore.stages.strategies.streaming import InBlocks
+from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz, Coefficients
 
 ENDINGS: Final = (".npz", ".npy", ".txt")
 """Of files with a strategy."""

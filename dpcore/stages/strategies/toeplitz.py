@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -114,7 +114,7 @@ class BandedToeplitz(Rational):
         return self.series, (1.0,), 1.0
 
     def coefficients(self, step: int) -> RingCoefficients:
-        """Return the weights -c_j and the normalizer c_0 (see `banded`)."""
+        """Return the weights -c_j and the normalizer c_0 (see `dpcore.stages.strategies.banded`)."""
         t = base.check_row(step, self.steps)
         return ring_of([-value for value in self.series[1:]], t, self.series[0], "output")
 
@@ -283,3 +283,76 @@ def reciprocal(series: Matrix) -> Matrix:
         product = fftconvolve(series[:length], inverse)[:length]
         inverse = 2 * np.pad(inverse, (0, length - len(inverse))) - fftconvolve(inverse, product)[:length]
     return inverse
+
+
+def summed(c: Matrix, steps: int, epochs: int, period: int) -> Matrix:
+    """Return ``s_t = sum_i c_{t - i period}``, (steps,)."""
+    moved = np.zeros(steps)
+    for first in range(0, min(epochs * period, steps), period):
+        size = min(len(c), steps - first)
+        moved[first : first + size] += c[:size]
+    return moved
+
+
+# Buffered linear Toeplitz strategies: dense matrices that stream with a few vectors.
+#
+# With scales w_j and decays u_j, j = 1..m, the series of C is that of a sum of m geometric sequences,
+#
+#     c_0 = 1,  c_k = sum_j w_j u_j^{k-1}:      c(x) = 1 + sum_j w_j x / (1 - u_j x) = P(x) / Q(x)
+#
+# with ``Q = prod_j (1 - u_j x)`` and ``P = Q + sum_j w_j x prod_{i != j} (1 - u_i x)``, both with constant term 1. So
+# the noise N = C^{-1} Z solves ``P N = Q Z``: the recurrence with b the coefficients of Q, a those of P behind the 1,
+# and m state vectors, the buffers.
+
+
+@dataclass(frozen=True)
+class BLT(Rational):
+    """C of a buffered linear Toeplitz mechanism with m given buffers, scaled over `steps` rows.
+
+    Parameters
+    ----------
+    scales : sequence of float
+        w_1 .. w_m.
+    decays : sequence of float
+        u_1 .. u_m, each in [0, 1).
+    steps : int
+        Rows; the norm of the first column, by which C is divided, depends on their number.
+
+    References
+    ----------
+    Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024, "Efficient and near-optimal noise generation for streaming
+    differential privacy".
+    """
+
+    scales: tuple[float, ...]
+    decays: tuple[float, ...]
+    steps: int
+    kind: ClassVar[str] = "blt"
+
+    def __init__(self, scales: Sequence[float], decays: Sequence[float], steps: int) -> None:
+        values = {"scales": base.finite_array(1, scales=scales), "decays": base.finite_array(1, decays=decays)}
+        if len(values["scales"]) != len(values["decays"]):
+            raise ArgumentError(
+                f"len(decays)={len(values['decays'])}: must be {len(values['scales'])}, one for each of the scales"
+            )
+        for decay in values["decays"]:
+            validate.decay(decays=float(decay))
+        for name, array in values.items():
+            object.__setattr__(self, name, tuple(array.tolist()))
+        object.__setattr__(self, "steps", validate.integer(steps=steps, minimum=1))
+
+    def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Return P, Q and the norm of c_0 .. c_{T-1}."""
+        p, q = polynomials(self.scales, self.decays)
+        return p, q, float(np.linalg.norm(response(p, q, self.steps)))
+
+
+@lru_cache(maxsize=32)
+def polynomials(scales: tuple[float, ...], decays: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return P and Q, coefficients of x^0 .. x^m."""
+    factors = [np.array([1.0, -decay]) for decay in decays]
+    q = reduce(np.convolve, factors, np.ones(1))
+    p = q.copy()
+    for j, scale in enumerate(scales):
+        p[1:] += scale * reduce(np.convolve, factors[:j] + factors[j + 1 :], np.ones(1))
+    return tuple(p.tolist()), tuple(q.tolist())

@@ -18,8 +18,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, PoissonSampledGaussian
 from dpcore.accounting.gaussian import analytic_noise_multiplier, gaussian_epsilon, log_delta
-from dpcore.accounting.renyi.conversion import epsilon_from_rdp
-from dpcore.accounting.renyi.rdp import event_rdp
+from dpcore.accounting.renyi import epsilon_from_rdp, event_rdp
 from dpcore.errors import ArgumentError
 from tests.refused import refused
 

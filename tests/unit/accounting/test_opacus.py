@@ -11,8 +11,7 @@ import pytest
 
 from dpcore import accounting
 from dpcore.accounting import Composed, PoissonSampledGaussian, from_opacus
-from dpcore.accounting.renyi.conversion import epsilon_from_rdp
-from dpcore.accounting.renyi.rdp import event_rdp
+from dpcore.accounting.renyi import epsilon_from_rdp, event_rdp
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from tests.refused import refused
 

@@ -17,16 +17,8 @@ from dpcore.accounting import Adjacency, Composed, Event, Gaussian, Interval, No
 from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.accounting.gaussian import gaussian_epsilon, log_delta
 from dpcore.accounting.phases import Phases, PoissonStep, WithoutReplacementStep
-from dpcore.accounting.pld import (
-    curve,
-    delta_interval,
-    discretize,
-    epsilon_interval,
-    intervals,
-    loss,
-    tradeoff,
-)
-from dpcore.accounting.renyi.rdp import RdpAccountant
+from dpcore.accounting.pld import curve, delta_interval, epsilon_interval, intervals, loss, tradeoff
+from dpcore.accounting.renyi import RdpAccountant
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
 from tests.unit.pld_work import counted
@@ -65,9 +57,9 @@ FAMILIES = [
 def test_bounds_of_a_step_lie_on_either_side(family: loss.Family, direction: str, h: float) -> None:
     offsets = loss.center(family, direction, h)
     low, high = family.reach(direction, 8.0, 8.0)
-    grid = discretize.points(float(((low - offsets) / h).min()), float(((high - offsets) / h).max()), 16)
-    above = discretize.upper(family, direction, h, offsets, grid)
-    below = discretize.lower(family, direction, h, offsets, grid, above.p)
+    grid = loss.points(float(((low - offsets) / h).min()), float(((high - offsets) / h).max()), 16)
+    above = loss.upper(family, direction, h, offsets, grid)
+    below = loss.lower(family, direction, h, offsets, grid, above.p)
     assert np.all(above.p >= 0.0)
     assert np.all(below.p >= 0.0)
     assert below.p.sum() <= 1.0 + 1e-12

@@ -19,7 +19,7 @@ from scipy.special import erf, ndtr, ndtri
 
 from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, SelfComposed
 from dpcore.accounting.phases import Phases, PoissonStep, Step, WithoutReplacementStep
-from dpcore.accounting.pld import delta_interval, discretize, epsilon_interval, intervals, loss, trade_off
+from dpcore.accounting.pld import delta_interval, epsilon_interval, intervals, loss, trade_off
 from dpcore.errors import ArgumentError
 from tests.refused import refused
 from tests.unit.pld_work import counted
@@ -224,9 +224,9 @@ def test_steps_stay_bounds_where_q_masses_have_no_digits(
     ends = family.reach("remove", 8.0, 32.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        grid = discretize.points(*(float((end - offsets)[0, 0] / h) for end in ends), fine)
-        above = discretize.upper(family, "remove", h, offsets, grid)
-        below = discretize.lower(family, "remove", h, offsets, grid, above.p)
+        grid = loss.points(*(float((end - offsets)[0, 0] / h) for end in ends), fine)
+        above = loss.upper(family, "remove", h, offsets, grid)
+        below = loss.lower(family, "remove", h, offsets, grid, above.p)
     assert np.all(below.p >= 0.0)
     at = above.losses[0]
     for epsilon in at[(at > low) & (at < high)][:: 1 if fine < 4000 else max(1, int(3.0 / h))]:

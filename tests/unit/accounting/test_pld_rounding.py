@@ -19,11 +19,10 @@ from dpcore import accounting
 from dpcore.accounting.events import PoissonSampledGaussian
 from dpcore.accounting.gaussian import log_delta
 from dpcore.accounting.phases import PoissonStep, demand_phases, phases
-from dpcore.accounting.pld import compose, discretize, intervals, loss
-from dpcore.accounting.pld.compose import transform_error
+from dpcore.accounting.pld import compose, intervals, loss
+from dpcore.accounting.pld.compose import Moments, transform_error
+from dpcore.accounting.pld.intervals import problem
 from dpcore.accounting.pld.loss import center
-from dpcore.accounting.pld.moments import Moments
-from dpcore.accounting.pld.problem import problem
 from tests.refused import refused
 
 UNIT = 2.0**-53
@@ -131,7 +130,7 @@ def test_a_convolution_is_off_by_less_than_its_bound(rate: float, sigma: float, 
     """Many rare events, whose bound is that of frequencies: far below the plain one, and far above the error."""
     task = problem(demand_phases(PoissonSampledGaussian(rate, sigma, steps)), math.log(1e-8))
     ((family, offsets, grid),) = task.grids("remove", 1e-4, 48)
-    moments = Moments([discretize.upper(family, "remove", 1e-4, offsets, grid)])
+    moments = Moments([loss.upper(family, "remove", 1e-4, offsets, grid)])
     (((tilted,), _),) = moments.tilted(theta)
     count, middle = 65_536, int(grid[np.argmax(tilted)])
     summed, bound, _ = compose._convolve(moments, theta, count)
@@ -162,12 +161,12 @@ def test_the_exact_gaussian_delta_is_off_by_less_than_its_slack(mu: float) -> No
 def test_single_masses_of_families_are_those_of_their_members() -> None:
     steps = [(PoissonStep(((1.0, 0.01 * (k + 1), 0.5 + 0.1 * k),)), k + 1) for k in range(5)]
     (family,) = loss.families(steps)
-    grid = discretize.points(-30.0, 60.0, 8)
+    grid = loss.points(-30.0, 60.0, 8)
     offsets = center(family, "remove", 0.05)
-    together = discretize.upper(family, "remove", 0.05, offsets, grid)
+    together = loss.upper(family, "remove", 0.05, offsets, grid)
     for k in range(5):
         alone = family.of(np.array([k]), family.counts[k : k + 1])
-        one = discretize.upper(alone, "remove", 0.05, offsets[k : k + 1], grid)
+        one = loss.upper(alone, "remove", 0.05, offsets[k : k + 1], grid)
         assert np.allclose(one.p[0], together.p[k], rtol=1e-13, atol=0.0)
 
 
@@ -211,7 +210,7 @@ def rare(phases: int, steps: int) -> Moments:
     parts = [accounting.PoissonSampledGaussian(0.01 + 1e-4 * k, 1.0, steps) for k in range(phases)]
     task = problem(demand_phases(accounting.Composed(tuple(parts))), math.log(1e-8))
     grids = task.grids("remove", 1e-3, 48)
-    return Moments([discretize.upper(family, "remove", 1e-3, offsets, grid) for family, offsets, grid in grids])
+    return Moments([loss.upper(family, "remove", 1e-3, offsets, grid) for family, offsets, grid in grids])
 
 
 @pytest.mark.parametrize(("steps", "least_shared"), [((3, 40), 3), ((4000, 50_000), 4000), ((1, 1), 1)])
@@ -272,17 +271,17 @@ def test_masses_as_wrong_as_eta_allows_break_no_bound(monkeypatch: pytest.Monkey
     eta = 2e-4
 
     def wrong(on_grid: Any, sign: float) -> Any:
-        def moved(*given: Any) -> discretize.Masses:
+        def moved(*given: Any) -> loss.Masses:
             masses = on_grid(*given)
             return replace(masses, p=masses.p * math.exp(sign * eta), offsets=masses.offsets + sign * eta)
 
         return moved
 
     monkeypatch.setattr(type(problem(demand_phases(event), -10.0)), "eta", property(lambda task: eta))
-    upper, lower = discretize.upper, discretize.lower
+    upper, lower = loss.upper, loss.lower
     for sign in (-1.0, 1.0):
-        monkeypatch.setattr(discretize, "upper", wrong(upper, sign))
-        with anew(monkeypatch, discretize, "lower", wrong(lower, sign)):
+        monkeypatch.setattr(loss, "upper", wrong(upper, sign))
+        with anew(monkeypatch, loss, "lower", wrong(lower, sign)):
             found = accounting.epsilon_interval(event, 1e-5)
         if sign < 0:
             assert found.upper >= known.lower

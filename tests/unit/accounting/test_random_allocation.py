@@ -22,10 +22,9 @@ from dpcore.accounting import (
     delta_interval,
     epsilon_interval,
 )  # fmt: skip
-from dpcore.accounting.pld import lognormal_sum as lognormal
-from dpcore.accounting.pld.allocation import Allocation, Law, _checked
-from dpcore.accounting.pld.lognormal_sum import ranges, transformed
-from dpcore.accounting.renyi.allocation import log_moments_allocation
+from dpcore.accounting.pld import allocation as lognormal
+from dpcore.accounting.pld.allocation import Allocation, Law, _checked, ranges, transformed
+from dpcore.accounting.renyi import log_moments_allocation
 from dpcore.errors import ArgumentError, PrivacyError
 from tests.refused import refused
 

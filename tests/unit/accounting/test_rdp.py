@@ -19,9 +19,16 @@ from dp_accounting.rdp import rdp_privacy_accountant as reference
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
-from dpcore.accounting.renyi.conversion import delta_from_rdp, epsilon_from_rdp
-from dpcore.accounting.renyi.moments import _trapezoid, _window, log_moments_exact, log_moments_integer
-from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS, event_rdp
+from dpcore.accounting.renyi import (
+    DEFAULT_ORDERS,
+    _trapezoid,
+    _window,
+    delta_from_rdp,
+    epsilon_from_rdp,
+    event_rdp,
+    log_moments_exact,
+    log_moments_integer,
+)
 from tests.depth import chosen
 
 

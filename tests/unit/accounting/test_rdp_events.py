@@ -19,10 +19,20 @@ from dp_accounting.rdp import rdp_privacy_accountant as reference
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate
 from dpcore.accounting.phases import phases
-from dpcore.accounting.renyi.conversion import delta_from_rdp, epsilon_from_rdp
-from dpcore.accounting.renyi.moments import log_moments_exact, log_moments_integer, log_moments_of_many
-from dpcore.accounting.renyi.rdp import DEFAULT_ORDERS, event_rdp, schedule_delta, schedule_epsilon
-from dpcore.accounting.renyi.without_replacement import _log_bounds, _log_even_moments, log_moments_without_replacement
+from dpcore.accounting.renyi import (
+    DEFAULT_ORDERS,
+    _log_bounds,
+    _log_even_moments,
+    delta_from_rdp,
+    epsilon_from_rdp,
+    event_rdp,
+    log_moments_exact,
+    log_moments_integer,
+    log_moments_of_many,
+    log_moments_without_replacement,
+    schedule_delta,
+    schedule_epsilon,
+)
 from tests.depth import chosen
 
 Cyclic, FixedSize = accounting.CyclicPoissonSampledGaussian, accounting.FixedSizeSampledGaussian

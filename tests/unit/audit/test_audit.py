@@ -15,7 +15,7 @@ from dpcore import methods
 from dpcore.accounting import Adjacency, Gaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit import audit, checks
-from dpcore.audit.bounds import Claim, best_threshold, clopper_pearson_upper, count_errors
+from dpcore.audit.auditing import Claim, best_threshold, clopper_pearson_upper, count_errors
 from dpcore.audit.canaries import direction
 from dpcore.audit.checks import participation_rate
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError

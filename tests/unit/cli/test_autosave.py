@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 import itertools
 
-from dpcore.cli.train.checkpoint import Autosave, cost, every
+from dpcore.cli.train.training import Autosave, cost, every
 
 
 def saves(steps: int, a_step: float, a_save: float) -> list[int]:

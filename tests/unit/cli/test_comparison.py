@@ -11,10 +11,10 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.cli.compare.compare import from_methods, from_tables
 from dpcore.cli.compare.comparison import FINAL, SEARCH, Comparison, Contestant, Run
-from dpcore.cli.compare.log import Record
 from dpcore.cli.compare.report import Row, verdict
+from dpcore.cli.compare.runs import Record
 from dpcore.errors import ArgumentError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def comparison(lr: tuple[float, ...] = (1.0, 0.5), **settings: Any) -> Comparison:

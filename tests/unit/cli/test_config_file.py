@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("typer")
 import typer
 
-from dpcore.cli.train import config_file
-from dpcore.cli.values import group_norms, real, reals
+from dpcore.cli.options import group_norms, real, reals
+from dpcore.cli.train import train
 from dpcore.errors import ArgumentError, DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
     @app.command()
     def train(
-        config: Annotated[Path | None, typer.Option(is_eager=True, callback=config_file.use)] = None,
+        config: Annotated[Path | None, typer.Option(is_eager=True, callback=train.use_config)] = None,
         lr: Annotated[float, typer.Option(parser=real)] = 0.1,
         batch_size: int = 256,
         betas: Annotated[Any, typer.Option(parser=reals)] = None,

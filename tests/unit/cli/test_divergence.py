@@ -15,9 +15,10 @@ pytest.importorskip("typer")
 
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.train.run import train, train_into
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
+from dpcore.cli.train.train import train_into
+from dpcore.cli.train.train import train_to_end as train
 from dpcore.cli.train.training import Training
 from dpcore.errors import DivergenceError
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpcore.cli.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError, DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def content(**changes: object) -> dict[str, object]:

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcore.cli.datasets import Dataset, load
-from dpcore.cli.datasets.load import scaled
+from dpcore.cli.datasets import Dataset, load, scaled
 from dpcore.errors import ArgumentError, DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 MNIST = Path(os.environ.get("DPCORE_MNIST", Path(__file__).parents[3].parent / "shared" / "data" / "mnist"))
 

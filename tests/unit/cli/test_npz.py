@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpcore.cli.datasets import archive
-from dpcore.cli.datasets.load import KEYS
+from dpcore.cli import datasets
+from dpcore.cli.datasets import KEYS
 from dpcore.errors import DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
-read_npz = functools.partial(archive.read_arrays, keys=KEYS, optional=("classes",))
+read_npz = functools.partial(datasets.read_arrays, keys=KEYS, optional=("classes",))
 FILES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -102,7 +102,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     path = tmp_path / "bomb.npz"
     path.write_bytes(packed(x_train=np.zeros(10_000_000, np.uint8)))
     assert path.stat().st_size < 20_000
-    monkeypatch.setattr(archive, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(datasets, "MOST_BYTES", 1_000_000)
     tracemalloc.start()
     refused(DataError, r"bomb\.npz: unpacks to 10,000,\d+ bytes; must be at most 1,000,000", read_npz, path)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000

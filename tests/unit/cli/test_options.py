@@ -13,8 +13,8 @@ pytest.importorskip("typer")
 import typer
 
 from dpcore.cli import app, options
+from dpcore.cli.options import real
 from dpcore.cli.train.settings import SETTINGS
-from dpcore.cli.values import real
 from dpcore.methods import METHODS, keywords
 
 # Options build these, or give them another name; galore takes objects only.

@@ -14,9 +14,9 @@ import pytest
 from dpcore.errors import ArgumentError
 
 pytest.importorskip("matplotlib")
-from dpcore.cli.plots import figure, plots
-from dpcore.cli.plots.plots import Curves, _end, _epsilon_ticks, _way, by_epsilon
-from tests.unit.cli.refused import refused
+from dpcore.cli import plots
+from dpcore.cli.plots import Curves, _end, _epsilon_ticks, _way, by_epsilon
+from tests.refused import refused
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -44,7 +44,7 @@ def test_one_epoch_and_infinite_epsilon_are_drawn(tmp_path):
 
 def test_a_run_that_stopped_early_is_drawn_up_to_where_it_was_to_end(monkeypatch, tmp_path):
     drawn: list = []
-    save = figure.drawing
+    save = plots.drawing
 
     @contextmanager
     def kept(*given, **named):
@@ -114,7 +114,7 @@ def test_shapes_that_do_not_fit_are_refused(tmp_path):
 
 def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path):
     code = (
-        "import sys; from dpcore.cli.plots import plots; assert 'matplotlib' not in sys.modules;"
+        "import sys; from dpcore.cli import plots; assert 'matplotlib' not in sys.modules;"
         f"plots.learning_curve({str(tmp_path / 'a.png')!r}, [1], [0.5], [1.0]);"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
@@ -188,6 +188,6 @@ def test_ticks_between_the_powers_of_ten_do_not_crowd():
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
-    figure.frequency_axes(axes, np.array([0.03, 0.5]))
+    plots.frequency_axes(axes, np.array([0.03, 0.5]))
     written = [axes.xaxis.get_minor_formatter()(value) for value in (0.03, 0.05, 0.06, 0.2, 0.3, 0.5)]
     assert written == ["", "0.05", "", "0.2", "", "0.5"]

@@ -10,7 +10,7 @@ import pytest
 
 from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, next_folder, read_run
 from dpcore.errors import DataError
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path):

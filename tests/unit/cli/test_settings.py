@@ -15,7 +15,7 @@ from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.schedules import WarmupCosine
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 def build(method: str, **settings: Any) -> Any:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("typer")
 import typer
 
-from dpcore.cli.values import count, group_norms, names, one_of, real, reals, whole
+from dpcore.cli.options import count, group_norms, names, one_of, real, reals, whole
 from dpcore.methods import METHODS
-from tests.unit.cli.refused import refused
+from tests.refused import refused
 
 
 @pytest.mark.parametrize(("text", "value"), [

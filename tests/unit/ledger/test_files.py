@@ -17,7 +17,7 @@ import pytest
 
 from dpcore import methods, minimize, sampling
 from dpcore.errors import DataError, DpcoreError
-from dpcore.ledger import Ledger, places, salvage, storage
+from dpcore.ledger import Ledger, salvage, storage
 from dpcore.ledger.state import State
 from dpcore.methods import memf
 from dpcore.plan.plan import Plan
@@ -240,16 +240,16 @@ def test_a_ledger_that_others_may_write_is_refused(tmp_path: Path) -> None:
 
 def mounted(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Let the table of mounts say that the folder's mount is one of this kind, among others."""
-    number = places._mount_number(folder)
+    number = storage._mount_number(folder)
     table = f"1{number} 1 0:1 / / rw - nfs x rw\n{number} 1 8:1 / /there rw,relatime shared:5 - {kind}\ngarbage\n"
     (folder / "mountinfo").write_text(table)
-    monkeypatch.setattr(places, "MOUNTS", folder / "mountinfo")
+    monkeypatch.setattr(storage, "MOUNTS", folder / "mountinfo")
 
 
 def test_disks_of_this_machine_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "apfs", "bcachefs"):
         mounted(tmp_path, monkeypatch, f"{kind} /dev/sda1 rw,discard")
-        assert places.check_place(tmp_path / "a", accept=True) is None
+        assert storage.check_place(tmp_path / "a", accept=True) is None
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_what_else_there_is_needs_the_owners_word(
 ) -> None:
     moved = filled(tmp_path)
     exported = moved.export()
-    monkeypatch.setattr(places, "KNOWN", places.KNOWN - {kind})  # pytest's folders may lie on it
+    monkeypatch.setattr(storage, "KNOWN", storage.KNOWN - {kind})  # pytest's folders may lie on it
     mounted(tmp_path, monkeypatch, mount)
     for use in (
         lambda **word: Ledger.open(moved.path, **word),
@@ -283,21 +283,21 @@ def test_what_else_there_is_needs_the_owners_word(
 
 
 def test_the_file_system_is_that_of_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not places.MOUNTS.exists():
+    if not storage.MOUNTS.exists():
         pytest.skip("needs Linux's table of mounts")
-    assert places.file_system(Path("/proc")) == ("proc", "/proc")
-    number = places._mount_number(tmp_path)
-    lines = [line.split(" ") for line in places.MOUNTS.read_text().splitlines()]
+    assert storage.file_system(Path("/proc")) == ("proc", "/proc")
+    number = storage._mount_number(tmp_path)
+    lines = [line.split(" ") for line in storage.MOUNTS.read_text().splitlines()]
     (device,) = {line[2] for line in lines if line[0] == number}
     assert device == f"{os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)}"
-    monkeypatch.setattr(places, "_mount_number", lambda path: "")
+    monkeypatch.setattr(storage, "_mount_number", lambda path: "")
     with pytest.raises(DataError, match="lies on an unknown file system"):
         Ledger.create(tmp_path / "a")
 
 
 def test_file_systems_without_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What macOS's ``mount`` writes; where there is no such command, the owner's word is needed."""
-    monkeypatch.setattr(places, "MOUNTS", tmp_path / "absent")
+    monkeypatch.setattr(storage, "MOUNTS", tmp_path / "absent")
     table = (
         "/dev/disk3s1s1 on / (apfs, sealed, local)\n//me@host/x on /Volumes/a b (smbfs, nodev)\nx on /Volumes/a (hfs)\n"
     )
@@ -306,14 +306,14 @@ def test_file_systems_without_a_table(tmp_path: Path, monkeypatch: pytest.Monkey
     command.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     kinds = {"/Users": "apfs", "/Volumes/a b/c": "smbfs", "/Volumes/a": "hfs", "/Volumes/ab": "apfs"}
-    assert {path: places.file_system(Path(path))[0] for path in kinds} == kinds
+    assert {path: storage.file_system(Path(path))[0] for path in kinds} == kinds
     monkeypatch.setenv("PATH", str(tmp_path / "absent"))
     with pytest.raises(DataError, match="an unknown file system"):
         Ledger.create(tmp_path / "a")
 
 
 def test_a_statement_repeats_the_owners_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "KNOWN", places.KNOWN - {"tmpfs"})
+    monkeypatch.setattr(storage, "KNOWN", storage.KNOWN - {"tmpfs"})
     mounted(tmp_path, monkeypatch, "tmpfs tmpfs rw")
     ledger, sampler = new(tmp_path, accept_file_system=True), sampling.PoissonSampler(dataset_size=20, batch_size=5)
     method = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)

@@ -16,8 +16,8 @@ from dpcore.accounting import epsilon as epsilon_of
 from dpcore.accounting.branches import Rows, count
 from dpcore.errors import BudgetError, DataError
 from dpcore.ledger import Ledger, LedgerRun
-from dpcore.ledger.fixed import within
 from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
+from dpcore.ledger.state import within
 from tests.unit.ledger_tools import begin, full, new, poisson, released, resealed
 
 BUDGET = (1.0, 1e-5)

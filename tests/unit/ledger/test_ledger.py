@@ -12,7 +12,7 @@ import pytest
 from dpcore.accounting import Adjacency, FixedSizeSampledGaussian, Gaussian, NonPrivate, PoissonSampledGaussian, epsilon
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Total
-from dpcore.ledger.blocks import Blocks, largest
+from dpcore.ledger.allowance import Blocks, largest
 from tests.unit.ledger_tools import begin, full, new, ordered, poisson, released
 
 

@@ -15,7 +15,7 @@ from dpcore.accounting import Composed, Event, Gaussian
 from dpcore.accounting.branches import Rows, count
 from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
-from dpcore.ledger.blocks import largest
+from dpcore.ledger.allowance import largest
 
 STEPS = 400
 

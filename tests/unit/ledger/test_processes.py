@@ -17,7 +17,7 @@ import pytest
 
 from dpcore.errors import BudgetError, PrivacyError
 from dpcore.ledger import Ledger, storage
-from dpcore.ledger.blocks import largest
+from dpcore.ledger.allowance import largest
 from dpcore.ledger.book import lives, this_process
 from tests.unit.ledger_tools import begin, full, new, poisson
 

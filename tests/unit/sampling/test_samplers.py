@@ -76,15 +76,6 @@ class TestContract:
         else:
             assert max(sizes) == sampler.max_batch_size
 
-    def test_shards_of_the_data_set_join_to_the_whole_step(self, sampler: Sampler) -> None:
-        for step in (0, 3, 10):
-            cuts = [0, 1, 40, 40, 99, 103]
-            pieces = [sampler.indices(KEY, step, start=a, stop=b) for a, b in itertools.pairwise(cuts)]
-            assert np.concatenate(pieces).tolist() == sampler.indices(KEY, step).tolist()
-            for piece, (a, b) in zip(pieces, itertools.pairwise(cuts), strict=True):
-                assert np.all((piece >= a) & (piece < b))
-        refused(ArgumentError, "stop=104: must be at most dataset_size=103", sampler.indices, KEY, 0, stop=104)
-
     @settings(max_examples=chosen(10, 300))
     @given(world_size=st.integers(1, 7), step=st.integers(0, 40))
     def test_the_shares_of_all_processes_join_to_the_batch(self, sampler: Sampler, world_size: int, step: int) -> None:

@@ -18,7 +18,7 @@ from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian
 from dpcore.accounting.phases import truncated_components
 from dpcore.errors import ArgumentError
 from dpcore.sampling import PoissonSampler, TruncatedPoissonSampler
-from dpcore.sampling.truncated_poisson import smallest_maximum
+from dpcore.sampling.poisson import smallest_maximum
 from tests.refused import refused
 
 KEY = bytes(range(32))

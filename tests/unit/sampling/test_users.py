@@ -51,10 +51,6 @@ def test_gives_the_examples_of_the_users_drawn_each_user_in_a_row(name: str, mos
         assert units.tolist() == np.minimum(np.bincount(USERS)[drawn], most).tolist()
         for own in np.split(batch, np.cumsum(units)[:-1]) if units.size else []:
             assert np.all(np.diff(own) > 0)
-        parts = [(sampler.indices(KEY, step, start=a, stop=b), sampler.units(KEY, step, start=a, stop=b))
-                 for a, b in ((0, 3), (3, 3), (3, 7))]  # fmt: skip
-        assert np.concatenate([part for part, _ in parts]).tolist() == batch.tolist()
-        assert np.concatenate([sizes for _, sizes in parts]).tolist() == units.tolist()
         shares = [shard(sampler, rank, 3) for rank in range(3)]
         assert np.concatenate([share.indices(KEY, step) for share in shares]).tolist() == batch.tolist()
         for share in shares:  # no user is in two of them

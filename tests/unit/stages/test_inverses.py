@@ -29,7 +29,7 @@ from scipy.optimize import approx_fprime
 
 from dpcore import strategies
 from dpcore.errors import ArgumentError
-from dpcore.stages.strategies.search import blt, inverse, kinds, single, toeplitz
+from dpcore.stages.strategies.search import matrices, optimize, series
 from dpcore.stages.strategies.search.series import adjoint, divided, lagged, multiplied
 from dpcore.stages.strategies.toeplitz import root
 
@@ -65,9 +65,9 @@ def agrees(objective: Callable[[Any], Any], point: np.ndarray) -> None:
 @pytest.mark.parametrize("signed", [False, True])
 def test_gradients_of_inverses(steps: int, bands: int, epochs: int, factor: float, signed: bool):
     rng = np.random.default_rng(bands)
-    series = workloads.momentum(steps, factor).series()
-    assert series is not None
-    objective = inverse._objective(series, steps, epochs, -(-steps // epochs))
+    wanted = workloads.momentum(steps, factor).series()
+    assert wanted is not None
+    objective = series._inverse_objective(wanted, steps, epochs, -(-steps // epochs))
     falls = -np.diff(np.log(np.cumsum(root(0.5, bands))))
     agrees(objective, falls + (0.5 if signed else 0.0) * rng.standard_normal(bands - 1))
 
@@ -75,17 +75,17 @@ def test_gradients_of_inverses(steps: int, bands: int, epochs: int, factor: floa
 @pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (2, 1), (60, 4), (2500, 3)])
 def test_gradients_of_buffers(steps: int, epochs: int):
     rng = np.random.default_rng(steps)
-    series = workloads.momentum(steps, 0.5).series()
-    assert series is not None
-    agrees(blt._objective(series, 3, steps, epochs, -(-steps // epochs)), rng.standard_normal(6) - 1)
+    wanted = workloads.momentum(steps, 0.5).series()
+    assert wanted is not None
+    agrees(series._blt_objective(wanted, 3, steps, epochs, -(-steps // epochs)), rng.standard_normal(6) - 1)
 
 
 @pytest.mark.parametrize(("steps", "bands", "epochs"), [(50, 7, 4), (50, 50, 1), (700, 600, 1), (300, 100, 1)])
 def test_gradients_of_series(steps: int, bands: int, epochs: int):
     rng = np.random.default_rng(bands)
-    series = workloads.momentum(steps, 0.5).series()
-    assert series is not None
-    objective = toeplitz._objective(series, steps, epochs, -(-steps // epochs))
+    wanted = workloads.momentum(steps, 0.5).series()
+    assert wanted is not None
+    objective = series._objective(wanted, steps, epochs, -(-steps // epochs))
     agrees(objective, root(-0.5, bands)[1:] * rng.uniform(0.8, 1.0, bands - 1))
 
 
@@ -188,7 +188,7 @@ def test_nonsense(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     monkeypatch.setenv("DPCORE_CACHE_DIR", str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(inverse, "summed", interrupted)
+        patch.setattr(series, "summed", interrupted)
         with pytest.raises(KeyboardInterrupt):
             optimal(kind, 16)
     assert not list(strategies.cache_folder().glob("*.npz"))
@@ -205,7 +205,7 @@ def test_series_and_their_transposes():
         full = [x[lag:] @ y[: size - lag] for lag in range(min(100, size))]
         for lags in (20, len(full)):
             np.testing.assert_allclose(lagged(x, y, lags), full[:lags], atol=1e-8)
-    np.testing.assert_allclose(toeplitz.square_root(np.array([1.0, -1.0]), 3000), root(-0.5, 3000), rtol=1e-9)
+    np.testing.assert_allclose(series.square_root(np.array([1.0, -1.0]), 3000), root(-0.5, 3000), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("epochs", "factor"), [(1, 0.0), (1, 0.9), (3, 0.0)])
@@ -213,16 +213,16 @@ def test_a_search_that_begins_with_fewer_steps_ends_where_one_without_does(
     epochs: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ):
     workload, period = workloads.momentum(12_000, factor), 12_000 // epochs
-    monkeypatch.setattr(inverse, "_SHORTEST", 1000)
+    monkeypatch.setattr(series, "_INVERSE_SHORTEST", 1000)
     bands: list[tuple[str, dict[str, int]]] = [("toeplitz", {}), ("banded-toeplitz", {"bands": 600})]
     for kind, settings in [*bands, ("blt", {"buffers": 3}), ("banded-inverse", {"bands": 5})]:
-        quick = kinds.solved(kind, workload, epochs, period, settings)
+        quick = optimize.solved(kind, workload, epochs, period, settings)
         with monkeypatch.context() as patch:
-            patch.setattr(toeplitz, "_SHORTEST", 10**9)
-            patch.setattr(blt, "_SHORT", 10**9)
-            patch.setattr(inverse, "_SHORTEST", 10**9)
-            slow = kinds.solved(kind, workload, epochs, period, settings)
-        errors = [error_of(kinds.strategy_of(kind, found, 12_000), workload, epochs) for found in (quick, slow)]
+            patch.setattr(series, "_SHORTEST", 10**9)
+            patch.setattr(series, "_SHORT", 10**9)
+            patch.setattr(series, "_INVERSE_SHORTEST", 10**9)
+            slow = optimize.solved(kind, workload, epochs, period, settings)
+        errors = [error_of(optimize.strategy_of(kind, found, 12_000), workload, epochs) for found in (quick, slow)]
         assert errors[0] <= errors[1] * (1 + 1e-6), kind
 
 
@@ -237,7 +237,7 @@ def test_the_bound_without_eigenvectors():
         diagonal = np.diagonal(inverse_of @ inverse_of.T).copy()
         off = np.diagonal(inverse_of @ inverse_of.T, 1).copy()
         expected = np.diagonal(np.linalg.inv(sqrtm(inverse_of @ inverse_of.T).real))
-        np.testing.assert_allclose(single._root_diagonal(diagonal, off), expected, rtol=1e-6)
+        np.testing.assert_allclose(matrices._root_diagonal(diagonal, off), expected, rtol=1e-6)
         dense = optimal("dense", workload, keep=False)
         assert lower_bound(workload) <= dense.error
         assert lower_bound(workload) == pytest.approx(dense.error, rel=1e-4)
@@ -254,8 +254,8 @@ def test_learning_rates_that_fall_far_are_certified():
 
 def test_what_is_found_for_fewer_steps_is_a_start_near_the_end(monkeypatch: pytest.MonkeyPatch):
     points = np.array([[1.0, -2.0], [4.0, 0.0], [9.0, 3.0], [16.0, 7.0]])
-    np.testing.assert_allclose(blt._extrapolated(list(points[:3])), points[3])
-    np.testing.assert_allclose(blt._extrapolated(list(points[:2])), 2 * points[1] - points[0])
+    np.testing.assert_allclose(series._extrapolated(list(points[:3])), points[3])
+    np.testing.assert_allclose(series._extrapolated(list(points[:2])), 2 * points[1] - points[0])
     counted = []
 
     def objective(series: np.ndarray, steps: int, epochs: int, period: int) -> Any:
@@ -267,10 +267,10 @@ def test_what_is_found_for_fewer_steps_is_a_start_near_the_end(monkeypatch: pyte
 
         return counting
 
-    own = toeplitz._objective
-    monkeypatch.setattr(toeplitz, "_objective", objective)
-    toeplitz.toeplitz(workloads.ones(12_000), 12_000, 1, 12_000)
+    own = series._objective
+    monkeypatch.setattr(series, "_objective", objective)
+    series.toeplitz(workloads.ones(12_000), 12_000, 1, 12_000)
     assert counted.count(12_000) <= 5 < counted.count(3000)
     counted.clear()
-    toeplitz.toeplitz(workloads.ones(48_000), 48_000, 1, 48_000)
+    series.toeplitz(workloads.ones(48_000), 48_000, 1, 48_000)
     assert 48_000 not in counted

@@ -27,8 +27,8 @@ from scipy.optimize import minimize
 
 from dpcore import strategies
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
-from dpcore.stages.strategies.search import single
-from dpcore.stages.strategies.search.kinds import KINDS
+from dpcore.stages.strategies.search import matrices
+from dpcore.stages.strategies.search.optimize import KINDS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -111,10 +111,10 @@ def test_every_bracket_is_below_every_strategy(steps: int, seed: int, largest: b
     workload = some(steps, rng)
     c = np.tril(rng.standard_normal((steps, steps)), -1) + np.diag(rng.uniform(0.5, 2, steps))
     error = error_of(Dense(c), workload, largest=largest)
-    for bracket, _ in zip(single.brackets(workload, largest), range(4), strict=False):
+    for bracket, _ in zip(matrices.brackets(workload, largest), range(4), strict=False):
         assert math.sqrt(bracket.lower_bound) <= error * (1 + 1e-9)
         assert bracket.lower_bound <= bracket.squared_error * (1 + 1e-9)
-        own = Dense(single.factor(bracket.square))
+        own = Dense(matrices.factor(bracket.square))
         assert error_of(own, workload, largest=largest) ** 2 == pytest.approx(bracket.squared_error, rel=1e-7)
 
 

@@ -2,23 +2,133 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
+from dpcore.stages.strategies.banded import Banded
 from dpcore.stages.strategies.base import Strategy
-from dpcore.stages.strategies.search import cache, fixed_order, single
-from dpcore.stages.strategies.search.kinds import settings_of, solved, strategy_of
-from dpcore.stages.strategies.search.single import Bracket, factor
-from dpcore.stages.strategies.search.toeplitz import toeplitz
-from dpcore.stages.strategies.workload import Workload
-from dpcore.stages.strategies.workloads import error_of, ones
+from dpcore.stages.strategies.dense import from_matrix
+from dpcore.stages.strategies.search import matrices
+from dpcore.stages.strategies.search.matrices import Bracket, banded, factor
+from dpcore.stages.strategies.search.series import banded_inverse, blt, fractional_root, toeplitz
+from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz, Coefficients
+from dpcore.stages.strategies.workloads import Workload, error_of, ones
+
+# Solved problems on disk: one file each, named by what was asked and by the version of the search.
+
+
+VERSION: Final = 2
+"""Of the searches: a file of another version is another problem's."""
+
+
+def folder() -> Path:
+    """Return where solved problems lie: ``DPCORE_CACHE_DIR``, or the user's cache folder."""
+    base = os.environ.get("DPCORE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "dpcore" / "strategies"
+
+
+def looked_up(problem: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what was found for a problem; None where nothing is known, or the file is damaged."""
+    path = _path(problem)
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return None
+    arrays = {name: value for name, value in found.items() if value.dtype.kind in "fb" and np.isfinite(value).all()}
+    return arrays if arrays.keys() == found.keys() and {"bound", "seconds", "finished"} <= arrays.keys() else None
+
+
+def keep_solved(problem: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Keep what was found; where that cannot be written, it is found again next time."""
+    path, draft = _path(problem), None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft", delete=False) as file:
+            draft = Path(file.name)
+            np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in found.items()})
+        draft.replace(path)
+    except OSError:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def _path(problem: Mapping[str, Any]) -> Path:
+    text = json.dumps({"version": VERSION, **problem}, sort_keys=True)
+    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
+
+
+# What each kind of strategy is made of, and which settings it has.
+
+
+KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt", "banded-inverse", "bifr", "lambda-cgd")
+WITH_BANDS: Final = ("banded", "banded-toeplitz", "banded-inverse", "bifr")
+_INVERSES: Final = ("banded-inverse", "bifr", "lambda-cgd")
+
+
+def settings_of(kind: str, bands: int | None, buffers: int | None, period: int, steps: int) -> dict[str, int]:
+    """Return the settings of a kind, checked; `period` is the number of steps between two of an example's."""
+    validate.choice(KINDS, kind=kind)
+    if bands is not None and kind not in WITH_BANDS:
+        raise ArgumentError(f"bands={bands}: is for kind={', '.join(map(repr, WITH_BANDS))}, not for {kind!r}")
+    if buffers is not None and kind != "blt":
+        raise ArgumentError(f"buffers={buffers}: is for kind='blt', not for {kind!r}")
+    if kind == "blt":
+        return {"buffers": validate.integer(1, buffers=4 if buffers is None else buffers)}
+    if kind not in WITH_BANDS:
+        return {}
+    most, why = period, "the steps between two of an example's; with more, its columns overlap"
+    if kind in _INVERSES:
+        most, why = steps, "the number of steps"
+    count = validate.integer(1, bands=min(32, most) if bands is None else bands)
+    if count > most:
+        raise ArgumentError(f"bands={count}: must be at most {most}, {why}")
+    return {"bands": count}
+
+
+def solved(kind: str, workload: Workload, epochs: int, period: int, settings: dict[str, int]) -> dict[str, Any]:
+    """Return the numbers of the best strategy of a kind that has few of them."""
+    if kind == "blt":
+        scales, decays = blt(workload, settings["buffers"], epochs, period)
+        return {"scales": scales, "decays": decays}
+    bands = settings.get("bands", workload.steps if kind == "toeplitz" else min(2, workload.steps))
+    if kind in _INVERSES:
+        search = banded_inverse if kind == "banded-inverse" else fractional_root
+        return {"series": search(workload, bands, epochs, period)}
+    if kind != "banded":
+        return {"series": toeplitz(workload, bands, epochs, period)}
+    series = toeplitz(workload, bands, epochs, period) if workload.series() is not None else np.eye(1, bands)[0]
+    start = np.repeat(series[:, None], workload.steps, axis=1)
+    start[np.add.outer(np.arange(bands), np.arange(workload.steps)) >= workload.steps] = 0.0
+    return {"bands": banded(workload, start)}
+
+
+def strategy_of(kind: str, found: dict[str, Any], steps: int) -> Any:
+    """Return the strategy that is made of these numbers."""
+    if kind == "dense":
+        return from_matrix(found["matrix"])
+    if kind == "banded":
+        return Banded(found["bands"])
+    if kind == "blt":
+        return BLT(found["scales"].tolist(), found["decays"].tolist(), steps)
+    series = tuple(found["series"].tolist())
+    if kind in _INVERSES:
+        return BandedInverseToeplitz(series, steps)
+    return BandedToeplitz(series) if kind == "banded-toeplitz" else Coefficients(series)
+
 
 TOLERANCE: Final = 5e-6
 TOLERANCE_OF_EPOCHS: Final = 1e-6
@@ -125,7 +235,7 @@ def optimal(
         )
     problem = {"kind": kind, "workload": workload.describe()["sha256"], "epochs": epochs, "largest": largest,
                "tolerance": tolerance, "certified": certified, **settings}  # fmt: skip
-    found = cache.load(problem) if keep else None
+    found = looked_up(problem) if keep else None
     if found is None:
         begun = time.monotonic()
         if kind == "dense":
@@ -135,7 +245,7 @@ def optimal(
             found["bound"] = squared_bound(workload, epochs, keep=keep) if certified else 0.0
         found["seconds"] = time.monotonic() - begun
         if keep and found["finished"]:
-            cache.save(problem, found)
+            keep_solved(problem, found)
     strategy, bound = strategy_of(kind, found, steps), float(found["bound"])
     error = error_of(strategy, workload, epochs, largest=largest)
     known = math.sqrt(bound) if bound > 0 else None
@@ -165,7 +275,7 @@ def squared_bound(
 ) -> float:
     """Return the square of `lower_bound`, 0 where none is known."""
     if epochs == 1 and not largest and workload.steps <= MOST_DENSE:
-        quick = single.quick_bound(workload, tolerance)
+        quick = matrices.quick_bound(workload, tolerance)
         if quick is not None:
             return quick
     if workload.steps <= MOST_DENSE and (epochs == 1 or workload.steps <= MOST_EPOCHS):
@@ -192,13 +302,13 @@ def _workload(workload: Any) -> Workload:
 def _dense(
     workload: Workload, epochs: int, period: int, largest: bool, tolerance: float, told: Told | None
 ) -> dict[str, Any]:
-    found: Iterator[Bracket] = single.brackets(workload, largest)
+    found: Iterator[Bracket] = matrices.brackets(workload, largest)
     if epochs > 1:
         # To begin with: any with so many bands has the pattern, whatever the workload.
         series = toeplitz(ones(workload.steps), period, epochs, period)
         start = strategy_of("banded-toeplitz", {"series": series}, workload.steps)
         matrix = start.matrix(workload.steps)
-        found = fixed_order.brackets(workload, period, matrix.T @ matrix)
+        found = matrices.brackets_of_epochs(workload, period, matrix.T @ matrix)
     best, finished = Bracket(np.eye(workload.steps), np.inf, 0.0), True
     try:
         for bracket in found:

@@ -1,4 +1,4 @@
-"""A plain list of index arrays: public, fixed, and accounted by the participation it really shows."""
+"""Batches in an order that counts as known: a fixed one, a fresh one every epoch, a public list."""
 
 from __future__ import annotations
 
@@ -11,9 +11,96 @@ import numpy.typing as npt
 
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.sampling import draw
 from dpcore.sampling.base import Indices
-from dpcore.sampling.library import LibrarySampler, Patterns
+from dpcore.sampling.library import Blocks, Epochs, LibrarySampler, Patterns
 from dpcore.spec import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedOrderSampler(Patterns, Epochs):
+    """Cycles through one partition of the data set; step t takes batch t mod steps_per_epoch.
+
+    The order is shuffled once, before the run, and never again. The shuffle is for training only: the privacy analysis
+    takes the batches as known to the adversary, so nothing is lost if they are published. batch_size = dataset_size is
+    full batch.
+
+    Parameters
+    ----------
+    dataset_size, batch_size : int
+        1 <= batch_size <= dataset_size.
+    shuffle : bool
+        Whether the order is drawn from the sampling key (the row kept for it) or is that of the data set.
+    drop_last : bool
+        Whether the examples of a last, shorter batch are left out of the whole run, or form a batch of their own that
+        keeps its place. Averages are over `batch_size` either way.
+    """
+
+    shuffle: bool = True
+    drop_last: bool = False
+    kind = "fixed order"
+    note = "the same batches in the same order in every epoch; no amplification by sampling is claimed"
+    stated = ("steps_per_epoch", "shuffle", "drop_last")
+
+    def patterns(self, steps: int) -> list[Indices]:
+        """Return the steps at which the examples of each batch take part: j, j + steps_per_epoch, ... below `steps`.
+
+        Returns
+        -------
+        list of (k,) int64
+            One for each batch that occurs in steps 0 .. steps - 1; disjoint.
+        """
+        epoch, steps = self.steps_per_epoch, validate.integer(steps=steps, minimum=0)
+        return [np.arange(first, steps, epoch, dtype=np.int64) for first in range(min(epoch, steps))]
+
+    def _batch(self, key: bytes, step: int) -> Indices:
+        first = step % self.steps_per_epoch * self.batch_size
+        last = min(first + self.batch_size, self.dataset_size)
+        if self.shuffle:
+            return np.sort(draw.permutation(key, self.dataset_size)[first:last])
+        return np.arange(first, last, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledSampler(Blocks, Epochs):
+    """Every epoch goes through the data set once, in a fresh uniformly random order.
+
+    What most training loops do. **No amplification is claimed**: the orders count as known to the adversary, and an
+    example then takes part once in every epoch, at steps that no data decide. So an epoch costs what one release does,
+    whatever the batch size, and nothing is lost if the orders are published.
+
+    Parameters
+    ----------
+    dataset_size, batch_size : int
+        1 <= batch_size <= dataset_size.
+    drop_last : bool
+        Whether the examples of an epoch's last, shorter batch are left out of that epoch (other ones in each), or form
+        a batch of their own. Averages are over `batch_size` either way.
+
+    Notes
+    -----
+    Guarantee: the order of epoch e is drawn by row e of the sampling stream. This sampler draws nothing by step, so no
+    row is used twice; epochs end long before the row of the one shuffle of `FixedOrderSampler`.
+
+    A branch of a run must keep the orders (`keeps_order`): a fresh one amid an epoch could meet an example that the
+    epoch has met already.
+
+    The last step of one epoch may be next to the first of the next: under correlated noise the sensitivity is that of
+    any one step from each epoch (`blocks`), never that of a fixed order.
+    """
+
+    drop_last: bool = False
+    kind = "shuffled"
+    note = (
+        "a fresh order in every epoch, which the analysis takes as known: each example counts once an epoch; no "
+        "amplification by sampling or shuffling is claimed"
+    )
+    stated = ("steps_per_epoch", "drop_last")
+
+    def _batch(self, key: bytes, step: int) -> Indices:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        first = place * self.batch_size
+        return np.sort(draw.permutation(key, self.dataset_size, epoch)[first : first + self.batch_size])
 
 
 @dataclass(frozen=True, init=False, eq=False)

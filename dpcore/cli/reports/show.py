@@ -1,20 +1,39 @@
-"""``dpcore statement``: what a run says about its privacy."""
+"""``dpcore methods`` and ``dpcore statement``: the methods with their papers, and what a run says about its privacy."""
 
 from __future__ import annotations
 
+import inspect
 import shutil
+from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
 
-from dpcore.cli.options import Json, flag, option
+from dpcore.cli.options import Json, count, flag, option
 from dpcore.cli.output import write_json, write_line
-from dpcore.cli.stored import stored
-from dpcore.cli.values import count
-from dpcore.errors import ArgumentError, DataError
-from dpcore.statement.statement import Statement
+from dpcore.cli.stored import as_statement, stored
+from dpcore.errors import ArgumentError
+from dpcore.methods import METHODS, PAPERS
 from dpcore.statement.text import visible
+
+_WIDTH, _INDENT = 80, "  "
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods, each with the paper that it comes from."""
+    said = {name: (inspect.getdoc(make) or name).splitlines()[0].replace("`", "") for name, make in METHODS.items()}
+    if as_json:
+        papers = {name: [{**asdict(paper), "url": paper.url} for paper in PAPERS[name]] for name in METHODS}
+        write_json({name: {"summary": said[name], "papers": papers[name]} for name in METHODS})
+        return
+    for name, sentence in said.items():
+        write_line(name)
+        for text in (sentence, *(paper.text() for paper in PAPERS[name])):
+            for line in wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False):
+                write_line(line)
+
 
 _NARROWEST, _WIDEST = 40, 1000
 
@@ -28,7 +47,7 @@ def statement(
     """Print a stored privacy statement in short. dpcore verify checks it."""
     if width is not None and not _NARROWEST <= width <= _WIDEST:
         raise ArgumentError(f"width={width!r}: must lie between {_NARROWEST} and {_WIDEST}")
-    found = {name: _read(content, path) for name, (_, content) in stored(path).items()}
+    found = {name: as_statement(path, content) for name, (_, content) in stored(path).items()}
     if as_json:
         contents = {name: item.to_dict() for name, item in found.items()}
         write_json(contents.get("", contents))
@@ -38,11 +57,3 @@ def statement(
         if name:
             write_line(f"{visible(name)}\n")
         write_line(item.summary(max(columns, _NARROWEST), full=full))
-
-
-def _read(content: dict[str, object], path: Path) -> Statement:
-    try:
-        return Statement.from_dict(content)
-    except DataError as cause:
-        more = "; dpcore verify says more" if "hash" in str(cause) else ""
-        raise DataError(f"{path}: {cause}{more}") from cause

@@ -1,1 +1,0 @@
-"""Renyi differential privacy of the events."""

@@ -1,1 +1,0 @@
-"""Pictures of guarantees, filters, runs and comparisons."""

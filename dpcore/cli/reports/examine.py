@@ -1,0 +1,263 @@
+"""``dpcore doctor`` and ``dpcore audit``: checks of a run before it trains, and canaries through the real step."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from dpcore.cli.accounting.answer import ACCOUNTED, EventOptions
+from dpcore.cli.datasets import load
+from dpcore.cli.options import Json, count, flag, multiplier, one_of, option, real, takes
+from dpcore.cli.output import write_answer
+from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
+from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.plan.plan import Plan
+from dpcore.spec import backends
+from dpcore.statement.text import format_number
+
+_NAMES = ("model", "data", "method", "loss")
+
+
+class _Reached(BaseException):
+    """`make_private` was called; no ``except Exception`` of the script's stops it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+@contextmanager
+def own_run(place: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Give the keywords of a run: of a script, or of what a function returns.
+
+    Parameters
+    ----------
+    place : str
+        ``FILE.py``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
+    arguments : sequence of str
+        What the script finds in ``sys.argv`` after its name.
+
+    Raises
+    ------
+    ArgumentError
+        If the script fails, or gives no run.
+    DataError
+        If there is no such file.
+    """
+    name, _, function = place.partition(":")
+    path = Path(name)
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise DataError(f"{name}: there is no such file")
+    if not is_file and not function:
+        raise ArgumentError(f"{place!r}: must be a file that ends in .py, FILE.py:FUNCTION or MODULE:FUNCTION")
+    folder = str(path.resolve().parent) if is_file else str(Path.cwd())
+    main = sys.modules["__main__"]
+    try:
+        with _put(sys, "argv", [name, *arguments]), _put(sys, "path", [folder, *sys.path]):
+            with redirect_stdout(sys.stderr):  # standard output is for the findings
+                found = _objects(place, path if is_file else None, name, function)
+            yield found
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _objects(place: str, path: Path | None, name: str, function: str) -> dict[str, Any]:
+    try:
+        with _stopping():
+            if path is None:
+                module = importlib.import_module(name)
+            else:
+                module = _run(path, "__main__" if not function else path.stem)
+            if function:
+                if not callable(getattr(module, function, None)):
+                    raise ArgumentError(f"{place}: has no function {function!r}")
+                return _named(place, getattr(module, function)())
+    except _Reached as reached:
+        return reached.arguments
+    except DpcoreError:
+        raise
+    except (Exception, SystemExit) as cause:
+        told = f"{place}: ends with {type(cause).__name__} ({cause}) before it gives a run"
+        raise ArgumentError(f"{told}; --debug shows where") from cause
+    raise ArgumentError(f"{place}: never calls dpcore.torch.make_private; name a function that returns the objects")
+
+
+def _run(path: Path, name: str) -> ModuleType:
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own file
+    return module
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Let `make_private` stop the script, and tell what it was asked for."""
+    import dpcore.torch
+
+    place = sys.modules["dpcore.torch.make_private"]
+    signature = inspect.signature(place.make_private)
+
+    def stop(*args: Any, **kwargs: Any) -> NoReturn:
+        raise _Reached(dict(signature.bind(*args, **kwargs).arguments))
+
+    stop.__signature__ = signature  # type: ignore[attr-defined]
+    with _put(dpcore.torch, "make_private", stop), _put(place, "make_private", stop):
+        yield
+
+
+@contextmanager
+def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an attribute have another value for the length of the block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _named(place: str, found: Any) -> dict[str, Any]:
+    if isinstance(found, (tuple, list)) and 2 <= len(found) <= len(_NAMES):
+        return dict(zip(_NAMES, found, strict=False))
+    if isinstance(found, Mapping) and {"model", "data"} <= found.keys():
+        return {str(key): value for key, value in found.items()}
+    raise ArgumentError(
+        f"{place}: must return (model, data, method, loss), or a dict with 'model', 'data' and other keywords of "
+        f"make_private, not {type(found).__name__}"
+    )
+
+
+# ``dpcore doctor``: checks of a user's own run before it trains.
+
+
+Place = Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
+    help="A script that calls make_private, or a function that returns model, data, method and loss.")]  # fmt: skip
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", show_default=False,
+    help="What the script finds in sys.argv; after -- if they begin with a dash.")]  # fmt: skip
+Confidence = Annotated[float, option(real, "P", "Of the audit: 1 minus the probability of a false alarm.")]
+Seconds = Annotated[float, option(real, "SECONDS", "At most about so many.")]
+
+_OF_DOCTOR = ("data", "data_dir", "model", "seed", "epsilon", "delta", "noise_multiplier", "max_grad_norm", "clipping",
+        "clipping_groups", "sampling", "max_batch_size", "groups", "method", "epochs", "batch_size", "lr")  # fmt: skip
+
+
+@takes(Settings, without=[name for name in SETTINGS if name not in _OF_DOCTOR])
+def doctor(
+    place: Place = None,
+    arguments: Arguments = None,
+    no_audit: Annotated[bool, flag("--no-audit", "Leave the audit out: it takes most of the time.")] = False,
+    confidence: Confidence = 0.99,
+    seconds: Seconds = 60.0,
+    as_json: Json = False,
+    **given: Any,
+) -> int:  # fmt: skip
+    """Examine a model, its data, a loss and a method before they train; status 1 where there is a fault."""
+    with asked_run(place, arguments, given) as run:
+        from dpcore.torch import doctor as examined
+
+        found = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
+    write_answer(as_json, found.to_dict(), str(found))
+    return 0 if found.ok else 1
+
+
+@contextmanager
+def asked_run(place: str | None, arguments: list[str] | None, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the keywords of the run that was asked for: the user's own, or one of ``dpcore train``."""
+    if place is not None:
+        with own_run(place, arguments or ()) as run:
+            yield run
+        return
+    from dpcore.cli.train.training import arguments_of
+
+    settings = settings_from(given)
+    dataset = load(settings.data, settings.data_dir)
+    settings = settings.resolved(len(dataset))
+    model, keywords = arguments_of(settings, dataset)
+    with backends.use_backend(settings.backend):
+        yield {"model": model, **keywords}
+
+
+# ``dpcore audit``: canaries through the real step, and what they show of epsilon.
+
+
+_OF_AUDIT = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clipping", "clipping_groups", "delta")
+
+
+@takes(Settings, without=[name for name in SETTINGS if name not in _OF_AUDIT])
+def audit(
+    place: Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
+        help="A script that calls make_private, or a function that returns model, data, method and loss: canaries then "
+        "go through this run's own step, and of the options only --confidence, --seconds and --json count.")] = None,
+    arguments: Arguments = None,
+    noise_multiplier: Annotated[float | None, option(multiplier, "SIGMA",
+        "Of the audited run; 2 without it and --epsilon.")] = None,
+    epsilon: Annotated[float | None, option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = None,
+    sampling: Annotated[str | None, option(one_of(ACCOUNTED), "NAME",
+        ", ".join(ACCOUNTED) + "; if not given: fixed-order where the method needs it, else poisson.")] = None,
+    dataset_size: Annotated[int, option(count, "N", "Number of examples.")] = 400,
+    batch_size: Annotated[int, option(count, "N", "Expected batch size.")] = 40,
+    steps: Annotated[int, option(count, "N", "Number of steps of a run.")] = 10,
+    max_batch_size: Annotated[int | None, option(count, "N", "Of truncated-poisson.")] = None,
+    groups: Annotated[int | None, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None,
+    canaries: Annotated[int, option(count, "N", "In each run, at most --dataset-size.")] = 128,
+    runs: Annotated[int, option(count, "N", "Runs of fresh keys.")] = 32,
+    confidence: Annotated[float, option(real, "P", "1 minus the probability of a false alarm.")] = 0.99,
+    seconds: Annotated[float, option(real, "SECONDS", "Of FILE: at most about so many.")] = 60.0,
+    as_json: Json = False,
+    **given: Any,
+) -> int:  # fmt: skip
+    """Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds."""
+    from dpcore.audit import audit as audited
+
+    if place is not None:
+        with own_run(place, arguments or []) as run:
+            from dpcore.torch import audit as audit_run
+
+            known = {name: value for name, value in run.items() if name != "optimizer"}
+            own = audit_run(**known, confidence=confidence, seconds=seconds)
+        write_answer(as_json, own.to_dict(), str(own))
+        return 1 if own.flagged else 0
+    if epsilon is None and noise_multiplier is None:
+        noise_multiplier = 2.0
+    settings = settings_from({**given, "epsilon": epsilon, "noise_multiplier": noise_multiplier})
+    drawn = sampling or settings.sampling or "poisson"
+    if drawn == "full-batch":
+        drawn, batch_size = "fixed-order", dataset_size
+    sampler: Any = EventOptions(
+        sampling=drawn, dataset_size=dataset_size, batch_size=batch_size, max_batch_size=max_batch_size, groups=groups
+    ).sampler()
+    # It divides by what the sampler draws: under full batches, by the data set's size.
+    chosen = settings.build_method()
+    if epsilon is not None:
+        chosen = Plan(chosen, sampler, steps).calibrated(epsilon, settings.delta).method
+    result = audited(chosen, sampler, steps, delta=settings.delta, canaries=canaries, runs=runs, confidence=confidence)
+    told = {**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()}
+    end = [
+        "Nothing contradicts the claim. That proves no privacy: a lower bound far below the claim shows",
+        "nothing, and an error that these canaries do not meet stays unseen.",
+    ]
+    if result.flagged:
+        end = ["FLAGGED: the run is not what the plan says.", *(f"- {finding}" for finding in result.findings)]
+    write_answer(
+        as_json,
+        told,
+        f"claimed:     epsilon = {result.claimed_epsilon:.4g} at delta = {format_number(result.delta)}",
+        f"lower bound: epsilon = {result.lower_bound:.4g} at confidence {result.confidence:g}",
+        f"             (if {result.assumes})",
+        f"canaries:    {result.canaries_in} in, {result.canaries_out} out; power at least {result.power:.3g} at a "
+        f"false positive rate of at most {result.false_positive_rate:.3g}, where the claim allows "
+        f"{result.claimed_power:.3g}",
+        f"noise:       {result.noise_ratio:.4f} of the planned standard deviation, on untouched coordinates",
+        *end,
+    )
+    return 1 if result.flagged else 0

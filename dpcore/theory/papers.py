@@ -1,0 +1,197 @@
+"""Numbers of the papers' theorems: of a window, a filter and a bias correction, and the parameters of SRGD."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from dpcore.errors import ArgumentError
+from dpcore.spec.validate import decay, integer, non_negative, open_unit, positive
+
+
+class VarianceFactor(NamedTuple):
+    """`factor` is 1/rho^2, what the variance is multiplied by; `rho` divides the standard deviation."""
+
+    factor: float
+    rho: float
+
+
+def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
+    """Return what DP-PMLF's window does to the variance of independent per-example gradients.
+
+    ``factor = sum_j (beta^j / c)^2`` with ``c = sum_j beta^j``, j < k = `window` >= 1, 0 <= `beta` < 1, and
+    ``rho^2 = 1 / factor = (1 + beta) (1 - beta^k) / ((1 - beta) (1 + beta^k))``.
+
+    References
+    ----------
+    DP-PMLF (Xu et al.), definition of rho in section 4.
+    """
+    beta, window = decay(beta=beta), integer(1, window=window)
+    power = beta**window
+    # (1 - beta^k) / (1 - beta), which cancels near beta = 1.
+    ratio = float(-np.expm1(window * np.log(beta))) / (1 - beta) if beta > 0 else 1.0
+    rho_squared = (1 + beta) * ratio / (1 + power)
+    return VarianceFactor(1 / rho_squared, float(np.sqrt(rho_squared)))
+
+
+def theoretical_noise_factor(snr: float) -> float:
+    """Return ``1 / (2 SNR)``, what a filter of that signal-to-noise ratio multiplies the noise term of the bound by.
+
+    Parameters
+    ----------
+    snr : float
+        ``(sum_t sum_tau c_tau kappa_tau) / (sum_t sum_tau kappa_tau^2)``, greater than 0; 1/2 without a filter.
+
+    References
+    ----------
+    DOPPLER (Zhang et al.), theorem 2.
+    """
+    return 1 / (2 * positive(snr=snr))
+
+
+# The range in which a second moment can be debiased.
+
+
+class Regime(NamedTuple):
+    """Two conditions; a condition holds where its ratio is at least `threshold`.
+
+    `same_direction` is ``B / sigma`` against the threshold, for per-example gradients that point one way; `orthogonal`
+    is ``sqrt(B) / sigma`` against it, for gradients that are orthogonal.
+    """
+
+    threshold: float
+    same_direction: float
+    orthogonal: float
+
+    @property
+    def trustworthy_if_same_direction(self) -> bool:
+        """Whether the debiased second moment is seldom negative if all gradients of a batch point one way."""
+        return self.same_direction >= self.threshold
+
+    @property
+    def trustworthy_if_orthogonal(self) -> bool:
+        """Whether it is seldom negative even if the gradients of a batch are orthogonal."""
+        return self.orthogonal >= self.threshold
+
+
+def bias_correction_regime(batch_size: float, noise_multiplier: float, dimension: int, beta2: float = 0.999) -> Regime:
+    """Return whether subtracting the noise's variance from Adam's second moment leaves a positive number.
+
+    Parameters
+    ----------
+    batch_size : float
+        B, the expected batch size.
+    noise_multiplier : float
+        sigma.
+    dimension : int
+        d, the number of parameters.
+    beta2 : float
+        Decay of the second moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``,
+        0.15 sqrt(d) at 0.999.
+
+    Notes
+    -----
+    The debiased moment of a coordinate with gradient g is g^2 plus an error whose standard deviation is, in the steady
+    state and to leading order in the noise, ``s^2 sqrt(2 (1 - beta2) / (1 + beta2))`` with ``s = sigma C / B``. The
+    paper's condition asks that s^2 times the root without the 2 be at most g^2, for g = C / sqrt(d) (same direction)
+    or g = C / sqrt(B d) (orthogonal).
+
+    References
+    ----------
+    On Design Principles for Private Adaptive Optimizers (Ganesh, McMahan, Thakurta), section 4 equations 2 and 3, and
+    equation 6 for any beta2.
+    """
+    batch_size, sigma = positive(batch_size=batch_size), non_negative(noise_multiplier=noise_multiplier)
+    beta2 = decay(beta2=beta2)
+    threshold = ((1 - beta2) / (1 + beta2)) ** 0.25 * math.sqrt(integer(1, dimension=dimension))
+    if sigma == 0:
+        return Regime(threshold, math.inf, math.inf)
+    return Regime(threshold, batch_size / sigma, math.sqrt(batch_size) / sigma)
+
+
+# The parameters under which Accelerated-DP-SRGD has the optimal rate.
+
+
+class AcceleratedParameters(NamedTuple):
+    """What Accelerated-DP-SRGD runs with: one pass of `steps` batches of `batch_size` examples."""
+
+    batch_size: int
+    steps: int
+    beta: float
+    max_grad_norm: float
+
+
+def accelerated_srgd_parameters(
+    dataset_size: int,
+    dimension: int,
+    lipschitz: float,
+    smoothness: float,
+    diameter: float,
+    epsilon: float,
+    delta: float,
+) -> AcceleratedParameters:
+    """Return the parameters of theorem 4.10, with the largest batches that it allows.
+
+    Parameters
+    ----------
+    dataset_size : int
+        n, at least 2.
+    dimension : int
+        d.
+    lipschitz : float
+        L: no example's gradient is longer.
+    smoothness : float
+        M: no example's gradient changes faster.
+    diameter : float
+        Of the constraint set, ||C||_2 in the paper.
+    epsilon, delta : float
+        The guarantee asked for. They bound the batch size here and nothing else.
+
+    Returns
+    -------
+    AcceleratedParameters
+        ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which 1 / beta is the
+        learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond ``steps * B`` are not
+        used.
+
+    Raises
+    ------
+    ArgumentError
+        If the dimension is so high that no batch size fulfills the theorem's condition.
+
+    Notes
+    -----
+    Corrected here:
+
+    - The theorem bounds B by an expression in which ``ln(2.5) / delta`` stands for ``ln(2.5 / delta)``, and which has
+      the unit of M where it should have none. Both come from the condition of corollary 4.5, which is what is required:
+      ``d <= (B beta epsilon)^2 / (128 M^2 log2(T)^3 ln(4 T / delta) ln(2.5 / delta))``.
+    - The logarithm of T is that of the tree's depth, to base 2, and T >= 2 (lemma 4.3).
+    - The printed noise is left out. It is loose, and vanishes at T = 1; the methods calibrate the tree exactly, by the
+      nodes that one example touches.
+
+    ``B <= sqrt(n)`` gives ``beta >= 16 M n / B >= 2 M T``, as claim 4.2 asks.
+
+    References
+    ----------
+    DP-SRG (Choquette-Choo, Ganesh, Thakurta), theorem 4.10, corollary 4.5 and claim 4.2.
+    """
+    n, d = integer(2, dataset_size=dataset_size), integer(1, dimension=dimension)
+    L, M = positive(lipschitz=lipschitz), positive(smoothness=smoothness)
+    diam = positive(diameter=diameter)
+    epsilon, delta = positive(epsilon=epsilon), open_unit(delta=delta)
+
+    B = np.arange(1, math.isqrt(n) + 1, dtype=np.float64)
+    T = n // B
+    beta = M + (8 * L + 16 * M * diam) * n**1.5 / (diam * B**2)
+    largest = (B * beta * epsilon) ** 2 / (128 * M**2 * np.log2(T) ** 3 * np.log(4 * T / delta) * np.log(2.5 / delta))
+    allowed = np.flatnonzero(largest >= d)
+    if not allowed.size:
+        raise ArgumentError(
+            f"dimension={dimension!r}: must be at most {int(largest.max())} under these constants, beyond which the "
+            "theorem allows no batch size; a greater dataset_size or epsilon raises it"
+        )
+    best = allowed[-1]
+    return AcceleratedParameters(int(B[best]), int(T[best]), float(beta[best]), 4 * L + 8 * M * diam)
