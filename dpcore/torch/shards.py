@@ -3,11 +3,11 @@
 Notes
 -----
 Why sensitivity and noise are those of one process. Each example is in one process, which has its whole vector, scales
-it by its own norm, and adds it to a float64 vector of the tensor; the reduce-scatter adds those of all processes. So
-every coordinate of the sum is the float64 sum of the clipped vectors of the whole batch, each once: only the order of
-the additions differs, over which `dpcore.spec.rounding` bounds the rounding. A process without examples adds zeros,
-never what its made-up batch gave. The noise of a coordinate follows from its element of the stream, and its one owner
-draws it once (`Layout.rows` cuts each tensor into disjoint pieces that cover it).
+it by its own norm, and adds it to a float64 vector of the tensor, in whole steps of the release's grid; the
+reduce-scatter adds those of all processes. So every coordinate of the sum is the sum of the clipped vectors of the
+whole batch, each once, and integers have the same sum in any order (`dpcore.spec.contributions`). A process without
+examples adds zeros, never what its made-up batch gave. The noise of a coordinate follows from its element of the
+stream, and its one owner draws it once (`Layout.rows` cuts each tensor into disjoint pieces that cover it).
 
 Nothing is released before all have agreed that the whole sum is there. Within a step, fully_shard sends messages as
 well, so that a process that fails there is out of step with the others: it takes part in no message any more, and the
