@@ -203,8 +203,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/proved.py": [
-        ("tell graphs apart without their constants", "(p.digest, *map(value_digest, p.constants))", "(p.digest,)",
-         "unit/torch/gradients/test_followed.py::test_constants_tell_models_apart_and_are_not_written_to"),
         ("run the graph of a model that has become another one", "if real and form in self.programs and _is_power_of_four(self._calls):",
          "if False:", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),
         ("overlook what a user changes on purpose", "cache.structure(batch), cache.python_state([self.model, self.loss])",
@@ -217,10 +215,17 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "fitting = [8, 16]", "unit/torch/gradients/test_proof.py"),
         ("look at the code with odd numbers alone", "return fitting[0], 2 * fitting[1]", "return fitting[0], fitting[1]",
          "unit/torch/gradients/test_followed.py::test_what_is_refused"),
+        ("tell graphs apart without their constants", "numbers[node] = value_digest(constants[node])", "numbers[node] = ''",
+         "unit/torch/gradients/test_followed.py::test_constants_tell_models_apart_and_are_not_written_to"),
         ("overlook numbers that are constants", "            return value_digest(leaf)\n", "            return None\n",
          "unit/torch/gradients/test_followed.py::test_what_is_refused"),
         ("make the functional graph with its constants inside", "        return self.constants[target] if target in self.constants else super()",
          "        return super()", "unit/torch/gradients/test_followed.py::test_sequences"),
+    ],
+    "dpcore/torch/gradients/kept.py": [
+        ("leave tensors without values in a library's caches", "cache.cache_clear()", "pass", "unit/torch/gradients/test_kept.py"),
+        ("leave tensors without values in a library's dict", "        if not self._left():\n", "        if True:\n",
+         "unit/torch/gradients/test_kept.py"),
     ],
     "dpcore/torch/gradients/trial.py": [
         ("overlook a hook on a parameter", "if parameter._backward_hooks or getattr(", "if False and getattr(",

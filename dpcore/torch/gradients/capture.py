@@ -36,6 +36,7 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.axis import has_rule
 from dpcore.torch.gradients.bags import embedding_bag
 from dpcore.torch.gradients.errors import NotCaptured
+from dpcore.torch.gradients.kept import Made
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
 from dpcore.torch.gradients.recurrent import REPLACED as RECURRENT
 from dpcore.torch.model.functional import Leaves, places, refuse_changed, refuse_foreign, slots, within
@@ -91,7 +92,9 @@ class Captured:
         return any(RANDOM in getattr(node.target, "tags", ()) for node in self.module.graph.nodes)
 
 
-def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: Tree) -> Captured:
+def capture(
+    model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: Tree, made: Made | None = None
+) -> Captured:
     """Return the graph of a model in its present modes, for batches in the form of `example`.
 
     Parameters
@@ -103,6 +106,8 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
         Of one example's output and its targets, each as a batch of one.
     example : tree of torch.Tensor
         Only shapes, dtypes and devices are read.
+    made : Made, optional
+        Notes the tensors that the code is given and makes.
 
     Raises
     ------
@@ -118,11 +123,13 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
     values = [_faked(fake, named[name]) for name in names]
     others = [_faked(fake, tensor) for _, tensor in kept]
     held = [name for name, _ in kept]
-    noted = _Noted(model)
+    made = made or Made()
+    noted = _Noted(model, made)
 
     def given(count: int) -> list[torch.Tensor]:
         with fake:
             batch = [torch.empty((count, *t.shape[1:]), dtype=t.dtype, device=t.device) for t in leaves]
+        made.note(batch)
         return [*values, *others, *batch]
 
     def joint(numbers: _Numbers, *flat: torch.Tensor) -> list[torch.Tensor | None]:
@@ -132,6 +139,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
             points = [point.detach().requires_grad_() for point in points]
             state = {name: points[place] for name, place in trained.items()}
             state |= zip(held, (t.detach() for t in flat[len(values) : len(values) + len(others)]), strict=True)
+            made.note(list(state.values()))
             inputs, targets = batches.normalize(batch)
 
             def both() -> None:
@@ -149,7 +157,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
                 within(model, state, both)
         return [point.grad for point in points]
 
-    numbers, flat = _Numbers(count), given(count)
+    numbers, flat = _Numbers(count, noted), given(count)
 
     def captured(mode: _Noted | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
         try:
@@ -161,7 +169,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
             raise _not_captured(cause, noted.last) from cause
 
     def check_numbers() -> None:
-        captured(nullcontext(), lambda: joint(_Numbers(another, numbers, noted.where), *given(another)))
+        captured(nullcontext(), lambda: joint(_Numbers(another, noted, numbers), *given(another)))
 
     traced = make_fx(partial(joint, numbers), decomposition_table=_decompositions(), pre_dispatch=False)
     module: GraphModule = captured(noted, lambda: traced(*flat))
@@ -172,7 +180,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
         raise NotCaptured("random numbers are drawn from a generator of the model's own")
     _clean(module)
     _refuse_written(module, model, [*names, *held])
-    digest = _digest(module, flat)
+    digest = _digest(module, flat, count)
     return Captured(module, count, tuple(held), len(values), len(leaves), digest, check_numbers)
 
 
@@ -189,9 +197,9 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     times, which the proof takes for a size. So a number made of it otherwise, as its root, is found.
     """
 
-    def __init__(self, count: int, earlier: _Numbers | None = None, where: Callable[[], str] = str) -> None:
+    def __init__(self, count: int, noted: _Noted, earlier: _Numbers | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count, self.earlier, self.where = count, earlier, where
+        self.count, self.noted, self.earlier = count, noted, earlier
         self.calls: list[tuple[Any, list[Any]]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -205,8 +213,9 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What torch itself calls from here on is no code of the user's, and need not be looked at.
         with torch._C.DisableTorchFunction():
             result = function(*args, **kwargs)
+        self.noted.made.note(result, "" if self.earlier else self.noted.last)
         if self.earlier is not None and not self._agrees(len(self.calls) - 1):
-            where = self.where()
+            where = self.noted.where()
             raise NotCaptured(f"{function} uses the number of examples{f' ({where})' if where else ''}")
         return result
 
@@ -305,9 +314,10 @@ class _Noted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     states that the first ones had, and are the same masks (`_same_masks`).
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, made: Made) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = {module: name for name, module in model.named_modules()}
+        self.made = made
         self.lines: list[tuple[Any, str]] = []
         self.random: list[str] = []
         self.last = ""
@@ -550,9 +560,55 @@ def _not_captured(cause: Exception, where: str) -> NotCaptured:
     return NotCaptured(f"{first}{f' ({where})' if where else ''}")
 
 
-def _digest(module: GraphModule, inputs: Sequence[torch.Tensor]) -> str:
-    shapes = [(tuple(t.shape), str(t.dtype)) for t in inputs]
-    return hashlib.sha256(f"{shapes}{module.code}".encode()).hexdigest()
+def _digest(module: GraphModule, inputs: Sequence[torch.Tensor], count: int) -> str:
+    """Return what is equal for graphs that compute the same.
+
+    What follows from constants alone counts by its values: a table that the code keeps is computed in one capture, and a
+    constant of the next one.
+    """
+    constants: dict[Node, torch.Tensor] = {}
+    numbers: dict[Node, str] = {}
+    lines = [str([(tuple(t.shape), str(t.dtype)) for t in inputs])]
+
+    def own(node: Node) -> str:
+        if node not in numbers:
+            numbers[node] = value_digest(constants[node])
+        return numbers[node]
+
+    with torch.no_grad():
+        for node in module.graph.nodes:
+            value = _constant(module, node, constants, count)
+            if value is not None:
+                constants[node] = value
+                continue
+            lines.append(f"{node.target} {map_arg((node.args, node.kwargs), own)}")
+            numbers[node] = f"%{len(lines)}"
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _constant(module: GraphModule, node: Node, constants: dict[Node, torch.Tensor], count: int) -> torch.Tensor | None:
+    """Return the value of a node that depends on nothing which is given to the graph; None for others, and large ones."""
+    if node.op == "get_attr":
+        held = attrgetter(node.target)(module)
+        return held if isinstance(held, torch.Tensor) and held.layout is torch.strided else None
+    kind = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(kind, torch.Tensor) or kind.numel() > _LARGE:
+        return None
+    fixed = all(i in constants for i in node.all_input_nodes) and not any(
+        size % count == 0 for size in kind.shape if size
+    )
+    tags = getattr(node.target, "tags", (RANDOM,))
+    if not fixed or RANDOM in tags or "empty" in str(node.target):
+        return None
+    try:
+        value: torch.Tensor = node.target(*map_arg(node.args, constants.get), **map_arg(node.kwargs, constants.get))
+    except Exception:  # noqa: BLE001 - what cannot be computed counts by its operation
+        return None
+    return value
+
+
+_LARGE = 1 << 22
+"""Entries of a constant that is computed for a digest, at most."""
 
 
 _TABLE: dict[Any, Callable[..., Any]] = {}

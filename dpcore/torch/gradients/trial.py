@@ -45,6 +45,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                     raise ArgumentError(gradient.reasons["pairs"]) from None
             finally:
                 start.restore()
+        gradient.proved.made.refuse_left(gradient.model)
         try:
             # Every model that can be trained at all bears the last way, which says best what is wrong.
             for candidate in (WAYS[-1], *(["vmap"] if way in ("auto", "vmap") else [])):
