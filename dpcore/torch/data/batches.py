@@ -37,17 +37,18 @@ def parts(tree: Any) -> Parts | None:
     """
     if tree is None or isinstance(tree, (torch.Tensor, str, bytes)):
         return None
-    values, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: node is not tree)
-    known = not (len(values) == 1 and values[0] is tree)
+    known = _pytree.SUPPORTED_NODES.get(_pytree._get_node_type(tree))
+    # Not by tree_flatten, which leaves a cycle of closures behind: each batch would live until the collector runs.
+    values, context = ([], None) if known is None else known.flatten_fn(tree)
     if isinstance(tree, Mapping):
         keys = list(tree)
         names = [f"[{key!r}]" for key in keys]
-        if known and len(keys) == len(values):
-            return Parts(names, values, lambda items: _pytree.tree_unflatten(items, spec))
+        if known is not None and len(keys) == len(values):
+            return Parts(names, values, lambda items: known.unflatten_fn(items, context))
         return Parts(names, list(tree.values()), lambda items: dict(zip(keys, items, strict=True)))
-    if known:
+    if known is not None:
         names = [f"[{place}]" for place in range(len(values))]
-        return Parts(names, values, lambda items: _pytree.tree_unflatten(items, spec))
+        return Parts(names, values, lambda items: known.unflatten_fn(items, context))
     if isinstance(tree, Sequence):
         return Parts([f"[{place}]" for place in range(len(tree))], list(tree), tuple)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):

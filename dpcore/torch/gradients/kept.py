@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from dpcore.errors import ArgumentError
 
@@ -33,7 +32,7 @@ class Made:
 
     def note(self, result: Any, where: str = "") -> None:
         """Note the tensors of an operation's result; they are not kept alive."""
-        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+        for leaf in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(leaf, torch.Tensor):
                 self._notes.append((weakref.ref(leaf), where))
 
