@@ -33,7 +33,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
     gradient.example = example
     check_hooks(gradient.model)
     check_registered(gradient.model, gradient.passed_over)
-    start = Snapshot(gradient.roots, gradient.passed_over)
+    start = gradient.held()
     try:
         if way in ("auto", "pairs"):
             try:
@@ -43,8 +43,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                 gradient.reasons["pairs"] = reason.sentence(gradient.model)
                 if way == "pairs" or isinstance(reason, Mixes):
                     raise ArgumentError(gradient.reasons["pairs"]) from None
-            finally:
-                start.restore()
+            start.restore()
         gradient.proved.made.refuse_left(gradient.model)
         try:
             # Every model that can be trained at all bears the last way, which says best what is wrong.
@@ -52,7 +51,6 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                 gradient.way = candidate
                 for _ in modes(gradient.model, frozen):
                     try_state(gradient, example)
-                    start.restore()
         except Unfit as refusal:
             if way == "vmap" or gradient.way == WAYS[-1]:
                 raise ArgumentError(str(refusal)) from refusal.__cause__
@@ -138,6 +136,14 @@ def try_state(gradient: PerExampleGradient, example: Tree) -> None:
 
     What is filled once, from shapes alone, does. It must not tell the first example from later ones, either.
     """
+    whole = Snapshot(gradient.roots, gradient.passed_over)  # with parameters: here the model's own code runs
+    try:
+        _compare(gradient, example)
+    finally:
+        whole.restore()
+
+
+def _compare(gradient: PerExampleGradient, example: Tree) -> None:
     point = [parameter.clone() for parameter in gradient.parameters()]
     one = trial_batch(example, 1)
     start = gradient.held()
