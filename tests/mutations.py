@@ -177,7 +177,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("capture for ever", "if self._captured > CAPTURES + self._replayed // CAPTURES:", "if False:", "agreement/test_repeated_models.py"),
     ],
     "dpcore/torch/gradients/axis.py": [
-        ("let operations run over the examples", "if isinstance(mark, Axis) and mark.dim in [d % rank for d in chosen]:", "if False:",
+        ("let operations run over the examples", "if isinstance(mark, Axis) and mark.dim in _dims(dims, op.rank(name)):", "if False:",
          "unit/torch/gradients/test_proof.py"),
         ("tell examples apart by their places", "if self.of(tensor) is None and place >= 0 and shape[place] != 1:", "if False:",
          "unit/torch/gradients/test_proof.py"),
@@ -643,10 +643,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[srg_memf]'"),
     ],
     "dpcore/torch/doctor/steps.py": [
+        ("overlook that one example moves the sum further than is claimed", "if moved > 2 * claim * (1 + _TOLERANCE):", "if False:",
+         "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[state_in_the_environment]'"),
         ("audit users of one example each", "np.full(self.users, self.each)", "np.full(self.users * self.each, 1)",
          "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[users]'"),
     ],
-    "dpcore/torch/doctor/unchanged.py": [
+    "dpcore/torch/doctor/subject.py": [
         ("leave what the doctor changed", "                snapshot.restore()", "                pass",
          "unit/torch/test_doctor.py::test_everything_is_left_as_it_was"),
     ],

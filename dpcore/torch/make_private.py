@@ -35,9 +35,8 @@ from dpcore.torch.engine import Engine
 from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.gradients.trial import try_out
-from dpcore.torch.model.check_module import check_module
+from dpcore.torch.model.check_module import Modes, check_module
 from dpcore.torch.model.memory import keep_freed_memory, limit_of, parse_memory
-from dpcore.torch.model.modes import Modes
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of, way_of
 from dpcore.torch.processes import caveats_of

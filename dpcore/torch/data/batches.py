@@ -226,3 +226,18 @@ def _flip_last(mask: torch.Tensor) -> torch.Tensor:
     if mask.dim() > 1 and mask.shape[-1] > 1:
         mask[..., -1] = mask[..., -1] == 0
     return mask
+
+
+def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 0) -> Tree:
+    """Return a made-up batch in the form of `example`, or another one that differs in every value of the inputs.
+
+    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike. Of a `Public` batch the
+    examples are taken as they are, in turn, or beginning with the next one.
+    """
+    make = another if other else synthetic
+    if isinstance(example, Public):
+        return make(example, examples)
+    inputs, targets = normalize(example)
+    made = make(inputs, examples)
+    filled = tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
+    return (made, *filled) if filled else made

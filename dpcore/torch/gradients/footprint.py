@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from dpcore.spec.rounding import SUM_ROWS
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied
 from dpcore.torch.gradients.capture import uncollected
-from dpcore.torch.model.microbatch import Peak
+from dpcore.torch.model.memory import Peak
 
 Moments = NDArray[np.float64]
 """(M, 2): bytes at M moments, in any case and for each example."""

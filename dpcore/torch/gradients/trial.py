@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from dpcore.errors import ArgumentError, SpeedWarning
-from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import Mixes, NotProved
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient, Unfit
-from dpcore.torch.model.made_up import trial_batch
 from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
