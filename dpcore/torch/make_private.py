@@ -377,9 +377,7 @@ def _fingerprint(data: Data, salt: bytes, data_id: str | None = None) -> str:
         return ""
     total = hmac.new(salt, b"tensors", "sha256")
     for tensor in data.tensors:
-        total.update(f"\0{tuple(tensor.shape)} {tensor.dtype}\0".encode())
-        whole = tensor.detach().contiguous().cpu().reshape(-1)
-        total.update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+        total.update(f"\0{tuple(tensor.shape)} {tensor.dtype}\0".encode() + batches.content(tensor))
     return total.hexdigest()
 
 

@@ -129,6 +129,12 @@ def named(batch: Tree) -> dict[str, torch.Tensor]:
     return found
 
 
+def content(tensor: torch.Tensor) -> bytes:
+    """Return a tensor's entries as bytes, row by row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
 def memory(tree: Tree) -> set[tuple[torch.device, int]]:
     """Return where the tensors' storages lie, of those that have entries; a view lies where its base does."""
     return {(t.device, t.untyped_storage().data_ptr()) for t in leaves(tree) if t.numel()}

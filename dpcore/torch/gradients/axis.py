@@ -498,7 +498,7 @@ def _unsqueezed(op: Op) -> Marks:
 def _squeezed(op: Op) -> Marks:
     mark, shape = op.mark("self"), shape_of(op["self"])
     given = op.arguments.get("dim")
-    dims = [] if given == [] else _dims(given, len(shape))  # no dimension is none here
+    dims = [] if given == [] else _dimensions(given, len(shape))  # no dimension is none here
     return _without(mark, [d for d in dims if shape[d] == 1])
 
 
@@ -535,14 +535,14 @@ _APART = {
 def _along(op: Op, dims: Any, name: str = "self") -> Marks:
     """Return an argument's mark for an operation along some dimensions, none of which may hold examples."""
     mark = op.mark(name)
-    if isinstance(mark, Axis) and mark.dim in _dims(dims, op.rank(name)):
+    if isinstance(mark, Axis) and mark.dim in _dimensions(dims, op.rank(name)):
         if op.name in _APART:
             raise NotProved(f"{op.name} takes the examples apart")
         raise Mixes(f"{op.name} runs over the examples")
     return mark
 
 
-def _dims(given: Any, rank: int) -> list[int]:
+def _dimensions(given: Any, rank: int) -> list[int]:
     """Return dimensions, given as none for all, as one or as several."""
     chosen = given if isinstance(given, (tuple, list)) else [] if given is None else [given]
     return [d % max(rank, 1) for d in chosen or range(rank)]
@@ -661,7 +661,7 @@ def _unfolded_backward(op: Op) -> Marks:
 @rule("diagonal", "diagonal_copy")
 def _diagonal(op: Op) -> Marks:
     mark, rank = _along(op, [op["dim1"], op["dim2"]]), op.rank("self")
-    return _without(mark, _dims([op["dim1"], op["dim2"]], rank))
+    return _without(mark, _dimensions([op["dim1"], op["dim2"]], rank))
 
 
 @rule("diagonal_backward")
@@ -695,7 +695,7 @@ def _viewed_as(op: Op) -> Marks:
 @rule("sum", "nansum")
 def _summed(op: Op) -> Marks:
     """The only reduction that may run over the examples: it adds up their parts."""
-    mark, chosen = op.mark("self"), _dims(op.arguments.get("dim"), op.rank("self"))
+    mark, chosen = op.mark("self"), _dimensions(op.arguments.get("dim"), op.rank("self"))
     assert isinstance(mark, Axis)
     if mark.dim in chosen:
         if op.name == "nansum":
@@ -711,7 +711,7 @@ def _reduced(op: Op) -> Marks:
         return _pointwise(op)
     dims = op.arguments.get("dim")
     mark, rank = _along(op, dims), op.rank("self")
-    return _without(mark, _dims(dims, rank)) if len(op.out) < rank else mark
+    return _without(mark, _dimensions(dims, rank)) if len(op.out) < rank else mark
 
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk",

@@ -16,6 +16,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.data.batches import Tree, trial_batch
+from dpcore.torch.gradients.capture import uncollected
 from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import Mixes, NotProved
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient, Unfit
@@ -23,6 +24,7 @@ from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
 
+@uncollected()
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
     """Take the fastest way that this model bears, or the one that is asked for; refuse the model where there is none.
 
