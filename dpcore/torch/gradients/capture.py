@@ -391,6 +391,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow(self, result: Any, node: Node) -> Any:
         """Note which node gives a result; return the result's form, which nothing changes later."""
+        form: Any = result
         if isinstance(result, torch.Tensor):
             self._nodes[result] = node
             form = result.detach()
@@ -399,8 +400,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._follow(each, self.graph.call_function(operator.getitem, (node, place)))
                 for place, each in enumerate(result)
             )
-        else:
-            form = result
         node.meta["val"] = form
         return form
 
@@ -650,7 +649,7 @@ def _digest(root: nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], count
 def _constant(root: nn.Module, node: Node, constants: dict[Node, torch.Tensor], count: int) -> torch.Tensor | None:
     """Return the value of a node that depends on nothing which is given to the graph; None for others, and large ones."""
     if node.op == "get_attr":
-        held = getattr(root, node.target)
+        held = getattr(root, str(node.target))
         return held if isinstance(held, torch.Tensor) and held.layout is torch.strided else None
     kind = node.meta.get("val")
     if node.op != "call_function" or not isinstance(kind, torch.Tensor) or kind.numel() > _LARGE:
@@ -662,7 +661,7 @@ def _constant(root: nn.Module, node: Node, constants: dict[Node, torch.Tensor], 
     if not fixed or RANDOM in tags or "empty" in str(node.target):
         return None
     try:
-        value: torch.Tensor = node.target(*map_arg(node.args, constants.get), **map_arg(node.kwargs, constants.get))
+        value: torch.Tensor = node.target(*map_arg(node.args, constants.get), **map_arg(node.kwargs, constants.get))  # type: ignore[operator]
     except Exception:  # noqa: BLE001 - what cannot be computed counts by its operation
         return None
     return value
