@@ -179,7 +179,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/gradients/axis.py": [
         ("let operations run over the examples", "if isinstance(mark, Axis) and mark.dim in _dimensions(dims, op.rank(name)):", "if False:",
          "unit/torch/gradients/test_proof.py"),
-        ("tell examples apart by their places", "if self.of(tensor) is None and place >= 0 and shape[place] != 1:", "if False:",
+        ("tell examples apart by their places", "if self.of(tensor) is None and _size_at(tensor, found.dim, rank) != 1:", "if False:",
          "unit/torch/gradients/test_proof.py"),
         ("combine the examples with their sum", "        if summed:\n            raise", "        if False:\n            raise",
          "unit/torch/gradients/test_proof.py"),

@@ -183,11 +183,16 @@ class Op:
         if summed:
             raise Mixes(f"{self.name} combines a sum over the examples with the examples")
         for tensor in known:
-            shape = shape_of(tensor)
-            place = found.dim - (rank - len(shape))
-            if self.of(tensor) is None and place >= 0 and shape[place] != 1:
+            if self.of(tensor) is None and _size_at(tensor, found.dim, rank) != 1:
                 raise Mixes(f"{self.name} combines the examples with a value that depends on their places in the batch")
         return found
+
+
+def _size_at(node: Node, dim: int, rank: int) -> int:
+    """Return the size of a tensor along a dimension of what it is broadcast to, which has this rank."""
+    shape = shape_of(node)
+    place = dim - (rank - len(shape))
+    return shape[place] if place >= 0 else 1
 
 
 def _is_tensor(node: Node) -> bool:
@@ -808,11 +813,8 @@ def _contraction(op: Op, left: Mark, right: Mark, rows: tuple[int, int], columns
 def _with_addend(op: Op, mark: Marks) -> Marks:
     addend = op.mark("self")
     if addend is None:
-        if isinstance(mark, Axis):
-            shape = shape_of(op["self"])
-            place = mark.dim - (len(op.out) - len(shape))
-            if place >= 0 and shape[place] != 1:
-                raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
+        if isinstance(mark, Axis) and _size_at(op["self"], mark.dim, len(op.out)) != 1:
+            raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
         return mark
     if mark is SUM or addend is SUM:
         raise Mixes(f"{op.name} combines a sum over the examples with the examples")
@@ -1081,21 +1083,14 @@ def _put(op: Op) -> Marks:
     if _is_filled(op):
         return _filled(op)
     place, is_sum = _index_mark(op, whole, op.rank("self"), writes=True)
-    if is_sum:
-        if not op["accumulate"]:
-            raise Mixes("index_put writes different examples to one place")
-        if values is not None and values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
-            raise Mixes("index_put combines different examples")
-        return SUM
+    if is_sum and not op["accumulate"]:
+        raise Mixes("index_put writes different examples to one place")
     if values is not None:
         if values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
             raise Mixes("index_put combines different examples")
-    else:
-        shape = shape_of(op["values"])
-        at = place.mark.dim - (place.rank - len(shape))
-        if at >= 0 and shape[at] != 1:
-            raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
-    return whole
+    elif not is_sum and _size_at(op["values"], place.mark.dim, place.rank) != 1:
+        raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
+    return SUM if is_sum else whole
 
 
 def _is_filled(op: Op) -> bool:
@@ -1166,12 +1161,6 @@ def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_
     if among is None:  # constants that examples are written to
         raise NotProved(f"{op.name} writes examples into a value without examples")
     return _Place(among._replace(dim=among.dim + start), out_rank), writes  # type: ignore[union-attr]
-
-
-def _size_at(node: Node, dim: int, rank: int) -> int:
-    shape = shape_of(node)
-    place = dim - (rank - len(shape))
-    return shape[place] if place >= 0 else 1
 
 
 @rule("arange", creates=True)

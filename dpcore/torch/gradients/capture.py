@@ -166,7 +166,7 @@ def capture(
     def captured(mode: _Tracer | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
 
         try:
-            with fake, as_written(), _real_states(), _masks_as_given(), disable_autocast_cache(), mode:
+            with fake, as_written(), _in_place_of_torchs(), disable_autocast_cache(), mode:
                 return run()
         except (DpcoreError, NotCaptured):
             raise
@@ -277,16 +277,9 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def as_written() -> Iterator[None]:
+def as_written() -> AbstractContextManager[None]:
     """Let compiled modules run as they were written."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        yield
-        return
-    # torch would refuse to capture a compiled function by make_fx, whatever the stance.
-    with torch.compiler.set_stance("force_eager"), dynamo.config.patch(error_on_nested_fx_trace=False):
-        yield
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 _REPLACED = {**RECURRENT, F.embedding_bag: embedding_bag}
@@ -436,26 +429,24 @@ def _advance(states: set[str]) -> str:
 
 
 @contextmanager
-def _real_states() -> Iterator[None]:
-    """Let gradient checkpoints read and set the state of the generator itself: a tensor without memory holds none."""
-    kept = torch.get_rng_state, torch.set_rng_state
-    torch.get_rng_state, torch.set_rng_state = _state, _set_state  # type: ignore[assignment]
+def _in_place_of_torchs() -> Iterator[None]:
+    """Let gradient checkpoints read and set the state of the generator itself: a tensor without memory holds none.
+
+    And let torch's transformers take a mask as it is: they read its values only to save computing where it is causal.
+    """
+    ours: list[tuple[Any, str, Any]] = [
+        (torch, "get_rng_state", _state),
+        (torch, "set_rng_state", _set_state),
+        (transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),  # noqa: ARG005
+    ]
+    kept = [getattr(owner, name) for owner, name, _ in ours]
     try:
+        for owner, name, own in ours:
+            setattr(owner, name, own)
         yield
     finally:
-        torch.get_rng_state, torch.set_rng_state = kept
-
-
-@contextmanager
-def _masks_as_given() -> Iterator[None]:
-    """Let torch's transformers take a mask as it is: they read its values only to save computing where it is causal."""
-    name = "_detect_is_causal_mask"
-    kept = getattr(transformer, name)
-    setattr(transformer, name, lambda mask, is_causal=None, size=None: is_causal is True)  # noqa: ARG005
-    try:
-        yield
-    finally:
-        setattr(transformer, name, kept)
+        for (owner, name, _), torchs in zip(ours, kept, strict=True):
+            setattr(owner, name, torchs)
 
 
 _OURS = (torch.__path__[0], __file__.rpartition("gradients")[0], contextlib.__file__)
@@ -671,17 +662,8 @@ _LARGE = 1 << 22
 """Entries of a constant that is computed for a digest, at most."""
 
 
-_TABLE: dict[Any, Callable[..., Any]] = {}
-
-
+@cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Return how operations without a rule are made of others."""
-    if not _TABLE:
-        _TABLE.update(
-            {
-                op: f
-                for op, f in decomposition_table.items()
-                if isinstance(op, torch._ops.OpOverload) and not has_rule(op)
-            }
-        )
-    return _TABLE
+    overloads = {op: f for op, f in decomposition_table.items() if isinstance(op, torch._ops.OpOverload)}
+    return {op: f for op, f in overloads.items() if not has_rule(op)}
