@@ -277,7 +277,8 @@ def _result(op: Op, inputs: Sequence[Marks]) -> Marks:
         return None  # a sum has no dimension of examples, and its values do not enter
     if all(mark is None or mark is SUM for mark in inputs) and any(mark is SUM for mark in inputs):
         # What leads from sums to a parameter's gradient is applied to each example's part by `sources`.
-        return SUM
+        several = isinstance(op.node.meta["val"], (tuple, list))
+        return [SUM] * len(op.node.meta["val"]) if several else SUM
     return _rule_of(op)(op)
 
 
