@@ -164,6 +164,7 @@ def capture(
     numbers, flat = _Numbers(count, tracer), given(count)
 
     def captured(mode: _Tracer | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
+        import torch._dynamo  # noqa: F401 - torch would do so by itself, in the middle of these contexts
 
         try:
             with fake, as_written(), _in_place_of_torchs(), disable_autocast_cache(), mode:
