@@ -69,7 +69,6 @@ class ProvedGradient:
         self._readers: dict[Program, list[tuple[dict[str, Any], str]]] = {}
         self._device = next(model.parameters()).device
         self._calls = 0
-        self.made = Made()  # in the last capture
         self.compiled = False  # whether torch.compile makes kernels of the graphs
         self.changes_state = False  # whether the code changed anything that lasts while it was captured
 
@@ -129,7 +128,7 @@ class ProvedGradient:
 
     def _proved(self, batch: Tree) -> Program:
         before = self._snapshot()
-        made = self.made = Made()
+        made = Made()
         try:
             with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls:
                 found = capture(self.model, self.values.names, self._loss_of, batch, made)

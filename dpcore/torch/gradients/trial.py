@@ -45,7 +45,6 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                 if way == "pairs" or isinstance(reason, Mixes):
                     raise ArgumentError(gradient.reasons["pairs"]) from None
             start.restore()
-        gradient.proved.made.refuse_left(gradient.model)
         try:
             # Every model that can be trained at all bears the last way, which says best what is wrong.
             for candidate in (WAYS[-1], *(["vmap"] if way in ("auto", "vmap") else [])):
