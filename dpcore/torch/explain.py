@@ -21,6 +21,7 @@ from dpcore.spec.free_memory import words
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.ops import Backend
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, scaled
+from dpcore.torch.gradients.footprint import arrays_of
 from dpcore.torch.rehearsal import Rehearsal
 
 _ROUNDS = 3
@@ -198,7 +199,7 @@ def _layers(
             "rule": rule_of(block),
             "rows": _rows(block) * block.examples // (examples * len(rehearsal.points)),
             "points": len(rehearsal.points),
-            "bytes": _bytes(block) // examples,
+            "bytes": sum(math.prod(a.shape) * a.itemsize for a in arrays_of(block)) // examples,
         })  # fmt: skip
     return layers, times
 
@@ -235,17 +236,6 @@ def _rows(block: Block) -> int:
     if isinstance(block, Tied):
         parts = block.linear.gradients
     return sum(int(part.shape[1]) for part in parts)
-
-
-def _bytes(block: Block) -> int:
-    arrays: list[Any] = []
-
-    def note(array: Any) -> Any:
-        arrays.append(array)
-        return array
-
-    block.map(note)
-    return sum(math.prod(array.shape) * int(array.itemsize) for array in arrays)
 
 
 def _another(rehearsal: Rehearsal) -> Mechanism:

@@ -35,9 +35,8 @@ from dpcore.torch.engine import Engine
 from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.gradients.trial import try_out
-from dpcore.torch.model.check_module import check_module
+from dpcore.torch.model.check_module import Modes, check_module
 from dpcore.torch.model.memory import keep_freed_memory, limit_of, parse_memory
-from dpcore.torch.model.modes import Modes
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of, way_of
 from dpcore.torch.processes import caveats_of
@@ -378,9 +377,7 @@ def _fingerprint(data: Data, salt: bytes, data_id: str | None = None) -> str:
         return ""
     total = hmac.new(salt, b"tensors", "sha256")
     for tensor in data.tensors:
-        total.update(f"\0{tuple(tensor.shape)} {tensor.dtype}\0".encode())
-        whole = tensor.detach().contiguous().cpu().reshape(-1)
-        total.update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+        total.update(f"\0{tuple(tensor.shape)} {tensor.dtype}\0".encode() + batches.content(tensor))
     return total.hexdigest()
 
 

@@ -98,9 +98,11 @@ def attributes(value: Any) -> dict[str, Any]:
     if isinstance(value, (type, ModuleType)):
         return {n: v for n, v in vars(value).items() if not n.startswith("__") or isinstance(v, FunctionType)}
     held = dict(getattr(value, "__dict__", None) or {})
-    held |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}  # type: ignore[arg-type]
-    if str(getattr(value, "__module__", "")).startswith("torch."):
-        held.pop(_DYNAMO, None)
+    for name in _slots(type(value)):  # type: ignore[arg-type]
+        if hasattr(value, name):
+            held[name] = getattr(value, name)
+    if _DYNAMO in held and str(getattr(value, "__module__", "")).startswith("torch."):
+        del held[_DYNAMO]
     return held
 
 

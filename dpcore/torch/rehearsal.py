@@ -12,12 +12,10 @@ from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
 from dpcore.stages.clipping.blocks import Block, as_block, combined, joined, of_units
 from dpcore.stages.queries import Point
-from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.engine import Engine
 from dpcore.torch.gradients.capture import as_written
-from dpcore.torch.model.made_up import trial_batch
-from dpcore.torch.model.memory import Limit
-from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
+from dpcore.torch.model.memory import Limit, microbatch_size, peak_bytes
 
 # Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
 _FIRST_STEPS = 64

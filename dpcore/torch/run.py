@@ -25,8 +25,8 @@ from dpcore.statement.text import counted, format_epsilon, format_number
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.explain import Explanation, explain
+from dpcore.torch.model.check_module import Modes
 from dpcore.torch.model.functional import whole_state
-from dpcore.torch.model.modes import Modes
 from dpcore.torch.optimizer import PrivateOptimizer
 from dpcore.torch.peers import check_alone
 from dpcore.torch.rehearsal import Rehearsal

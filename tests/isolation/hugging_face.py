@@ -770,8 +770,3 @@ REFUSED_WRONGLY: dict[str, str] = {
     "hf lilt": _BOXES,
 }  # fmt: skip
 """Cases that are refused and should not be, and why."""
-
-CRASHES: dict[str, str] = {
-    "hf beit": "a table without values, made while the graph is captured, stays in a cache of the library's class",
-}
-"""Cases for which `make_private` raises what is no error of dpcore's, and why."""

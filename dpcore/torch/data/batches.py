@@ -37,17 +37,18 @@ def parts(tree: Any) -> Parts | None:
     """
     if tree is None or isinstance(tree, (torch.Tensor, str, bytes)):
         return None
-    values, spec = _pytree.tree_flatten(tree, is_leaf=lambda node: node is not tree)
-    known = not (len(values) == 1 and values[0] is tree)
+    known = _pytree.SUPPORTED_NODES.get(_pytree._get_node_type(tree))
+    # Not by tree_flatten, which leaves a cycle of closures behind: each batch would live until the collector runs.
+    values, context = ([], None) if known is None else known.flatten_fn(tree)
     if isinstance(tree, Mapping):
         keys = list(tree)
         names = [f"[{key!r}]" for key in keys]
-        if known and len(keys) == len(values):
-            return Parts(names, values, lambda items: _pytree.tree_unflatten(items, spec))
+        if known is not None and len(keys) == len(values):
+            return Parts(names, values, lambda items: known.unflatten_fn(items, context))
         return Parts(names, list(tree.values()), lambda items: dict(zip(keys, items, strict=True)))
-    if known:
+    if known is not None:
         names = [f"[{place}]" for place in range(len(values))]
-        return Parts(names, values, lambda items: _pytree.tree_unflatten(items, spec))
+        return Parts(names, values, lambda items: known.unflatten_fn(items, context))
     if isinstance(tree, Sequence):
         return Parts([f"[{place}]" for place in range(len(tree))], list(tree), tuple)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -126,6 +127,12 @@ def named(batch: Tree) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     named_map(found.setdefault, batch)
     return found
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """Return a tensor's entries as bytes, row by row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def memory(tree: Tree) -> set[tuple[torch.device, int]]:
@@ -225,3 +232,18 @@ def _flip_last(mask: torch.Tensor) -> torch.Tensor:
     if mask.dim() > 1 and mask.shape[-1] > 1:
         mask[..., -1] = mask[..., -1] == 0
     return mask
+
+
+def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 0) -> Tree:
+    """Return a made-up batch in the form of `example`, or another one that differs in every value of the inputs.
+
+    All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike. Of a `Public` batch the
+    examples are taken as they are, in turn, or beginning with the next one.
+    """
+    make = another if other else synthetic
+    if isinstance(example, Public):
+        return make(example, examples)
+    inputs, targets = normalize(example)
+    made = make(inputs, examples)
+    filled = tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
+    return (made, *filled) if filled else made

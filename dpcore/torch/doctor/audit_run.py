@@ -57,8 +57,7 @@ from dpcore.stages.method import Method
 from dpcore.torch.doctor.canaries import Canaries, Floats, check_alike, scale_of
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
 from dpcore.torch.doctor.steps import take
-from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.doctor.unchanged import kept_values, unchanged
+from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
 from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.held_out import evaluating
 from dpcore.torch.run import PrivateRun

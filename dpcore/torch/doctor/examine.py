@@ -26,8 +26,7 @@ from dpcore.torch.assemble import plan_of, sampler_of, with_noise
 from dpcore.torch.doctor import reading, steps, trials
 from dpcore.torch.doctor.audit_run import audited
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
-from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.doctor.unchanged import unchanged
+from dpcore.torch.doctor.subject import Subject, unchanged
 from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.groups import mismatches
 from dpcore.torch.model.check_module import TRAINED, refusals

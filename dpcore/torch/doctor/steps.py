@@ -15,10 +15,8 @@ from dpcore.sampling.sharding import Shard
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
-from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.doctor.unchanged import kept_values
+from dpcore.torch.doctor.subject import Subject, kept_values
 from dpcore.torch.model.functional import whole_state
-from dpcore.torch.model.made_up import poisoned, replaced
 from dpcore.torch.randomness import TRIAL
 from dpcore.torch.run import PrivateRun
 
@@ -77,7 +75,7 @@ def nan_row(subject: Subject) -> Iterator[Finding]:
     inputs, targets = batches.normalize(three)
     if not any(tensor.is_floating_point() for tensor in batches.leaves(inputs)):
         raise NotTried("the inputs are integers, which have no NaN.")
-    bad = replaced(inputs, poisoned(inputs))
+    bad = batches.tree_map(_with_nan, inputs)
     batch = (bad, *targets) if targets else bad
     try:
         with_nan = _summed(run, batch)
@@ -99,6 +97,14 @@ def nan_row(subject: Subject) -> Iterator[Finding]:
         yield fault(
             "an example of NaN moves what the others add to the sum.", "make the model treat each example alone"
         )
+
+
+def _with_nan(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of which the second one is NaN; integers have none."""
+    found = rows.clone()
+    if rows.is_floating_point():
+        found[1] = float("nan")
+    return found
 
 
 def _own(run: PrivateRun, one: Tree) -> float:

@@ -1,4 +1,4 @@
-"""The objects under examination, and what is built of them for it."""
+"""The objects under examination, what is built of them for it, and how they are left as they were found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,16 +20,16 @@ from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
 from dpcore.torch.assemble import assembled
 from dpcore.torch.data import batches
-from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.data.data import Data
 from dpcore.torch.doctor.finding import NotTried
 from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.make_private import make_private
-from dpcore.torch.model.functional import State, within
-from dpcore.torch.model.made_up import trial_batch
-from dpcore.torch.model.state_probe import Snapshot
+from dpcore.torch.model.functional import State, local, within
+from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import TRIAL, seeded
+from dpcore.torch.reachable import walk
 from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
 
@@ -153,3 +154,43 @@ class Subject:
         """Where epsilon is stated: the target delta, or 1e-5, or a tenth of 1/n where that is less."""
         given = self.options.get("target_delta")
         return float(given) if given is not None else min(1e-5, 0.1 / self.source.length)
+
+
+LARGE = 64 * 2**20
+"""Bytes of an array of the data from which on no copy is made of it: reading changes the state beside it, if any."""
+_SEARCHED = 1000  # items of each container of the data that are looked at
+
+
+@contextmanager
+def unchanged(objects: Mapping[str, Any], data: Any, device: torch.device) -> Iterator[None]:
+    """Put back what changes in the block: everything reachable from `objects` and `data`, and all generators.
+
+    Parameters of the model are among it, in their own memory, so that the block may train. They are held a second time
+    meanwhile. Arrays of the data of `LARGE` bytes and more, and items of its containers beyond the 1000th, are not.
+    """
+    large = [value for _, value, first in walk({"data": data}, most=_SEARCHED) if not first and _bytes(value) >= LARGE]
+    before = [Snapshot({**objects, **GLOBAL_HOOKS}, [data, *large]), Snapshot({"data": data}, large, _SEARCHED)]
+    with seeded(device, TRIAL):
+        try:
+            yield
+        finally:
+            for snapshot in before:
+                snapshot.restore()
+
+
+@contextmanager
+def kept_values(model: nn.Module) -> Iterator[None]:
+    """Put the values of a model's parameters back after the block, which takes steps: later checks see the user's."""
+    before = [local(parameter).clone() for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), before, strict=True):
+                local(parameter).copy_(value)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return value.nbytes if isinstance(value, np.ndarray) else 0

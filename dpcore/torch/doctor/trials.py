@@ -87,12 +87,12 @@ def state(subject: Subject) -> Iterator[Finding]:
 def unused(subject: Subject) -> Iterator[Finding]:
     """Parameters on which the loss does not depend."""
     gradient, made = subject.gradient, subject.made(2)
-    with gradient.values.at(gradient.parameters()) as (leaves, given):
-        loss = subject.loss_of(given, made).sum()
-        found: Sequence[torch.Tensor | None] = [None] * len(leaves)
-        if loss.requires_grad:
-            refuse_foreign(loss, leaves)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    leaves, given = gradient.values.at(gradient.parameters())
+    loss = subject.loss_of(given, made).sum()
+    found: Sequence[torch.Tensor | None] = [None] * len(leaves)
+    if loss.requires_grad:
+        refuse_foreign(loss, leaves)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
     names = [name for name, value in zip(gradient.names, found, strict=True) if value is None]
     if len(names) == len(gradient.names):
         yield fault(

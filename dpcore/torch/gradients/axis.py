@@ -183,11 +183,16 @@ class Op:
         if summed:
             raise Mixes(f"{self.name} combines a sum over the examples with the examples")
         for tensor in known:
-            shape = shape_of(tensor)
-            place = found.dim - (rank - len(shape))
-            if self.of(tensor) is None and place >= 0 and shape[place] != 1:
+            if self.of(tensor) is None and _size_at(tensor, found.dim, rank) != 1:
                 raise Mixes(f"{self.name} combines the examples with a value that depends on their places in the batch")
         return found
+
+
+def _size_at(node: Node, dim: int, rank: int) -> int:
+    """Return the size of a tensor along a dimension of what it is broadcast to, which has this rank."""
+    shape = shape_of(node)
+    place = dim - (rank - len(shape))
+    return shape[place] if place >= 0 else 1
 
 
 def _is_tensor(node: Node) -> bool:
@@ -415,7 +420,11 @@ def _like(op: Op) -> Marks:
       "empty_strided", "new_empty_strided", creates=True)  # fmt: skip
 def _created(op: Op) -> Marks:
     """One number everywhere, or one drawn for each entry: a row for each example where a size counts them."""
-    found = [d for d, size in enumerate(op.out) if op.is_known(size)]
+    return _new_rows(op, [d for d, size in enumerate(op.out) if op.is_known(size)])
+
+
+def _new_rows(op: Op, found: Sequence[int]) -> Mark:
+    """Return the mark of a result that has rows for the examples along these dimensions, where it takes none."""
     if len(found) > 1:
         raise NotProved(f"{op.name} gives one row for each pair of examples")
     return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
@@ -429,26 +438,20 @@ def _loss(op: Op) -> Marks:
     return _pointwise(op)
 
 
-@rule("nll_loss_forward", "nll_loss2d_forward")
+@rule("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
 def _nll(op: Op) -> Marks:
     op.no_examples("weight")
     if op["reduction"] != 0:
         raise Mixes(f"{op.name} reduces over the examples")
+    backward = "grad_output" in op.arguments
     mark = op.mark("self")
-    if not isinstance(mark, Axis) or mark.dim or op.mark("target") != mark:
+    if (
+        not isinstance(mark, Axis)
+        or mark.dim
+        or {op.mark(n) for n in ("target", "grad_output")[: 1 + backward]} != {mark}
+    ):
         raise NotProved(f"{op.name} of examples along another dimension than the first")
-    return [mark, None]
-
-
-@rule("nll_loss_backward", "nll_loss2d_backward")
-def _nll_backward(op: Op) -> Marks:
-    op.no_examples("weight")
-    mark = op.mark("self")
-    if op["reduction"] != 0:
-        raise Mixes(f"{op.name} reduces over the examples")
-    if not isinstance(mark, Axis) or mark.dim or {op.mark("target"), op.mark("grad_output")} != {mark}:
-        raise NotProved(f"{op.name} of examples along another dimension than the first")
-    return mark
+    return mark if backward else [mark, None]
 
 
 # ---------------------------------------------------------------------------------------------- other shapes
@@ -492,25 +495,17 @@ def _permuted(op: Op) -> Marks:
     return mark._replace(dim=order.index(mark.dim))
 
 
-@rule("unsqueeze")
+@rule("unsqueeze", "select_backward")
 def _unsqueezed(op: Op) -> Marks:
-    mark, dim = op.mark("self"), op["dim"] % len(op.out)
-    assert isinstance(mark, Axis)
-    return mark._replace(dim=mark.dim + (dim <= mark.dim))
+    return _beside(op.of(op.tensors()[0]), op["dim"] % len(op.out))
 
 
 @rule("squeeze")
 def _squeezed(op: Op) -> Marks:
     mark, shape = op.mark("self"), shape_of(op["self"])
-    assert isinstance(mark, Axis)
-    dims = op.arguments.get("dim")
-    chosen = (
-        range(len(shape))
-        if dims is None
-        else [d % len(shape) for d in (dims if isinstance(dims, (tuple, list)) else [dims])]
-    )
-    gone = [d for d in chosen if shape[d] == 1]
-    return mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone))
+    given = op.arguments.get("dim")
+    dims = [] if given == [] else _dimensions(given, len(shape))  # no dimension is none here
+    return _without(mark, [d for d in dims if shape[d] == 1])
 
 
 @rule("expand", creates=True)
@@ -521,10 +516,7 @@ def _expanded(op: Op) -> Marks:
         return mark._replace(dim=mark.dim + new)
     if mark is SUM:
         return SUM
-    found = [d for d, n in enumerate(op.out) if op.is_known(n) and (d < new or shape[d - new] == 1)]
-    if len(found) > 1:
-        raise NotProved(f"{op.name} gives one row for each pair of examples")
-    return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
+    return _new_rows(op, [d for d, n in enumerate(op.out) if op.is_known(n) and (d < new or shape[d - new] == 1)])
 
 
 @rule("repeat", creates=True)
@@ -536,10 +528,7 @@ def _repeated(op: Op) -> Marks:
     if isinstance(mark, Axis):
         dim = mark.dim + new
         return Axis(dim, mark.outer * times[dim], mark.inner)
-    found = [d for d, n in enumerate(times) if op.is_known(n)]
-    if len(found) > 1:
-        raise NotProved(f"{op.name} gives one row for each pair of examples")
-    return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
+    return _new_rows(op, [d for d, n in enumerate(times) if op.is_known(n)])
 
 
 _APART = {
@@ -551,20 +540,33 @@ _APART = {
 
 def _along(op: Op, dims: Any, name: str = "self") -> Marks:
     """Return an argument's mark for an operation along some dimensions, none of which may hold examples."""
-    mark, rank = op.mark(name), max(op.rank(name), 1)
-    chosen = range(rank) if dims is None or dims == [] else dims if isinstance(dims, (tuple, list)) else [dims]
-    if isinstance(mark, Axis) and mark.dim in [d % rank for d in chosen]:
+    mark = op.mark(name)
+    if isinstance(mark, Axis) and mark.dim in _dimensions(dims, op.rank(name)):
         if op.name in _APART:
             raise NotProved(f"{op.name} takes the examples apart")
         raise Mixes(f"{op.name} runs over the examples")
     return mark
 
 
+def _dimensions(given: Any, rank: int) -> list[int]:
+    """Return dimensions, given as none for all, as one or as several."""
+    chosen = given if isinstance(given, (tuple, list)) else [] if given is None else [given]
+    return [d % max(rank, 1) for d in chosen or range(rank)]
+
+
+def _without(mark: Mark, gone: Sequence[int]) -> Mark:
+    """Return the mark where these dimensions are left out, none of which holds the examples."""
+    return mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone)) if isinstance(mark, Axis) else mark
+
+
+def _beside(mark: Mark, new: int) -> Mark:
+    """Return the mark where a dimension was put in, which has this number in the result."""
+    return mark._replace(dim=mark.dim + (new <= mark.dim)) if isinstance(mark, Axis) else mark
+
+
 @rule("select")
 def _selected(op: Op) -> Marks:
-    mark = _along(op, op["dim"])
-    dim = op["dim"] % op.rank("self")
-    return mark._replace(dim=mark.dim - (dim < mark.dim))
+    return _without(_along(op, op["dim"]), [op["dim"] % op.rank("self")])
 
 
 @rule("slice", "slice_copy")
@@ -595,13 +597,6 @@ def _is_all(op: Op, name: str) -> bool:
     return every and op["start"] in (None, 0) and op["step"] == 1
 
 
-@rule("select_backward")
-def _selected_backward(op: Op) -> Marks:
-    mark, dim = op.mark("grad_output"), op["dim"] % len(op.out)
-    assert isinstance(mark, Axis)
-    return mark._replace(dim=mark.dim + (dim <= mark.dim))
-
-
 @rule("slice_backward")
 def _sliced_backward(op: Op) -> Marks:
     return op.mark("grad_output") if _is_all(op, "grad_output") else _along(op, op["dim"], "grad_output")
@@ -612,8 +607,8 @@ def _scattered_part(op: Op) -> Marks:
     whole, part, dim = op.mark("self"), op.mark("src"), op["dim"] % len(op.out)
     if op.name == "slice_scatter" and _is_all(op, "src"):
         return part
-    if op.name == "select_scatter" and isinstance(part, Axis):
-        part = part._replace(dim=part.dim + (dim <= part.dim))
+    if op.name == "select_scatter":
+        part = _beside(part, dim)
     return _joined_marks(op, [(op["self"], whole), (op["src"], part)], dim)
 
 
@@ -637,8 +632,7 @@ def _joined(op: Op) -> Marks:
     nodes = [node for node in op["tensors"] if shape_of(node) != (0,)]
     pieces = [(node, op.of(node)) for node in nodes]
     if op.name == "stack":
-        dim = op["dim"] % rank
-        pieces = [(n, m._replace(dim=m.dim + (dim <= m.dim)) if isinstance(m, Axis) else m) for n, m in pieces]
+        pieces = [(node, _beside(mark, op["dim"] % rank)) for node, mark in pieces]
     if any(mark is SUM for _, mark in pieces):
         raise Mixes(f"{op.name} joins a sum over the examples with the examples")
     return _joined_marks(op, pieces, op["dim"] % rank)
@@ -646,27 +640,20 @@ def _joined(op: Op) -> Marks:
 
 @rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind", "split_copy", "split_with_sizes_copy")  # fmt: skip
 def _split(op: Op) -> Marks:
-    mark, several = op.mark("self"), op.node.meta["val"]
+    mark = op.mark("self")
     sizes = op.arguments.get("split_sizes", op.arguments.get("split_size"))
     if isinstance(mark, Axis) and mark.dim == op["dim"] % op.rank("self"):
         if sizes in (shape_of(op["self"])[mark.dim], [shape_of(op["self"])[mark.dim]]):
-            return [mark]
+            return mark
     elif counted_in(op, sizes):
         raise Mixes(f"{op.name} uses the number of examples")
     mark = _along(op, op["dim"])
-    if op.name == "unbind":
-        mark = mark._replace(dim=mark.dim - (op["dim"] % op.rank("self") < mark.dim))
-    return [mark] * len(several)
+    return _without(mark, [op["dim"] % op.rank("self")]) if op.name == "unbind" else mark
 
 
-@rule("flip", "roll")
+@rule("flip", "roll", "unfold", "_fft_r2c", "_fft_c2r", "_fft_c2c")
 def _reordered(op: Op) -> Marks:
-    return _along(op, op["dims"])
-
-
-@rule("unfold")
-def _unfolded(op: Op) -> Marks:
-    return _along(op, op["dimension"])
+    return _along(op, next(op[name] for name in ("dim", "dims", "dimension") if name in op.arguments))
 
 
 @rule("unfold_backward")
@@ -680,8 +667,7 @@ def _unfolded_backward(op: Op) -> Marks:
 @rule("diagonal", "diagonal_copy")
 def _diagonal(op: Op) -> Marks:
     mark, rank = _along(op, [op["dim1"], op["dim2"]]), op.rank("self")
-    gone = [op["dim1"] % rank, op["dim2"] % rank]
-    return mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone))
+    return _without(mark, _dimensions([op["dim1"], op["dim2"]], rank))
 
 
 @rule("diagonal_backward")
@@ -715,15 +701,13 @@ def _viewed_as(op: Op) -> Marks:
 @rule("sum", "nansum")
 def _summed(op: Op) -> Marks:
     """The only reduction that may run over the examples: it adds up their parts."""
-    mark, rank = op.mark("self"), op.rank("self")
+    mark, chosen = op.mark("self"), _dimensions(op.arguments.get("dim"), op.rank("self"))
     assert isinstance(mark, Axis)
-    dims = op.arguments.get("dim")
-    chosen = [d % rank for d in dims] if dims else list(range(rank))
     if mark.dim in chosen:
         if op.name == "nansum":
             raise Mixes(f"{op.name} runs over the examples")
         return SUM
-    return mark if op.arguments.get("keepdim") else mark._replace(dim=mark.dim - sum(d < mark.dim for d in chosen))
+    return mark if op.arguments.get("keepdim") else _without(mark, chosen)
 
 
 @rule("mean", "amax", "amin", "var", "std", "var_mean", "std_mean", "prod", "any", "all", "logsumexp", "argmax", "argmin",
@@ -732,19 +716,14 @@ def _reduced(op: Op) -> Marks:
     if len(op.tensors()) > 1:  # maximum and minimum of two tensors
         return _pointwise(op)
     dims = op.arguments.get("dim")
-    mark, rank = _along(op, dims), max(op.rank("self"), 1)
-    several = isinstance(op.node.meta["val"], (tuple, list))
-    if isinstance(mark, Axis) and len(op.out) < rank:
-        gone = [d % rank for d in (dims if isinstance(dims, (tuple, list)) else [dims])]  # type: ignore[operator]
-        mark = mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone))
-    return [mark] * len(op.node.meta["val"]) if several else mark
+    mark, rank = _along(op, dims), op.rank("self")
+    return _without(mark, _dimensions(dims, rank)) if len(op.out) < rank else mark
 
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk",
       "glu")  # fmt: skip
 def _ordered(op: Op) -> Marks:
-    mark, several = _along(op, op["dim"]), isinstance(op.node.meta["val"], (tuple, list))
-    return [mark] * len(op.node.meta["val"]) if several else mark
+    return _along(op, op["dim"])
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data", "glu_backward")
@@ -759,10 +738,7 @@ def _ordered_backward(op: Op) -> Marks:
       "linalg_cholesky_ex", "linalg_qr", "linalg_matrix_exp", "linalg_pinv")  # fmt: skip
 def _matrices(op: Op) -> Marks:
     """Each matrix alone: the last two dimensions."""
-    name = "A" if "A" in op.arguments else "self"
-    mark = _along(op, [-1, -2], name)
-    several = isinstance(op.node.meta["val"], (tuple, list))
-    return [mark] * len(op.node.meta["val"]) if several else mark
+    return _along(op, [-1, -2], "A" if "A" in op.arguments else "self")
 
 
 @rule("_cdist_forward", "_cdist_backward", "linalg_solve_triangular")
@@ -776,11 +752,6 @@ def _matrix_pairs(op: Op) -> Marks:
 @rule("multinomial")
 def _chosen_at_random(op: Op) -> Marks:
     return _along(op, -1)
-
-
-@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
-def _transformed(op: Op) -> Marks:
-    return _along(op, op["dim"])
 
 
 # ---------------------------------------------------------------------------------------------- products
@@ -843,11 +814,8 @@ def _contraction(op: Op, left: Mark, right: Mark, rows: tuple[int, int], columns
 def _with_addend(op: Op, mark: Marks) -> Marks:
     addend = op.mark("self")
     if addend is None:
-        if isinstance(mark, Axis):
-            shape = shape_of(op["self"])
-            place = mark.dim - (len(op.out) - len(shape))
-            if place >= 0 and shape[place] != 1:
-                raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
+        if isinstance(mark, Axis) and _size_at(op["self"], mark.dim, len(op.out)) != 1:
+            raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
         return mark
     if mark is SUM or addend is SUM:
         raise Mixes(f"{op.name} combines a sum over the examples with the examples")
@@ -913,8 +881,7 @@ def _convolved_backward(op: Op) -> Marks:
 @rule("native_layer_norm", "_fused_rms_norm")
 def _layer_norm(op: Op) -> Marks:
     op.no_examples("weight", *(["bias"] if "bias" in op.arguments else []))
-    dims = range(-len(op["normalized_shape"]), 0)
-    return [_along(op, list(dims), "input")] * len(op.node.meta["val"])
+    return _along(op, list(range(-len(op["normalized_shape"]), 0)), "input")
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
@@ -932,7 +899,7 @@ def _layer_norm_backward(op: Op) -> Marks:
 @rule("native_group_norm")
 def _group_norm(op: Op) -> Marks:
     op.no_examples("weight", "bias")
-    return [_first(op, "input")] * 3
+    return _first(op, "input")
 
 
 @rule("native_group_norm_backward")
@@ -990,8 +957,7 @@ def _spatial(dims: int, *names: str) -> Rule:
         (mark,) = marks if len(marks) == 1 else (None,)
         if not isinstance(mark, Axis) or mark.dim >= len(shape_of(tensors[0])) - dims:
             raise Mixes(f"{op.name} combines different examples")
-        several = isinstance(op.node.meta["val"], (tuple, list))
-        return [mark] * len(op.node.meta["val"]) if several else mark
+        return mark
 
     return last
 
@@ -1014,9 +980,7 @@ rule("im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(_spatial(3
 
 @rule("grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def _sampled(op: Op) -> Marks:
-    mark = _first(op, *(name for name, value in op.arguments.items() if isinstance(value, Node)))
-    several = isinstance(op.node.meta["val"], (tuple, list))
-    return [mark] * len(op.node.meta["val"]) if several else mark
+    return _first(op, *(name for name, value in op.arguments.items() if isinstance(value, Node)))
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
@@ -1054,7 +1018,7 @@ def _recurrence(op: Op) -> Marks:
     (mark,) = marks if len(marks) == 1 else (None,)
     if not isinstance(mark, Axis) or mark.dim != 1:
         raise Mixes(f"{op.name} takes examples along its dimension of time")
-    return [mark] * len(op.node.meta["val"])
+    return mark
 
 
 # ---------------------------------------------------------------------------------------------- by index
@@ -1111,7 +1075,7 @@ def _added_at(op: Op) -> Marks:
 
 @rule("index", "_unsafe_index")
 def _indexed(op: Op) -> Marks:
-    return _index_mark(op, op.mark("self"), op.rank("self"))[0]
+    return _index_mark(op, op.mark("self"), op.rank("self"))[0].mark
 
 
 @rule("index_put", "_unsafe_index_put")
@@ -1119,22 +1083,15 @@ def _put(op: Op) -> Marks:
     whole, values = op.mark("self"), op.mark("values")
     if _is_filled(op):
         return _filled(op)
-    place, is_sum = _index_mark(op, whole, op.rank("self"), of_values=True)
-    if is_sum:
-        if not op["accumulate"]:
-            raise Mixes("index_put writes different examples to one place")
-        if values is not None and values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
-            raise Mixes("index_put combines different examples")
-        return SUM
+    place, is_sum = _index_mark(op, whole, op.rank("self"), writes=True)
+    if is_sum and not op["accumulate"]:
+        raise Mixes("index_put writes different examples to one place")
     if values is not None:
         if values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
             raise Mixes("index_put combines different examples")
-    else:
-        shape = shape_of(op["values"])
-        at = place.mark.dim - (place.rank - len(shape))
-        if at >= 0 and shape[at] != 1:
-            raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
-    return whole
+    elif not is_sum and _size_at(op["values"], place.mark.dim, place.rank) != 1:
+        raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
+    return SUM if is_sum else whole
 
 
 def _is_filled(op: Op) -> bool:
@@ -1158,7 +1115,7 @@ class _Place(NamedTuple):
     rank: int
 
 
-def _index_mark(op: Op, whole: Mark, rank: int, of_values: bool = False) -> tuple[Any, bool]:
+def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_Place, bool]:
     """Return the mark of ``self[indices]``, and whether writing there would add examples up.
 
     Indices that are tensors are broadcast against each other; their dimensions stand where the first of them stood, or
@@ -1191,8 +1148,7 @@ def _index_mark(op: Op, whole: Mark, rank: int, of_values: bool = False) -> tupl
             raise Mixes(f"{op.name} combines different examples")
         if among is None and any(_size_at(t, dim, wide) != 1 for t in others):
             raise Mixes(f"{op.name} combines the examples with places in the batch")
-        mark = Axis(start + dim)
-        return (_Place(mark, out_rank), False) if of_values else (mark, False)
+        return _Place(Axis(start + dim), out_rank), False
     if own:
         raise Mixes(f"{op.name} takes places in the batch as an index")
     if among is SUM or whole is SUM:
@@ -1201,19 +1157,11 @@ def _index_mark(op: Op, whole: Mark, rank: int, of_values: bool = False) -> tupl
         if among is not None:
             raise Mixes(f"{op.name} combines each example with every other one")
         place = kept.index(whole.dim)
-        mark = whole._replace(dim=place + (wide if place >= before else 0))
-        return (_Place(mark, out_rank), False) if of_values else (mark, False)
-    assert isinstance(among, Axis) or of_values
+        return _Place(whole._replace(dim=place + (wide if place >= before else 0)), out_rank), False
+    assert isinstance(among, Axis) or writes
     if among is None:  # constants that examples are written to
         raise NotProved(f"{op.name} writes examples into a value without examples")
-    mark = among._replace(dim=among.dim + start)  # type: ignore[union-attr]
-    return (_Place(mark, out_rank), True) if of_values else (mark, False)
-
-
-def _size_at(node: Node, dim: int, rank: int) -> int:
-    shape = shape_of(node)
-    place = dim - (rank - len(shape))
-    return shape[place] if place >= 0 else 1
+    return _Place(among._replace(dim=among.dim + start), out_rank), writes  # type: ignore[union-attr]
 
 
 @rule("arange", creates=True)

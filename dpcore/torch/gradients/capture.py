@@ -7,14 +7,15 @@ example's values to another one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
-from operator import attrgetter
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ from torch import nn
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functionalize
-from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dpcore.errors import DpcoreError
 from dpcore.torch.data import batches
@@ -36,6 +38,7 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.axis import has_rule
 from dpcore.torch.gradients.bags import embedding_bag
 from dpcore.torch.gradients.errors import NotCaptured
+from dpcore.torch.gradients.kept import Made
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
 from dpcore.torch.gradients.recurrent import REPLACED as RECURRENT
 from dpcore.torch.model.functional import Leaves, places, refuse_changed, refuse_foreign, slots, within
@@ -56,9 +59,11 @@ class Captured:
 
     Attributes
     ----------
-    module : torch.fx.GraphModule
+    graph : torch.fx.Graph
         Takes parameters, then what else the model holds, then the batch's tensors; returns the gradients, of which some
         may be None.
+    constants : torch.nn.Module
+        Holds the tensors that the graph reads as attributes.
     count : int
         The number of examples that it was captured at.
     held : tuple of str
@@ -72,7 +77,8 @@ class Captured:
         number than as a size.
     """
 
-    module: GraphModule
+    graph: Graph
+    constants: nn.Module
     count: int
     held: tuple[str, ...]
     parameters: int
@@ -83,15 +89,17 @@ class Captured:
     @property
     def places(self) -> list[Node]:
         """The placeholders."""
-        return [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     @property
     def draws(self) -> bool:
         """Whether the graph draws random numbers."""
-        return any(RANDOM in getattr(node.target, "tags", ()) for node in self.module.graph.nodes)
+        return any(RANDOM in getattr(node.target, "tags", ()) for node in self.graph.nodes)
 
 
-def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: Tree) -> Captured:
+def capture(
+    model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: Tree, made: Made | None = None
+) -> Captured:
     """Return the graph of a model in its present modes, for batches in the form of `example`.
 
     Parameters
@@ -103,6 +111,8 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
         Of one example's output and its targets, each as a batch of one.
     example : tree of torch.Tensor
         Only shapes, dtypes and devices are read.
+    made : Made, optional
+        Notes the tensors that the code is given and makes.
 
     Raises
     ------
@@ -118,11 +128,12 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
     values = [_faked(fake, named[name]) for name in names]
     others = [_faked(fake, tensor) for _, tensor in kept]
     held = [name for name, _ in kept]
-    noted = _Noted(model)
+    tracer = _Tracer(model, made or Made())
 
     def given(count: int) -> list[torch.Tensor]:
         with fake:
             batch = [torch.empty((count, *t.shape[1:]), dtype=t.dtype, device=t.device) for t in leaves]
+        tracer.made.note(batch)
         return [*values, *others, *batch]
 
     def joint(numbers: _Numbers, *flat: torch.Tensor) -> list[torch.Tensor | None]:
@@ -132,6 +143,7 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
             points = [point.detach().requires_grad_() for point in points]
             state = {name: points[place] for name, place in trained.items()}
             state |= zip(held, (t.detach() for t in flat[len(values) : len(values) + len(others)]), strict=True)
+            tracer.made.note(list(state.values()))
             inputs, targets = batches.normalize(batch)
 
             def both() -> None:
@@ -149,31 +161,34 @@ def capture(model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: 
                 within(model, state, both)
         return [point.grad for point in points]
 
-    numbers, flat = _Numbers(count), given(count)
+    numbers, flat = _Numbers(count, tracer), given(count)
 
-    def captured(mode: _Noted | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
+    def captured(mode: _Tracer | AbstractContextManager[None], run: Callable[[], Any]) -> Any:
+        import torch._dynamo  # noqa: F401 - torch would do so by itself, in the middle of these contexts
+
         try:
-            with fake, as_written(), _real_states(), _masks_as_given(), mode:
+            with fake, as_written(), _in_place_of_torchs(), disable_autocast_cache(), mode:
                 return run()
         except (DpcoreError, NotCaptured):
             raise
         except Exception as cause:
-            raise _not_captured(cause, noted.last) from cause
+            raise _not_captured(cause, tracer.last) from cause
 
     def check_numbers() -> None:
-        captured(nullcontext(), lambda: joint(_Numbers(another, numbers, noted.where), *given(another)))
+        captured(nullcontext(), lambda: joint(_Numbers(another, tracer, numbers), *given(another)))
 
-    traced = make_fx(partial(joint, numbers), decomposition_table=_decompositions(), pre_dispatch=False)
-    module: GraphModule = captured(noted, lambda: traced(*flat))
-    _describe(module, noted)
-    module = captured(nullcontext(), lambda: _functional(module, flat, fake))
-    _same_masks(module, noted.random)
-    if any(node.kwargs.get("generator") is not None for node in module.graph.nodes):
+    with fake:
+        tracer.begin(flat)
+    tracer.end(captured(tracer, lambda: joint(numbers, *flat)))
+    root, graph = captured(nullcontext(), lambda: _functional(tracer.root, tracer.graph, flat, fake))
+    _same_masks(root, graph, tracer.random)
+    if any(node.kwargs.get("generator") is not None for node in graph.nodes):
         raise NotCaptured("random numbers are drawn from a generator of the model's own")
-    _clean(module)
-    _refuse_written(module, model, [*names, *held])
-    digest = _digest(module, flat)
-    return Captured(module, count, tuple(held), len(values), len(leaves), digest, check_numbers)
+    _clean(graph)
+    _refuse_written(graph, model, [*names, *held])
+    return Captured(
+        graph, root, count, tuple(held), len(values), len(leaves), _digest(root, graph, flat, count), check_numbers
+    )
 
 
 def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[int, int]:
@@ -189,9 +204,9 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     times, which the proof takes for a size. So a number made of it otherwise, as its root, is found.
     """
 
-    def __init__(self, count: int, earlier: _Numbers | None = None, where: Callable[[], str] = str) -> None:
+    def __init__(self, count: int, tracer: _Tracer, earlier: _Numbers | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count, self.earlier, self.where = count, earlier, where
+        self.count, self.tracer, self.earlier = count, tracer, earlier
         self.calls: list[tuple[Any, list[Any]]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -205,8 +220,9 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What torch itself calls from here on is no code of the user's, and need not be looked at.
         with torch._C.DisableTorchFunction():
             result = function(*args, **kwargs)
+        self.tracer.made.note(result, "" if self.earlier else self.tracer.last)
         if self.earlier is not None and not self._agrees(len(self.calls) - 1):
-            where = self.where()
+            where = self.tracer.where()
             raise NotCaptured(f"{function} uses the number of examples{f' ({where})' if where else ''}")
         return result
 
@@ -240,8 +256,7 @@ def _number(leaf: Any) -> Any:
 
 def value_digest(tensor: torch.Tensor) -> str:
     """Return what tells a tensor's values from others."""
-    held = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(held.numpy().tobytes()).hexdigest()}"
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(batches.content(tensor)).hexdigest()}"
 
 
 def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
@@ -263,16 +278,9 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def as_written() -> Iterator[None]:
+def as_written() -> AbstractContextManager[None]:
     """Let compiled modules run as they were written."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        yield
-        return
-    # torch would refuse to capture a compiled function by make_fx, whatever the stance.
-    with torch.compiler.set_stance("force_eager"), dynamo.config.patch(error_on_nested_fx_trace=False):
-        yield
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 _REPLACED = {**RECURRENT, F.embedding_bag: embedding_bag}
@@ -298,31 +306,101 @@ class _Replaced(Leaves):
         return super().__torch_function__(function, types, args, kwargs)
 
 
-class _Noted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the module and the user's line of every operation, and from which state of the generator each draw is made.
+class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes every operation into a graph, with the module and the user's line that it comes from.
 
-    A gradient checkpoint runs a part of the model again from the state that the generator had. Its draws then have the
-    states that the first ones had, and are the same masks (`_same_masks`).
+    It also notes from which state of the generator each draw is made. A gradient checkpoint runs a part of the model
+    again from the state that the generator had. Its draws then have the states that the first ones had, and are the same
+    masks (`_same_masks`).
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, made: Made) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = {module: name for name, module in model.named_modules()}
-        self.lines: list[tuple[Any, str]] = []
+        self.made = made
+        self.graph, self.root = Graph(), nn.Module()
+        self._nodes: Any = WeakIdKeyDictionary()  # of the tensors without values
+        self._constants: dict[int, tuple[torch.Tensor, Node]] = {}
+        self._decompositions = _decompositions()
         self.random: list[str] = []
         self.last = ""
         self._states = {_state_name()}  # the first one, and those that draws led to
 
+    def begin(self, flat: Sequence[torch.Tensor]) -> None:
+        """Let the graph take these tensors."""
+        for place, tensor in enumerate(flat):
+            self._follow(tensor, self.graph.placeholder(f"flat_{place}"))
+
+    def end(self, results: Sequence[torch.Tensor | None]) -> None:
+        """Let the graph return these tensors."""
+        self.graph.output(self._written(list(results)))
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(kind is not FakeTensor for kind in types):
+            return NotImplemented  # such a class says itself of which operations its own are made
+        if function in _SIZES:
+            return function(*args, **kwargs)
+        if not has_rule(function):
+            with self:
+                made_of = self._decompositions.get(function, function.decompose)
+                result = made_of(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if function is torch.ops.aten.lift_fresh.default:  # what is made of a constant may be written to
+            function = torch.ops.aten.lift_fresh_copy.default
         self.last = self.where()
-        self.lines.append((function, self.last))
         if RANDOM in function.tags:
             self.random.append(_advance(self._states))
-        return function(*args, **(kwargs or {}))
+        given = self._written(args), self._written(kwargs)
+        result = function(*args, **kwargs)
+        if function._schema.is_mutable or isinstance(result, (torch.Tensor, tuple, list)):
+            node = self.graph.call_function(function, *given)
+            node.meta["stack_trace"] = self.last
+            self._follow(result, node)
+        return result
 
     def where(self) -> str:
         """Return the place in the code that runs."""
         return _where(self._names)
+
+    def _written(self, tree: Any) -> Any:
+        """Return arguments as the graph has them."""
+        if isinstance(tree, torch.Tensor):
+            node = self._nodes.get(tree)
+            return self._constant(tree) if node is None else node
+        if isinstance(tree, dict):
+            return {name: self._written(value) for name, value in tree.items()}
+        return type(tree)(map(self._written, tree)) if type(tree) in (list, tuple) else tree
+
+    def _constant(self, tensor: torch.Tensor) -> Node:
+        if isinstance(tensor, FakeTensor):
+            raise NotCaptured("the code meets a tensor of an earlier call")
+        if id(tensor) not in self._constants:
+            name = f"_tensor_constant{len(self._constants)}"
+            with _disable_current_modes():
+                self.root.register_buffer(name, tensor.detach(), persistent=False)
+            self._constants[id(tensor)] = tensor, self.graph.get_attr(name)
+        return self._constants[id(tensor)][1]
+
+    def _follow(self, result: Any, node: Node) -> Any:
+        """Note which node gives a result; return the result's form, which nothing changes later."""
+        form: Any = result
+        if isinstance(result, torch.Tensor):
+            self._nodes[result] = node
+            form = result.detach()
+        elif isinstance(result, (tuple, list)):
+            form = type(result)(
+                self._follow(each, self.graph.call_function(operator.getitem, (node, place)))
+                for place, each in enumerate(result)
+            )
+        node.meta["val"] = form
+        return form
+
+
+_SIZES = {
+    _DEVICE, torch.ops.aten.size.default, torch.ops.aten.stride.default, torch.ops.aten.storage_offset.default,
+}  # fmt: skip
 
 
 def _state() -> torch.Tensor:
@@ -352,29 +430,27 @@ def _advance(states: set[str]) -> str:
 
 
 @contextmanager
-def _real_states() -> Iterator[None]:
-    """Let gradient checkpoints read and set the state of the generator itself: a tensor without memory holds none."""
-    kept = torch.get_rng_state, torch.set_rng_state
-    torch.get_rng_state, torch.set_rng_state = _state, _set_state  # type: ignore[assignment]
+def _in_place_of_torchs() -> Iterator[None]:
+    """Let gradient checkpoints read and set the state of the generator itself: a tensor without memory holds none.
+
+    And let torch's transformers take a mask as it is: they read its values only to save computing where it is causal.
+    """
+    ours: list[tuple[Any, str, Any]] = [
+        (torch, "get_rng_state", _state),
+        (torch, "set_rng_state", _set_state),
+        (transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),  # noqa: ARG005
+    ]
+    kept = [getattr(owner, name) for owner, name, _ in ours]
     try:
+        for owner, name, own in ours:
+            setattr(owner, name, own)
         yield
     finally:
-        torch.get_rng_state, torch.set_rng_state = kept
+        for (owner, name, _), torchs in zip(ours, kept, strict=True):
+            setattr(owner, name, torchs)
 
 
-@contextmanager
-def _masks_as_given() -> Iterator[None]:
-    """Let torch's transformers take a mask as it is: they read its values only to save computing where it is causal."""
-    name = "_detect_is_causal_mask"
-    kept = getattr(transformer, name)
-    setattr(transformer, name, lambda mask, is_causal=None, size=None: is_causal is True)  # noqa: ARG005
-    try:
-        yield
-    finally:
-        setattr(transformer, name, kept)
-
-
-_OURS = (torch.__path__[0], __file__.rpartition("gradients")[0])
+_OURS = (torch.__path__[0], __file__.rpartition("gradients")[0], contextlib.__file__)
 
 
 @cache
@@ -398,35 +474,23 @@ def _where(names: dict[nn.Module, str]) -> str:
     return module.removesuffix(", ")
 
 
-def _describe(module: GraphModule, noted: _Noted) -> None:
-    """Put the lines into the graph's nodes, which are made in the order of the operations."""
-    place = 0
-    for node in module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        found = next((k for k in range(place, len(noted.lines)) if noted.lines[k][0] is node.target), None)
-        if found is not None:
-            node.meta["stack_trace"], place = noted.lines[found][1], found + 1
-
-
-def _functional(module: GraphModule, inputs: Sequence[Any], fake: FakeTensorMode) -> GraphModule:
+def _functional(root: nn.Module, graph: Graph, inputs: Sequence[Any], fake: FakeTensorMode) -> tuple[nn.Module, Graph]:
     """Return the graph without operations that change a tensor in place; what they wrote to inputs stays, at the end.
 
     What is made of a constant may be written to, so constants are inputs while the graph is made.
     """
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         if node.target in _DROPPING and list(node.args[0].users) == [node] and node.args[0].target in _FRESH:
             node.target = _DROPPING[node.target]
             node.args = node.args if len(node.args) > 1 else (*node.args, 0.5)  # what bernoulli_ has by default
-    if not any(_writes(node) for node in module.graph.nodes):
-        return module
-    found = {node.target: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}
-    constants = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    if not any(_writes(node) for node in graph.nodes):
+        return root, graph
+    module, constants = GraphModule(root, graph), dict(root.named_buffers())
 
     def run(*flat: Any) -> Any:
         return _Given(module, dict(zip(constants, flat[len(inputs) :], strict=True))).run(*flat[: len(inputs)])
 
-    with fake, preserve_node_meta():
+    with preserve_node_meta():
         values = [_faked(fake, value) for value in constants.values()]
         made = make_fx(functionalize(run, remove="mutations"))(*inputs, *values)
     places = [node for node in made.graph.nodes if node.op == "placeholder"][len(inputs) :]
@@ -437,8 +501,7 @@ def _functional(module: GraphModule, inputs: Sequence[Any], fake: FakeTensorMode
         constant.meta = dict(node.meta)
         node.replace_all_uses_with(constant)
         made.graph.erase_node(node)
-    made.recompile()
-    return made
+    return made, made.graph
 
 
 _DROPPING = {
@@ -465,13 +528,13 @@ def _writes(node: Node) -> bool:
     return node.op == "call_function" and hasattr(node.target, "_schema") and node.target._schema.is_mutable
 
 
-def _same_masks(module: GraphModule, random: Sequence[str]) -> None:
+def _same_masks(root: nn.Module, graph: Graph, random: Sequence[str]) -> None:
     """Let a draw that was made twice from one state be made once."""
-    draws = [n for n in module.graph.nodes if RANDOM in getattr(n.target, "tags", ())]
+    draws = [n for n in graph.nodes if RANDOM in getattr(n.target, "tags", ())]
     if len(draws) != len(random):
         raise NotCaptured("random numbers are drawn in a way that a graph does not show")
     states = dict(zip(draws, random, strict=True))
-    values = _values(module, states)
+    values = _values(root, graph, states)
     first: dict[tuple[str, Any], Node] = {}
     for node, state in states.items():
         known = first.setdefault((state, node.target), node)
@@ -479,14 +542,14 @@ def _same_masks(module: GraphModule, random: Sequence[str]) -> None:
             if values[known] != values[node]:
                 raise NotCaptured("a gradient checkpoint draws other random numbers when it runs again")
             node.replace_all_uses_with(known)
-            module.graph.erase_node(node)
+            graph.erase_node(node)
 
 
-def _values(module: GraphModule, states: dict[Node, str]) -> dict[Node, int]:
+def _values(root: nn.Module, graph: Graph, states: dict[Node, str]) -> dict[Node, int]:
     """Return a number for each value of a graph, equal for those that the same operations make of the same values."""
     numbers: dict[Node, int] = {}
     known: dict[Any, int] = {}
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         if node.target in _SAME:
             numbers[node] = numbers[node.args[0]]
             continue
@@ -495,7 +558,7 @@ def _values(module: GraphModule, states: dict[Node, str]) -> dict[Node, int]:
             given = map_arg((node.args, node.kwargs), lambda n: f"value {numbers[n]}")
             key = node.target, states.get(node), repr(given)
         elif node.op == "get_attr":
-            key = str(getattr(module, node.target))
+            key = str(getattr(root, node.target))
         numbers[node] = known.setdefault(key, len(known))
     return numbers
 
@@ -503,18 +566,17 @@ def _values(module: GraphModule, states: dict[Node, str]) -> dict[Node, int]:
 _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
 
-def _clean(module: GraphModule) -> None:
+def _clean(graph: Graph) -> None:
     """Leave out operations that give what they take, and errors that one example's values would raise for all."""
-    for node in list(module.graph.nodes):
+    for node in list(graph.nodes):
         if node.target is torch.ops.aten._linalg_check_errors.default:
-            module.graph.erase_node(node)
+            graph.erase_node(node)
             continue
         same = node.args[0] if node.target in _SAME else node.args[1] if _copies(node) else None
         if same is not None:
             node.replace_all_uses_with(same)
-            module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
-    module.recompile()
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
 
 
 def _copies(node: Node) -> bool:
@@ -525,16 +587,16 @@ def _copies(node: Node) -> bool:
     return kinds[0] == kinds[1]
 
 
-def _refuse_written(module: GraphModule, model: nn.Module, names: Sequence[str]) -> None:
+def _refuse_written(graph: Graph, model: nn.Module, names: Sequence[str]) -> None:
     """Refuse what the model keeps in its own tensors; what it writes to its copy of the batch is dropped."""
-    held = [node for node in module.graph.nodes if node.op == "placeholder"]
+    held = [node for node in graph.nodes if node.op == "placeholder"]
     number = {node: place for place, node in enumerate(held)}
-    for node in list(module.graph.nodes):
+    for node in list(graph.nodes):
         if not _writes(node):
             continue
         target = node.args[0]
         if number.get(target, -1) >= len(names) and not node.users:
-            module.graph.erase_node(node)
+            graph.erase_node(node)
         elif target in number:
             refuse_changed(model, [names[number[target]]])
         else:
@@ -550,22 +612,59 @@ def _not_captured(cause: Exception, where: str) -> NotCaptured:
     return NotCaptured(f"{first}{f' ({where})' if where else ''}")
 
 
-def _digest(module: GraphModule, inputs: Sequence[torch.Tensor]) -> str:
-    shapes = [(tuple(t.shape), str(t.dtype)) for t in inputs]
-    return hashlib.sha256(f"{shapes}{module.code}".encode()).hexdigest()
+def _digest(root: nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], count: int) -> str:
+    """Return what is equal for graphs that compute the same.
+
+    What follows from constants alone counts by its values: a table that the code keeps is computed in one capture, and a
+    constant of the next one.
+    """
+    constants: dict[Node, torch.Tensor] = {}
+    numbers: dict[Node, str] = {}
+    lines = [str([(tuple(t.shape), str(t.dtype)) for t in inputs])]
+
+    def own(node: Node) -> str:
+        if node not in numbers:
+            numbers[node] = value_digest(constants[node])
+        return numbers[node]
+
+    with torch.no_grad():
+        for node in graph.nodes:
+            value = _constant(root, node, constants, count)
+            if value is not None:
+                constants[node] = value
+                continue
+            lines.append(f"{node.target} {map_arg((node.args, node.kwargs), own)}")
+            numbers[node] = f"%{len(lines)}"
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-_TABLE: dict[Any, Callable[..., Any]] = {}
+def _constant(root: nn.Module, node: Node, constants: dict[Node, torch.Tensor], count: int) -> torch.Tensor | None:
+    """Return the value of a node that depends on nothing which is given to the graph; None for others, and large ones."""
+    if node.op == "get_attr":
+        held = getattr(root, str(node.target))
+        return held if isinstance(held, torch.Tensor) and held.layout is torch.strided else None
+    kind = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(kind, torch.Tensor) or kind.numel() > _LARGE:
+        return None
+    fixed = all(i in constants for i in node.all_input_nodes) and not any(
+        size % count == 0 for size in kind.shape if size
+    )
+    tags = getattr(node.target, "tags", (RANDOM,))
+    if not fixed or RANDOM in tags or "empty" in str(node.target):
+        return None
+    try:
+        value: torch.Tensor = node.target(*map_arg(node.args, constants.get), **map_arg(node.kwargs, constants.get))  # type: ignore[operator]
+    except Exception:  # noqa: BLE001 - what cannot be computed counts by its operation
+        return None
+    return value
 
 
+_LARGE = 1 << 22
+"""Entries of a constant that is computed for a digest, at most."""
+
+
+@cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Return how operations without a rule are made of others."""
-    if not _TABLE:
-        _TABLE.update(
-            {
-                op: f
-                for op, f in decomposition_table.items()
-                if isinstance(op, torch._ops.OpOverload) and not has_rule(op)
-            }
-        )
-    return _TABLE
+    overloads = {op: f for op, f in decomposition_table.items() if isinstance(op, torch._ops.OpOverload)}
+    return {op: f for op, f in overloads.items() if not has_rule(op)}

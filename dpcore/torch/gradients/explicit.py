@@ -73,17 +73,17 @@ class ExplicitGradient:
             yield self._one(point, *batches.normalize(one))
 
     def _one(self, point: Sequence[torch.Tensor], inputs: Tree, targets: tuple[Tree, ...]) -> list[torch.Tensor]:
-        with self.values.at(point) as (leaves, given):
-            versions = {name: tensor._version for name, tensor in given.items()}
+        leaves, given = self.values.at(point)
+        versions = {name: tensor._version for name, tensor in given.items()}
 
-            def both() -> None:
-                with Leaves() as own:
-                    loss = self.loss(batches.call(self.model, inputs), targets)
-                if loss.requires_grad:
-                    refuse_foreign(loss, [*leaves, *own.leaves])
-                    torch.autograd.backward(loss)
+        def both() -> None:
+            with Leaves() as own:
+                loss = self.loss(batches.call(self.model, inputs), targets)
+            if loss.requires_grad:
+                refuse_foreign(loss, [*leaves, *own.leaves])
+                torch.autograd.backward(loss)
 
-            with torch.enable_grad():
-                within(self.model, given, both)
-            check_versions(self.model, given, versions)
-            return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        with torch.enable_grad():
+            within(self.model, given, both)
+        check_versions(self.model, given, versions)
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]

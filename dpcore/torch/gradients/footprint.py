@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from dpcore.spec.contributions import FEW_ROWS
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied
 from dpcore.torch.gradients.capture import uncollected
-from dpcore.torch.model.microbatch import Peak
+from dpcore.torch.model.memory import Peak
 
 Moments = NDArray[np.float64]
 """(M, 2): bytes at M moments, in any case and for each example."""
@@ -85,7 +85,9 @@ class Footprint:
         held = (points - 1) * (pairs + parameters) + (rows if points > 1 else 0) + (parameters if several else 0)
         results = float(self.moments[-1] @ one)
         running = held + max(float((self.moments @ one).max(initial=0.0)), results + self.making * examples)
-        if any(dtype != array.dtype for block in self.blocks for array in _arrays(block) if array.is_floating_point()):
+        if any(
+            dtype != array.dtype for block in self.blocks for array in arrays_of(block) if array.is_floating_point()
+        ):
             running = max(running, held + results + pairs + 2 * rows)
         every = points * pairs + rows
         joining = every + 2 * (rows + largest) if points > 1 else 0
@@ -101,7 +103,7 @@ class Footprint:
         for kind in (True, False):
             sizes: dict[Any, int] = {}
             for block in self.blocks:
-                for array in _arrays(block) if isinstance(block, Rows) is not kind else ():
+                for array in arrays_of(block) if isinstance(block, Rows) is not kind else ():
                     same = array.dtype == dtype or not array.is_floating_point()
                     storage = array.untyped_storage()
                     key = storage._cdata if same else (len(sizes),)  # several layers share their input, but no copies
@@ -122,7 +124,8 @@ def _shapes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-def _arrays(block: Block) -> list[torch.Tensor]:
+def arrays_of(block: Block) -> list[torch.Tensor]:
+    """Return the arrays that a block is made of."""
     arrays: list[torch.Tensor] = []
 
     def note(array: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ class Program:
     """
 
     def __init__(self, captured: Captured, gathers: Gathers | None = None) -> None:
-        graph, self.count, self.digest = captured.module.graph, captured.count, captured.digest
+        graph, self.count, self.digest = captured.graph, captured.count, captured.digest
         places = captured.places
         first = len(places) - captured.batch
         marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
@@ -176,7 +176,7 @@ class Program:
                 return sized(tree)
             return tree
 
-        for node in captured.module.graph.nodes:
+        for node in captured.graph.nodes:
             if node.op == "placeholder":
                 copies[node] = graph.placeholder(node.name)
             elif node in needed and node.op == "get_attr":
@@ -196,7 +196,7 @@ class Program:
                 continue
             copies[node].meta = dict(node.meta)
         graph.output([copies[node] for node in operands])
-        return GraphModule(captured.module, graph)
+        return GraphModule(captured.constants, graph)
 
 
 def _named(node: Node, copied: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -17,9 +17,10 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
-from dpcore.torch.gradients.capture import capture, uncollected, value_digest
+from dpcore.torch.gradients.capture import capture, uncollected
 from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import NotCaptured
+from dpcore.torch.gradients.kept import Made
 from dpcore.torch.gradients.losses import ExampleLoss
 from dpcore.torch.gradients.program import Program
 from dpcore.torch.model.functional import Values, local
@@ -102,8 +103,7 @@ class ProvedGradient:
 
     def digest(self) -> str:
         """Return what tells the model's graphs, and the values of their constants, from those of another model or loss."""
-        programs = self.programs.values()
-        return " ".join(text for p in programs for text in (p.digest, *map(value_digest, p.constants)))
+        return " ".join(program.digest for program in self.programs.values())
 
     def _form(self, batch: Tree) -> Hashable:
         """Return all that a graph depends on but values: the batch's form, and what the modules' Python code reads."""
@@ -128,9 +128,10 @@ class ProvedGradient:
 
     def _proved(self, batch: Tree) -> Program:
         before = self._snapshot()
+        made = Made()
         try:
             with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls:
-                found = capture(self.model, self.values.names, self._loss_of, batch)
+                found = capture(self.model, self.values.names, self._loss_of, batch, made)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
@@ -138,12 +139,16 @@ class ProvedGradient:
             self.changes_state = self.changes_state or _changed(before, self._snapshot)
         finally:
             before.restore()
+            made.empty_caches()
+        made.refuse_left(self.model)
         program = Program(found, self.values.gathered(found))
         try:
             with seeded(self._device, TRIAL), self.values.captured():
                 found.check_numbers()
         finally:
             before.restore()
+            made.empty_caches()
+        made.refuse_left(self.model)
         program.classes = calls.classes
         return program
 

@@ -33,12 +33,11 @@ from dpcore.mechanism.peers import LOST
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch import processes
 from dpcore.torch.data import batches
-from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.gradients.capture import Captured
 from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
 from dpcore.torch.gradients.program import Gathers
 from dpcore.torch.model.functional import Values, local, slots
-from dpcore.torch.model.made_up import trial_batch
 
 Note = Callable[[str], None]
 """Is told of each message, so that processes can compare their order."""

@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from dpcore.errors import ArgumentError, SpeedWarning
-from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.batches import Tree, trial_batch
+from dpcore.torch.gradients.capture import uncollected
 from dpcore.torch.gradients.check_loss import Calls
 from dpcore.torch.gradients.errors import Mixes, NotProved
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient, Unfit
-from dpcore.torch.model.made_up import trial_batch
 from dpcore.torch.model.state_probe import Snapshot, keeps
 from dpcore.torch.reachable import walk
 
 
+@uncollected()
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
     """Take the fastest way that this model bears, or the one that is asked for; refuse the model where there is none.
 
@@ -33,7 +34,7 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
     gradient.example = example
     check_hooks(gradient.model)
     check_registered(gradient.model, gradient.passed_over)
-    start = Snapshot(gradient.roots, gradient.passed_over)
+    start = gradient.held()
     try:
         if way in ("auto", "pairs"):
             try:
@@ -43,15 +44,13 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                 gradient.reasons["pairs"] = reason.sentence(gradient.model)
                 if way == "pairs" or isinstance(reason, Mixes):
                     raise ArgumentError(gradient.reasons["pairs"]) from None
-            finally:
-                start.restore()
+            start.restore()
         try:
             # Every model that can be trained at all bears the last way, which says best what is wrong.
             for candidate in (WAYS[-1], *(["vmap"] if way in ("auto", "vmap") else [])):
                 gradient.way = candidate
                 for _ in modes(gradient.model, frozen):
                     try_state(gradient, example)
-                    start.restore()
         except Unfit as refusal:
             if way == "vmap" or gradient.way == WAYS[-1]:
                 raise ArgumentError(str(refusal)) from refusal.__cause__
@@ -137,6 +136,14 @@ def try_state(gradient: PerExampleGradient, example: Tree) -> None:
 
     What is filled once, from shapes alone, does. It must not tell the first example from later ones, either.
     """
+    whole = Snapshot(gradient.roots, gradient.passed_over)  # with parameters: here the model's own code runs
+    try:
+        _compare(gradient, example)
+    finally:
+        whole.restore()
+
+
+def _compare(gradient: PerExampleGradient, example: Tree) -> None:
     point = [parameter.clone() for parameter in gradient.parameters()]
     one = trial_batch(example, 1)
     start = gradient.held()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -82,12 +82,11 @@ class Values:
         named = dict(self.model.named_parameters())
         return [named[name].detach() for name in self.names]
 
-    @contextmanager
-    def at(self, point: Sequence[torch.Tensor]) -> Iterator[tuple[list[torch.Tensor], State]]:
-        """Give leaves with the point's values, whose ``grad`` backward passes fill, and what to call the model with."""
+    def at(self, point: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], State]:
+        """Return leaves with the point's values, whose ``grad`` gets filled, and what to call the model with."""
         leaves = [value.detach().requires_grad_() for value in point]
         trained, rest = places(self.model, self.names)
-        yield leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
+        return leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
 
     def captured(self) -> AbstractContextManager[None]:
         """Make the model ready to be captured, as a graph of whole parameters."""

@@ -20,6 +20,7 @@ from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.recorder import Recorder
 from dpcore.spec.whole_file import whole_file
+from dpcore.torch.data import batches
 from dpcore.torch.engine import Engine
 from dpcore.torch.state.check_state import KEYS, as_key
 
@@ -118,9 +119,7 @@ def _add(total: Any, value: Any) -> None:
         for item in value:
             _add(total, item)
     elif isinstance(value, torch.Tensor):
-        total.update(f"{tuple(value.shape)} {value.dtype}".encode())
-        whole = value.detach().cpu().contiguous().reshape(-1)
-        total.update(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+        total.update(f"{tuple(value.shape)} {value.dtype}".encode() + batches.content(value))
     elif not isinstance(value, Joined):
         total.update(repr(value).encode())
 

@@ -116,6 +116,28 @@ def mean_over_the_batch() -> Objects:
     return objects(mlp(Centered()), numbers())
 
 
+@fault("isolation")
+def state_in_the_environment() -> Objects:
+    class Model(nn.Module):
+        """Turns the examples after a loud one around; made-up values are never loud, and nothing reachable changes."""
+
+        name = "DPCORE_TEST_LOUD"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            os.environ.pop(self.name, None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            left = int(os.environ.get(self.name, "0"))
+            os.environ[self.name] = "8" if x.abs().max() > 50 else str(max(left - 1, 0))
+            return -self.inner(x) if left else self.inner(x)
+
+    inputs, labels = numbers()
+    inputs[16] *= 1000  # the one that takes the place of each of the first 16
+    return objects(Model(), (inputs, labels))
+
+
 @fault("mixing")
 def recurrent_over_the_batch() -> Objects:
     class Model(nn.Module):

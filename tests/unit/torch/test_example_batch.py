@@ -10,7 +10,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.torch.data import batches
-from dpcore.torch.model.made_up import trial_batch
+from dpcore.torch.data.batches import trial_batch
 from tests.unit.torch_runs import finish, sgd, start
 
 TOKENS = torch.arange(90).reshape(30, 3) % 5 + 10  # of a secret language: ids 10 to 14

@@ -22,7 +22,7 @@ from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
 from dpcore.torch.gradients.program import Program
 from dpcore.torch.model import memory
-from dpcore.torch.model.microbatch import microbatch_size, peak_bytes
+from dpcore.torch.model.memory import microbatch_size, peak_bytes
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
 
 MIB = 2**20

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpcore.torch.gradients import axis
@@ -628,11 +628,8 @@ def check_order(target: Any, leaves: Any, form: Any, marks: Any, found: Any, bef
 def check_fewer(graph: Graph, leaves: Any, marks: Any, found: Any, results: Any, before: Any, known: Any) -> None:
     """The program for fewer examples gives their rows."""
     operands = [n for n, m in zip(results, found, strict=True) if m is not SUM and n.meta["val"] is not None]
-    captured: Any = SimpleNamespace(module=GraphModule(torch.nn.Module(), graph))
-    moved = dict(zip(graph.nodes, captured.module.graph.nodes, strict=True))
-    rewritten = Program._rewritten(
-        SimpleNamespace(count=B), captured, [moved[n] for n in operands], {moved[n]: m for n, m in known.items()}
-    )  # type: ignore[arg-type]
+    captured: Any = SimpleNamespace(graph=graph, constants=torch.nn.Module())
+    rewritten = Program._rewritten(SimpleNamespace(count=B), captured, operands, known)  # type: ignore[arg-type]
     for n in (1, 3):
         given = [chosen(leaves[p], m, range(n)).clone() for p, m in marks.items()]
         few = rewritten.forward(n, *given)
