@@ -603,10 +603,10 @@ class Mechanism:
         return self._unit(self.step)
 
     def _unit(self, row: int) -> float:
-        noise, bits = self._noise(row), self.grid.bits
-        if noise == 0:
-            return step_of(self.plan.sensitivity_at(row, self.clip_norm).contribution, bits)
-        return step_of(noise, bits, normalizer_of(self.plan.method.noise.strategy, row))
+        noise = self._noise(row)
+        if noise == 0:  # nothing is private: so fine that clip norms far above all gradients round none of them away
+            return step_of(self.plan.sensitivity_at(row, self.clip_norm).contribution, 80)
+        return step_of(noise, self.grid.bits, normalizer_of(self.plan.method.noise.strategy, row))
 
     def _noise(self, row: int) -> float:
         """The standard deviation of the seed noise on a step's sum, raised for the grid."""

@@ -382,9 +382,9 @@ def grid_of(plan: Plan, dimension: int) -> Grid:
         If float64 holds no grid for the sums and their noise.
     """
     sigma, sampler, strategy = plan.noise_multiplier, plan.sampler, plan.method.noise.strategy
+    if sigma == 0:
+        return Grid(FRACTION_BITS, 0.0, 0.0)
     terms = sampler.likely_batch_size
-    if sigma == 0:  # the step is relative to the clip norm
-        return Grid(bits_for(terms), 0.0, 0.0)
     growth, rows, carried, moved = 1.0, 0, 1.0, 1 / plan.gradient_noise_multiplier
     coefficients = None if strategy is None else strategy.coefficients(0)
     if strategy is not None and (strategy.order or coefficients is None):  # else nothing comes from earlier rows

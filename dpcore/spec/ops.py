@@ -358,7 +358,7 @@ class Backend(PairOperations[A], Protocol[A]):
         - ``m = correlate(z, noise_state, correlation)``; m = z where `correlation` is None; where ``noise.scale`` is 0
           the state rests;
         - the grid's step is ``u = unit``: ``(noise.scale / normalizer) 2^-bits``, with the correlation's normalizer, or
-          1, which is up to the caller; any positive number where ``noise.scale`` is 0;
+          1, and any positive number where ``noise.scale`` is 0;
         - ``g = (total + 2^bits m) (u / batch_size)`` in float64, rounded to the parameter's dtype (after the noise, so
           that the rounding tells nothing), then divided by the slot's ``scale`` where it has one;
         - ``y = g`` through each of `filters`, one after the other: each takes ``max(len(a), len(b) - 1)`` of the

@@ -28,6 +28,7 @@ from dpcore.sampling import (
     UserSampler,
 )
 from dpcore.spec.backends import load_backend
+from dpcore.spec.grid import step_of
 from dpcore.spec.ops import NoiseRow
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.method import Method
@@ -248,8 +249,10 @@ def test_the_fused_step_is_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = load_backend("numpy")
     step = backend.step
 
-    def weaker(slots: list[Any], noise: NoiseRow, *rest: Any, **options: Any) -> None:
-        step(slots, noise._replace(scale=0.999 * noise.scale), *rest, **options)
+    def weaker(slots: list[Any], noise: NoiseRow, *rest: Any, unit: float, **options: Any) -> None:
+        less = noise._replace(scale=0.999 * noise.scale)
+        own = step_of(less.scale, less.bits)
+        step([slot._replace(total=slot.total * (unit / own)) for slot in slots], less, *rest, unit=own, **options)
 
     monkeypatch.setattr(backend, "step", weaker)
     found = audit(SGD, ORDER, 2, delta=1e-5, runs=2, key=KEY)

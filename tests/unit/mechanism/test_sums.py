@@ -122,7 +122,7 @@ def test_the_mechanisms_sum_is_in_float64_and_its_release_in_the_dtype_of_the_pa
     x = [np.zeros(2, np.float32)]
     mechanism = Mechanism(plan, Layout.of([("x", (2,))]), x, backend=load_backend("numpy"), keys=RunKeys.new())
     mechanism.add([np.float32([[0.5, 2.0**-30]] * 3)])
-    assert mechanism.unit == 2.0**-36
+    assert mechanism.unit == 2.0**-80
     assert (mechanism.unit * mechanism.vectors.totals[0]).tolist() == [1.5, 3 * 2.0**-30]
     mechanism.release(x)
     assert x[0].dtype == np.float32

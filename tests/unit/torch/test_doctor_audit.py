@@ -19,16 +19,27 @@ from dpcore.torch.doctor.steps import add_up, take
 from tests.unit.torch.doctor_models import mlp, numbers
 
 
-class Halved(Mechanism):
-    """Adds half of the noise that its plan says."""
+class OtherNoise(Mechanism):
+    """Adds the noise of another plan to its sums."""
 
-    def _take(self, *arguments):
+    def other(self, plan):
+        raise NotImplementedError
+
+    def _take(self, slots, row, unit, *rest):
         plan = self.plan
-        self.plan = replace(plan, method=plan.method.with_noise_multiplier(plan.noise_multiplier / 2))
+        self.plan = self.other(plan)
         try:
-            super()._take(*arguments)
+            own = self._unit(row)
+            super()._take([slot._replace(total=slot.total * (unit / own)) for slot in slots], row, own, *rest)
         finally:
             self.plan = plan
+
+
+class Halved(OtherNoise):
+    """Adds half of the noise that its plan says."""
+
+    def other(self, plan):
+        return replace(plan, method=plan.method.with_noise_multiplier(plan.noise_multiplier / 2))
 
 
 class Unclipped(Mechanism):
@@ -44,17 +55,12 @@ class Unclipped(Mechanism):
             self.plan = plan
 
 
-class Unscaled(Mechanism):
+class Unscaled(OtherNoise):
     """Adds noise for the clip norm of plain gradients where they are scaled and clipped to another one."""
 
-    def _take(self, *arguments):
-        plan = self.plan
+    def other(self, plan):
         query = replace(plan.method.query, max_scaled_norm=None)
-        self.plan = replace(plan, method=replace(plan.method, query=query))
-        try:
-            super()._take(*arguments)
-        finally:
-            self.plan = plan
+        return replace(plan, method=replace(plan.method, query=query))
 
 
 SETTINGS = {"noise_multiplier": 1.0, "batch_size": 6}
