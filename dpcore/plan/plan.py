@@ -18,6 +18,7 @@ from dpcore.plan import scales
 from dpcore.sampling import Sampler, check_sampler
 from dpcore.spec.grid import bits_for, moved_share
 from dpcore.spec.ops import FilterCoefficients
+from dpcore.spec.rounded_normal import FRACTION_BITS
 from dpcore.spec.validate import integer
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
 from dpcore.stages.clipping.adaptive import limits
