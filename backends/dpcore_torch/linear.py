@@ -23,6 +23,7 @@ from dpcore_torch.clip import add_rounded, add_rows, row_norms
 # Entries of the tiles that are made at once, of all examples: 8 MiB of float32.
 _TILES, _WIDTH = 1 << 21, 1024
 _EXAMPLES = 32  # at least: sums pass over their float64 total once for so many
+_OUTER = 64, 4, 1024  # examples, rows and columns
 _ROWS = 1024  # of several examples in a float64 product
 _COLUMNS = 1024  # of a float32 inner product
 
@@ -215,6 +216,9 @@ def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, sca
     Float32 tiles are weighted before: one side's rows are, so that nothing but rounding is left to do with a tile.
     """
     factors = np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])
+    if a.time == 1 and scale is not None:
+        _add_outer(a, e, factors, used, total, scale)
+        return
     ones, before = torch.ones(len(used), dtype=torch.float64, device="cpu"), not wide and scale is None
     tiles = _tiles(a, e, used, wide, factors if before else None) if len(used) else ()
     for rows, columns, chosen, tile in tiles:
@@ -225,6 +229,22 @@ def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, sca
             own = None if scale is None else torch.from_numpy(scale[rows, columns].reshape(-1))
             add_rounded(tile.flatten(1), torch.from_numpy(factors[chosen]), piece, own)
         torch.from_numpy(total)[rows, columns] += piece.view(tile.shape[1:])
+
+
+def _add_outer(a: Side, e: Side, factors: Wide, used: Indices, total: Floats, scale: Floats) -> None:
+    """Add scaled products of one row each, a few rows of the matrix at a time: entries that stay in a cache."""
+    examples, height, width = _OUTER
+    for first in range(0, len(used), examples):
+        chosen = used[first : first + examples]
+        x, y = (torch.from_numpy(side.wide(chosen)[:, 0]) for side in (a, e))
+        y *= torch.from_numpy(factors[chosen])[:, None]
+        ones = torch.ones(len(chosen), dtype=torch.float64, device="cpu")
+        for row in range(0, e.width, height):
+            for column in range(0, a.width, width):
+                rows, columns = slice(row, row + height), slice(column, column + width)
+                tile = y[:, rows, None] * x[:, None, columns]
+                tile.mul_(torch.from_numpy(scale[rows, columns])).round_()
+                torch.from_numpy(total)[rows, columns] += torch.mv(tile.flatten(1).T, ones).view(tile.shape[1:])
 
 
 def add_factors(a: Side, e: Side, weights: Wide, used: Indices, total: Floats) -> None:
