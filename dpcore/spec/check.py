@@ -174,9 +174,6 @@ def check_step(
     non_negative(noise_scale=noise.scale)
     positive(batch_size=batch_size)
     positive(unit=unit)
-    wanted = step_of(noise.scale, noise.bits, 1.0 if correlation is None else correlation.normalizer)
-    if noise.scale and unit != wanted:  # or sum and noise would be of different sizes
-        raise ArgumentError(f"unit={unit!r}: must be {wanted!r}, the step of the noise's grid")
     choice(SQUARES, square=square)
     if square != "filtered" and rule not in SECOND_MOMENT:
         raise ArgumentError(f"square={square!r}: must be 'filtered' for rule={rule!r}, which has no second moment")
@@ -218,3 +215,6 @@ def check_step(
     for called, vector in (*changed, *read):
         check_in_place(called, vector)
     check_place(changed, read)
+    wanted = step_of(noise.scale, noise.bits, 1.0 if correlation is None else correlation.normalizer)
+    if noise.scale and unit != wanted:  # or sum and noise would be of different sizes
+        raise ArgumentError(f"unit={unit!r}: must be {wanted!r}, the step of the noise's grid")

@@ -159,9 +159,9 @@ def test_another_slots_memory_and_another_dtypes_are_found(backend: Any) -> None
     bad = Slot(memory[:SIZE], total, 0)
     arguments = (NoiseRow(KEY, 1, 0, 1.0), 1.0, [], "sgd", [SETTINGS] * 2, 1)
     refused(ArgumentError, r"slots\[1\].parameter shares memory with slots\[1\].total", backend.step, [good, bad],
-            *arguments, unit=1.0)  # fmt: skip
+            *arguments, unit=2.0**-36)  # fmt: skip
     refused(ArgumentError, r"slots\[.\].parameter shares memory with slots\[.\].parameter", backend.step,
-            [good, good._replace(first=0)], *arguments, unit=1.0)  # fmt: skip
+            [good, good._replace(first=0)], *arguments, unit=2.0**-36)  # fmt: skip
     np.testing.assert_array_equal(backend.to_numpy(good.parameter), np.ones(SIZE))
 
 
@@ -235,7 +235,7 @@ def test_operations_without_places_take_arrays_of_no_elements(backend: Any) -> N
         np.testing.assert_array_equal(backend.to_numpy(out), np.ones(size * size))
     for draw in (backend.words, backend.normal):
         assert backend.to_numpy(draw(KEY, 0, 0, 4095, 0)).size == 0
-    backend.step([], NoiseRow(KEY, 0, 0, 1.0), 1.0, [], "sgd", [], 1, unit=1.0)
+    backend.step([], NoiseRow(KEY, 0, 0, 1.0), 1.0, [], "sgd", [], 1, unit=2.0**-36)
 
 
 @pytest.mark.parametrize("rng", ["chacha20", "philox"])
@@ -251,7 +251,7 @@ def test_elements_beyond_the_streams_end_are_refused(backend: Any, rng: str) -> 
         for first in (last - 5, last - 4)
     )
     for noise in (NoiseRow(KEY, 0, 0, 1.0, rng), NoiseRow(KEY, 0, 0, 0.0, rng)):
-        refused(ArgumentError, text, backend.step, [good, bad], noise, 1.0, [], "sgd", [SETTINGS] * 2, 1, unit=1.0)
+        refused(ArgumentError, text, backend.step, [good, bad], noise, 1.0, [], "sgd", [SETTINGS] * 2, 1, unit=2.0**-36)
     np.testing.assert_array_equal(backend.to_numpy(good.parameter), np.ones(5))
     backend.step([good], NoiseRow(KEY, 0, 0, 1.0, rng), 1.0, [], "sgd", [SETTINGS], 1, unit=2.0**-36)
     assert not (backend.to_numpy(good.parameter) == 1).any()

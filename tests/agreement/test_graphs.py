@@ -207,7 +207,8 @@ def test_another_key_stream_scale_place_or_rate_is_never_the_recorded_one() -> N
     noise = NoiseRow(bytes(range(32)), 3, 0, 1.5)
     cases = [
         (slot, noise, 0.1), (slot, noise._replace(row=4), 0.1), (slot, noise._replace(row=2**32 - 1), 0.1),
-        (slot, noise, 0.1, (1.5 + 2**-10) * 2.0**-36), (slot, noise, 0.2), (slot, noise._replace(key=bytes(32)), 0.1),
+        (slot, noise._replace(scale=1.5 + 2**-10), 0.1, (1.5 + 2**-10) * 2.0**-36), (slot, noise, 0.2),
+        (slot, noise._replace(key=bytes(32)), 0.1),
         (slot, noise._replace(stream=3), 0.1), (slot, noise._replace(rng="philox"), 0.1), (other, noise, 0.1),
         (slot, noise._replace(scale=0.0), 0.1), (slot._replace(first=4096), noise, 0.1),
     ]  # fmt: skip

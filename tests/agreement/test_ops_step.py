@@ -518,7 +518,7 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
     total = backend.from_numpy(np.ones(10))
     slot = Slot(backend.from_numpy(ones), total, 0, moments=(backend.from_numpy(ones),))
     arguments = ([slot], NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (), "adagrad", [UpdateSettings(1.0, eps=1.0)], 1)
-    backend.step(*arguments, unit=1.0)
+    backend.step(*arguments, unit=2.0**-36)
     before = backend.to_numpy(slot.parameter)
     for options, text in (
         ({"correlation": FilterCoefficients((1.0, 0.5), ())}, r"len\(slots\[0\].noise_state\)=0: must be 1"),
@@ -528,11 +528,11 @@ def test_what_was_checked_is_checked_again_in_another_role() -> None:
         ({"square": "separate", "square_noise": NoiseRow(bytes(32), 0, 2**32, 1.0)}, "stream"),
         ({"unit": 0.0}, "unit=0.0"),
     ):
-        refused(ArgumentError, text, backend.step, *arguments, **{"unit": 1.0, **options})
+        refused(ArgumentError, text, backend.step, *arguments, **{"unit": 2.0**-36, **options})
         on_host = mapped(slot, backend.to_numpy)
-        refused(ArgumentError, text, reference.step, [on_host], *arguments[1:], **{"unit": 1.0, **options})
+        refused(ArgumentError, text, reference.step, [on_host], *arguments[1:], **{"unit": 2.0**-36, **options})
     longer = slot._replace(filter_state=(backend.from_numpy(ones),))
-    refused(ArgumentError, "filter_state", backend.step, [longer], *arguments[1:], unit=1.0)
+    refused(ArgumentError, "filter_state", backend.step, [longer], *arguments[1:], unit=2.0**-36)
     np.testing.assert_array_equal(backend.to_numpy(slot.parameter), before)
 
 
@@ -554,9 +554,9 @@ def test_a_bad_slot_changes_nothing() -> None:
     ):
         if text == "set_backend" and BACKEND == "torch":
             continue  # takes float64, as the reference does
-        refused(error, text, backend.step, [good, bad], *arguments, 1, unit=1.0)
+        refused(error, text, backend.step, [good, bad], *arguments, 1, unit=2.0**-36)
         np.testing.assert_array_equal(backend.to_numpy(good.parameter), ones)
-    backend.step([], *arguments[:-1], [], 1, unit=1.0)
+    backend.step([], *arguments[:-1], [], 1, unit=2.0**-36)
 
 
 # ----------------------------------------------------------------------------------------------------- on a GPU only

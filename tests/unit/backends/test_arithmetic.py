@@ -108,7 +108,7 @@ def everything() -> list[Any]:
         moments = tuple(torch.from_numpy(np.ones(20, dtype)) for _ in range(2))
         slot = Slot(parameter=parameter, total=zero, first=0, moments=moments)
         noise = NoiseRow(key, 0, 0, 1.0, "chacha20")
-        dpcore_torch.step([slot], noise, 4.0, [], "adam", [UpdateSettings(learning_rate=0.1)], 1, unit=1.0)
+        dpcore_torch.step([slot], noise, 4.0, [], "adam", [UpdateSettings(learning_rate=0.1)], 1, unit=2.0**-36)
         found.append(parameter)
     return [each.numpy() for each in found]
 

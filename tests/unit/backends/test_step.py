@@ -12,6 +12,7 @@ import pytest
 import dpcore_numpy as backend
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check import order_of
+from dpcore.spec.grid import step_of
 from dpcore.spec.ops import (
     SECOND_MOMENT,
     UPDATE_RULES,
@@ -115,11 +116,12 @@ def test_step_is_its_composition(dtype: str, rule: str, filters: tuple, options:
     # Slots with and without a scale take part in one step.
     expected[::2] = [slot._replace(scale=None) for slot in expected[::2]]
     slots = copy.deepcopy(expected)
-    compose(expected, noise, filters, rule, 3, **options)
+    unit = step_of(noise.scale, noise.bits, options["correlation"].normalizer if "correlation" in options else 1.0)
+    compose(expected, noise, filters, rule, 3, unit=unit, **options)
     read = [(slot.total.copy(), copy.copy(slot.scale), copy.copy(slot.square)) for slot in slots]
     for slot in slots:
         slot.total.flags.writeable = False
-    backend.step(slots, noise, 32, filters, rule, [SETTINGS] * len(SIZES), 3, unit=UNIT, **options)
+    backend.step(slots, noise, 32, filters, rule, [SETTINGS] * len(SIZES), 3, unit=unit, **options)
     for got, wanted, before in zip(slots, expected, read, strict=True):
         assert got.parameter.tobytes() == wanted.parameter.tobytes()
         assert got.displacement.tobytes() == wanted.displacement.tobytes()
@@ -168,12 +170,14 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     bad = Slot(bad.parameter, bad.total.astype(np.float32), 4096, bad.filter_state, bad.moments)
     before = good.parameter.copy()
     rest = (1, (FIRST_ORDER,), "adam", [SETTINGS] * 2, 1)
-    refused(ArgumentTypeError, "dtype", backend.step, [good, bad], NoiseRow(KEY, 0, 0, 1.0), *rest, unit=1.0)
+    refused(ArgumentTypeError, "dtype", backend.step, [good, bad], NoiseRow(KEY, 0, 0, 1.0), *rest, unit=2.0**-36)
     assert (good.parameter == before).all()
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"batch_size": 0}, "batch_size=0"), ({"unit": 0.0}, "unit=0.0"), ({"batch_size": float("nan")}, "batch_size=nan"),
+    ({"batch_size": 0}, "batch_size=0"), ({"unit": 0.0}, "unit=0.0"),
+    ({"unit": 2.0**-35}, "unit=2.9103830456733704e-11: must be 1.4551915228366852e-11, the step of the noise's grid"),
+    ({"batch_size": float("nan")}, "batch_size=nan"),
     ({"noise": NoiseRow(KEY, 0, 0, -1.0)}, "noise_scale=-1.0"),
     ({"noise": NoiseRow(KEY, 0, 0, float("inf"))}, "noise_scale=inf"), ({"settings": []}, "len(settings)=0"),
     ({"step_number": 0}, "step_number=0"), ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
@@ -192,11 +196,11 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
 def test_bad_calls(change: dict, words: str) -> None:
     slots, noise = make_slots([4], "float32", "sgd", 1, displacement=False), NoiseRow(KEY, 0, 0, 1.0)
     arguments = {"slots": slots, "noise": noise, "batch_size": 4, "filters": (FIRST_ORDER,), "rule": "sgd",
-                 "settings": [SETTINGS], "step_number": 1, "unit": 1.0}  # fmt: skip
+                 "settings": [SETTINGS], "step_number": 1, "unit": 2.0**-36}  # fmt: skip
     refused(ArgumentError, re.escape(words), backend.step, **(arguments | change))
 
 
 def test_arrays_changed_in_place_must_be_contiguous() -> None:
     slot = Slot(np.zeros(20, np.float32)[::2], np.zeros(10), 0)
     with pytest.raises(ArgumentTypeError, match="contiguous"):
-        backend.step([slot], NoiseRow(KEY, 0, 0, 1.0), 1, (), "sgd", [SETTINGS], 1, unit=1.0)
+        backend.step([slot], NoiseRow(KEY, 0, 0, 1.0), 1, (), "sgd", [SETTINGS], 1, unit=2.0**-36)
