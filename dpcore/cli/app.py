@@ -41,7 +41,7 @@ _COMMANDS = {
         "Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps.",
         "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png"),
     "statement": ("dpcore.cli.reports.show:statement",
-        "Print a stored privacy statement. dpcore verify checks it.",
+        "Print a stored privacy statement in short. dpcore verify checks it.",
         "dpcore statement runs/digits-mlp-disk"),
     "verify": ("dpcore.cli.reports.verify:verify",
         "Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails.",

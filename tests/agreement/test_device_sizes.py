@@ -51,7 +51,8 @@ def test_steps(correlation: RingCoefficients | FilterCoefficients | None) -> Non
     for first, size in PLACES:
         vectors = [rng.standard_normal(size).astype(np.float32) for _ in range(4)]
         wide = [*(rng.standard_normal(size) for _ in range(order)), np.rint(rng.standard_normal(size) * 2.0**36)]
-        for slots, own in ((ours, backend), (theirs, reference)):
+        unit = 1.5 * 2.0**-36 / (1.0 if correlation is None else correlation.normalizer)
+    for slots, own in ((ours, backend), (theirs, reference)):
             guarded = [own.from_numpy(np.pad(vector, 3, constant_values=7.0)) for vector in (*vectors, *wide)]
             parameter, displacement, m, v, *rest = [vector[3:-3] for vector in guarded]
             slots.append((guarded, Slot(parameter, rest[-1], first, (), (m, v * v), displacement, tuple(rest[:-1]))))
@@ -63,8 +64,9 @@ def test_steps(correlation: RingCoefficients | FilterCoefficients | None) -> Non
         [UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-3)] * len(PLACES),
         2,
     )
+    unit = 1.5 * 2.0**-36 / (1.0 if correlation is None else correlation.normalizer)
     for slots, own in ((ours, backend), (theirs, reference)):
-        own.step([slot for _, slot in slots], *arguments, unit=1.5 * 2.0**-36, correlation=correlation)
+        own.step([slot for _, slot in slots], *arguments, unit=unit, correlation=correlation)
     for (guarded, slot), (_, wanted) in zip(ours, theirs, strict=True):
         for vector in guarded:
             edges = backend.to_numpy(vector)

@@ -165,19 +165,23 @@ def bits_of_zero_vectors() -> AbstractContextManager[Any]:
 
 def unnoised_filter() -> AbstractContextManager[Any]:
     """Lets the filter average the clean sums."""
-    filtered = Composition._filtered
+    filtered, step, units = Composition._filtered, Composition.step, list[float]()
+
+    def noting(self: Composition, slots: Any, noise: Any, unit: float, *rest: Any) -> Any:
+        units.append(unit)
+        return step(self, slots, noise, unit, *rest)
 
     def clean(self: Composition, g: Any, slot: Any, row: int) -> Any:
-        return filtered(self, slot.total / self.batch_size, slot, row)
+        return filtered(self, slot.total * (units[-1] / self.batch_size), slot, row)
 
-    return both_paths(mock.patch.object(Composition, "_filtered", clean))
+    return both_paths(mock.patch.multiple(Composition, _filtered=clean, step=noting))
 
 
 def unnoised_second_moment() -> AbstractContextManager[Any]:
     """Squares the clean average where the released one was meant."""
 
-    def clean(self: Composition, i: int, slot: Any, *_: Any) -> Any:
-        return (slot.total / self.batch_size) ** 2
+    def clean(self: Composition, i: int, slot: Any, g: Any, factor: float, *_: Any) -> Any:
+        return (slot.total * factor) ** 2
 
     return both_paths(mock.patch.object(Composition, "_square", clean))
 

@@ -17,8 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from dpcore import accounting
 from dpcore.accounting.branches import Branch, Branches, count
-from dpcore.cli import plots
-from dpcore.cli.datasets import Dataset, load
+from dpcore.cli import datasets, plots
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.options import Json, flag, takes
@@ -122,7 +121,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
             f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
             "processes; dpcore.torch.make_private(ledger=) takes one"
         )
-    dataset = load(settings.data, settings.data_dir)
+    dataset = datasets.load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
@@ -159,7 +158,7 @@ def check_beside(settings: Settings, ledger: Path | None) -> None:
         Ledger.open(ledger)
 
 
-def first_line(settings: Settings, dataset: Dataset, plan: Plan) -> str:
+def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str:
     """Say what is about to be trained."""
     if settings.epsilon is not None:
         noise = f"noise for epsilon = {format_number(settings.epsilon)} at delta = {format_number(settings.delta)}"
@@ -409,7 +408,7 @@ def joined(settings: Settings) -> Iterator[int]:
         dist.destroy_process_group()
 
 
-def follow(settings: Settings, dataset: Dataset) -> int:
+def follow(settings: Settings, dataset: datasets.Dataset) -> int:
     """Train beside the first process, without a word; return the exit status."""
     from dpcore.cli.train.training import Training, suited
 
@@ -456,7 +455,7 @@ def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) ->
         stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
         if not folder.checkpoint.exists():
             raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
-        dataset = load(settings.data, settings.data_dir)
+        dataset = datasets.load(settings.data, settings.data_dir)
         settings = settings.resolved(len(dataset))
         check_beside(settings, ledger)
         remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)

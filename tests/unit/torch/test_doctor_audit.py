@@ -45,14 +45,20 @@ class Halved(OtherNoise):
 class Unclipped(Mechanism):
     """Clips to four times the norm that its plan says."""
 
+    _claimed = None
+
+    @property
+    def unit(self):
+        return super().unit if self._claimed is None else self._claimed
+
     def _add(self, blocks):
-        plan = self.plan
+        plan, self._claimed = self.plan, self.unit
         clip = replace(plan.method.clip, max_grad_norm=4.0)
         self.plan = replace(plan, method=replace(plan.method, clip=clip))
         try:
             super()._add(blocks)
         finally:
-            self.plan = plan
+            self.plan, self._claimed = plan, None
 
 
 class Unscaled(OtherNoise):

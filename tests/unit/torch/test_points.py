@@ -52,7 +52,7 @@ def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:
 
     public, private = mean(inputs, targets, 7), mean(*batch, 8)
     run.step(batch, public=(inputs, targets))
-    torch.testing.assert_close(values(run.model), before - 0.1 * private / (public.abs() + 1e-3), rtol=3e-4, atol=1e-6)
+    torch.testing.assert_close(values(run.model), before - 0.1 * private / (public.abs() + 1e-3), rtol=1e-3, atol=1e-5)
     assert any("declares public" in caveat for caveat in run.statement().caveats)
 
 

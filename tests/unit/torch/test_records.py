@@ -83,7 +83,7 @@ def test_a_record_without_noise_and_filter_is_the_mean_gradient() -> None:
     want = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))])
     run.step((inputs, targets))
     for key in ("released", "filtered"):
-        np.testing.assert_allclose(run.recorded[key][0], want.numpy(), rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(run.recorded[key][0], want.numpy(), rtol=1e-3, atol=1e-5)
 
 
 def test_private_diagnostics_are_asked_for_and_stay_secret() -> None:
