@@ -51,8 +51,7 @@ def test_steps(correlation: RingCoefficients | FilterCoefficients | None) -> Non
     for first, size in PLACES:
         vectors = [rng.standard_normal(size).astype(np.float32) for _ in range(4)]
         wide = [*(rng.standard_normal(size) for _ in range(order)), np.rint(rng.standard_normal(size) * 2.0**36)]
-        unit = 1.5 * 2.0**-36 / (1.0 if correlation is None else correlation.normalizer)
-    for slots, own in ((ours, backend), (theirs, reference)):
+        for slots, own in ((ours, backend), (theirs, reference)):
             guarded = [own.from_numpy(np.pad(vector, 3, constant_values=7.0)) for vector in (*vectors, *wide)]
             parameter, displacement, m, v, *rest = [vector[3:-3] for vector in guarded]
             slots.append((guarded, Slot(parameter, rest[-1], first, (), (m, v * v), displacement, tuple(rest[:-1]))))
