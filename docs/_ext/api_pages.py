@@ -19,10 +19,13 @@ def objects(module: str, *names: str) -> dict[str, Any]:
     found = {name: getattr(room, name) for name in listed}
     if not names:
         ours = hasattr(room, "__all__")
+        above = () if ours else getattr(import_module(module.rpartition(".")[0]), "__all__", ())
         found = {
             name: each
             for name, each in found.items()
-            if (inspect.isclass(each) or inspect.isroutine(each)) and (ours or each.__module__ == room.__name__)
+            if (inspect.isclass(each) or inspect.isroutine(each))
+            and (ours or each.__module__ == room.__name__)
+            and not (inspect.isclass(each) and name in above)  # a class has one page
         }
     return found
 
