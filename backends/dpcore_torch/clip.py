@@ -95,27 +95,26 @@ def weighted_sum(
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
     check_weighted_sum(rows, weights, out, scale)
     for block, weight, total, vector in zip(rows, weights, out, scale or [None] * len(rows), strict=True):
-        add_rounded(block.detach(), weight.detach(), total, None if vector is None else vector.detach())
+        add_rows(block.detach(), total, weight.detach(), None if vector is None else vector.detach())
 
 
-def add_rounded(
-    block: torch.Tensor, weights: torch.Tensor, total: torch.Tensor, scale: torch.Tensor | None = None
+def add_rows(
+    block: torch.Tensor, total: torch.Tensor, weights: torch.Tensor | None = None, scale: torch.Tensor | None = None
 ) -> None:
-    """Add a block's rows times float64 weights, each rounded; a row of weight 0 is left out, whatever it holds."""
-    unused, ones = (weights == 0).nonzero()[:, 0], torch.ones_like(weights)
+    """Add a block's rows, which are integers, or which float64 weights and rounding make so.
+
+    A row of weight 0 is left out, whatever it holds.
+    """
+    ones = torch.ones(len(block), dtype=torch.float64, device="cpu")
+    unused = [] if weights is None else (weights == 0).nonzero()[:, 0]
     for examples, columns, piece in pieces(block, max(256, _piece() // max(1, len(block)))):
         if scale is not None:
             piece *= scale[columns]
-        piece.mul_(weights[examples, None]).round_()
+        if weights is not None:
+            piece.mul_(weights[examples, None]).round_()
         if len(unused):
             piece[unused[(unused >= examples.start) & (unused < examples.stop)] - examples.start] = 0.0
         total[columns].addmv_(piece.T, ones[examples])
-
-
-def add_rows(block: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> None:
-    """Add the sum of a block's rows times float64 weights."""
-    for examples, columns, piece in pieces(block, max(256, _piece() // max(1, len(block)))):
-        total[columns].addmv_(piece.T, weights[examples])
 
 
 def pieces(block: torch.Tensor, width: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:

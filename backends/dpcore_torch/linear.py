@@ -18,7 +18,7 @@ from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma, rounding
 from dpcore_numpy.tiles import scaled_terms
 from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import view
-from dpcore_torch.clip import add_rounded, add_rows, row_norms
+from dpcore_torch.clip import add_rows, row_norms
 
 # Entries of the tiles that are made at once, of all examples: 8 MiB of float32.
 _TILES, _WIDTH = 1 << 21, 1024
@@ -219,15 +219,15 @@ def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, sca
     if a.time == 1 and scale is not None:
         _add_outer(a, e, factors, used, total, scale)
         return
-    ones, before = torch.ones(len(used), dtype=torch.float64, device="cpu"), not wide and scale is None
+    before = not wide and scale is None
     tiles = _tiles(a, e, used, wide, factors if before else None) if len(used) else ()
     for rows, columns, chosen, tile in tiles:
         piece = torch.zeros(tile[0].numel(), dtype=torch.float64, device="cpu")
         if before:
-            add_rows(tile.flatten(1).round_(), ones[: len(chosen)], piece)
+            add_rows(tile.flatten(1).round_(), piece)
         else:
             own = None if scale is None else torch.from_numpy(scale[rows, columns].reshape(-1))
-            add_rounded(tile.flatten(1), torch.from_numpy(factors[chosen]), piece, own)
+            add_rows(tile.flatten(1), piece, torch.from_numpy(factors[chosen]), own)
         torch.from_numpy(total)[rows, columns] += piece.view(tile.shape[1:])
 
 

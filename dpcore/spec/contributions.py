@@ -45,11 +45,11 @@ def rounding_of_rows(size: int) -> float:
     return math.sqrt(size) / 2 * (1 + 2.0**-20)
 
 
-def rounding_of_linear(q: int, p: int) -> float:
-    """Return how far, in the grid's steps, rounding moves a (q, p) weight's gradient, formed or not.
+def rounding_of_linear(q: int, p: int, rows: int = FEW_ROWS - 1) -> float:
+    """Return how far, in the grid's steps, rounding moves a (q, p) weight's gradient of so many rows, formed or not.
 
-    For the most rows that are few, so that it does not tell how many an example has. Float64 rounds each product
+    The number of an example's rows is public: all examples of a data set have one shape. Float64 rounds each product
     before `nearest` by 2^-53 of itself: included in the last factor.
     """
-    factors = (FEW_ROWS - 1) * math.sqrt(q) / 2 * (2.0**FACTOR_BITS + math.sqrt(p) / 2)
+    factors = rows * math.sqrt(q) / 2 * (2.0**FACTOR_BITS + math.sqrt(p) / 2) if rows < FEW_ROWS else 0.0
     return max(factors, rounding_of_rows(p * q)) * (1 + 2.0**-20)

@@ -120,7 +120,8 @@ class Promise(NamedTuple):
 
 def linear_promise(one: Pairs, exact: bool) -> Promise:
     """In float32 products are relative to the largest entries of either side."""
-    rounding = rounding_of_linear(one.gradients[0].shape[2], one.inputs[0].shape[2])
+    rows = sum(part.shape[1] for part in one.inputs)
+    rounding = rounding_of_linear(one.gradients[0].shape[2], one.inputs[0].shape[2], rows)
     if exact or one.inputs[0].dtype == np.float64:
         return Promise(rounding, LOOSE[type(backend) is OnTensors])
     sizes = [np.max([np.abs(x).max(axis=(1, 2), initial=0) for x in side], axis=0).astype(Long) for side in one[:2]]
