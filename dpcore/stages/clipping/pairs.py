@@ -69,7 +69,8 @@ class Linear:
     @property
     def rounding(self) -> float:
         """See `Block.rounding`."""
-        return rounding_of_linear(*self.shape, rows=sum(int(part.shape[1]) for part in self.inputs))
+        q, p = self.shape
+        return rounding_of_linear(q, p, sum(int(part.shape[1]) for part in self.inputs))
 
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""
