@@ -106,7 +106,7 @@ def add_rows(
     A row of weight 0 is left out, whatever it holds.
     """
     ones = torch.ones(len(block), dtype=torch.float64, device="cpu")
-    unused = torch.empty(0) if weights is None else (weights == 0).nonzero()[:, 0]
+    unused = torch.empty(0, device="cpu") if weights is None else (weights == 0).nonzero()[:, 0]
     for examples, columns, piece in pieces(block, max(256, _piece() // max(1, len(block)))):
         if scale is not None:
             piece *= scale[columns]
