@@ -290,6 +290,22 @@ def test_examples_that_cancel_do_not_leave_the_integers():
     assert (norm(alone) <= bound + rounding_of_linear(2, 3)).all()
 
 
+@pytest.mark.parametrize("time", [1, 3])
+def test_factors_that_all_round_up_make_no_example_longer_than_the_clip_norm(time: int):
+    """Equal gradients on a coarse grid: every factor is rounded by nearly 1/2 in the same direction."""
+    q = 64
+    one = Pairs([np.ones((1, time, 1), np.float32)], [np.ones((1, time, q), np.float32)], [1.0])
+    norms, rounding = linear_norms(backend, *one), rounding_of_linear(q, 1, time)
+    longest = 0.0
+    for steps in np.linspace(2, 9, 300):  # of the grid, in each factor of a gradient
+        unit = 1 / (steps * 2.0**FACTOR_BITS * q**0.5 * time)
+        (weights,) = backend.clip_factors([norms], "standard", [1.0], [q], [rounding], unit)
+        alone = np.zeros(q)
+        linear_sum(backend, *one, weights, alone)
+        longest = max(longest, float(norm(alone)) * unit)
+    assert 0.9 < longest <= 1
+
+
 @pytest.mark.parametrize("gram", [False, True])
 def test_float32_norms_hold_where_points_cancel(gram: bool):
     for seed in range(20):
