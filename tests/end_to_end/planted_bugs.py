@@ -196,8 +196,8 @@ def both_paths(patched: AbstractContextManager[Any]) -> AbstractContextManager[A
 
 
 def all_plain(take: Any) -> Any:
-    def taken(self: Mechanism, slots: Any, row: int, numbers: Any, normals: Any, observe: Any) -> None:
-        take(self, slots, row, numbers, normals, observe or (lambda *_: None))
+    def taken(self: Mechanism, slots: Any, row: int, unit: float, numbers: Any, normals: Any, observe: Any) -> None:
+        take(self, slots, row, unit, numbers, normals, observe or (lambda *_: None))
 
     return taken
 
