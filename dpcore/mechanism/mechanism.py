@@ -30,6 +30,7 @@ from dpcore.plan.scales import check_joint_scale
 from dpcore.sampling.sharding import shard
 from dpcore.spec.backends import load_backend
 from dpcore.spec.check import dtype_name
+from dpcore.spec.check_rows import check_roundings
 from dpcore.spec.grid import step_of
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout, Piece
@@ -37,7 +38,7 @@ from dpcore.spec.ops import SECOND_MOMENT, Backend, NoiseRow, Slot, UpdateSettin
 from dpcore.spec.repeating import repeat as once
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping.blocks import Block, as_blocks, scaled
-from dpcore.stages.clipping.clipped_sum import add_clipped
+from dpcore.stages.clipping.clipped_sum import add_clipped, roundings_of
 from dpcore.stages.clipping.rows import as_rows
 from dpcore.stages.clipping.running import RunningNorm
 from dpcore.stages.method import Method
@@ -230,6 +231,12 @@ class Mechanism:
             self.turns.adding()
             self._dirty = True
             self._add(checked)
+
+    def check_grid(self, blocks: list[Block]) -> None:
+        """Refuse noise whose grid is too coarse for gradients of this form; the blocks' arrays may have no values."""
+        now = self.step, self.clip_norm
+        grouping = self.plan.grouping_at(*now)
+        check_roundings(self.plan.clip_at(*now).rule, grouping.bounds, roundings_of(blocks, grouping), self.unit)
 
     def _add(self, blocks: list[Block]) -> None:
         now = self.step, self.clip_norm

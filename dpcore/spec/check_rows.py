@@ -117,6 +117,13 @@ def check_factors(
     check_count("bounds", bounds, len(norms), "one for each group")
     check_count("sizes", sizes, len(norms), "one for each group")
     check_count("roundings", roundings, len(norms), "one for each group")
+    for size in sizes:
+        integer(0, size=size)
+    check_roundings(rule, bounds, roundings, unit)
+
+
+def check_roundings(rule: str, bounds: Sequence[float], roundings: Sequence[float], unit: float) -> None:
+    """Refuse a grid so coarse that rounding to it takes much of a group's clip norm."""
     for bound, rounding in zip(bounds, roundings, strict=True):
         positive(max_grad_norm=bound)
         longest = 1.0 if rule == "normalized" else bound
@@ -126,8 +133,6 @@ def check_factors(
                 f"adds by {rounding * unit / longest:.2g} of the clip norm {longest:.3g}: take less noise, or a larger "
                 "clip norm for this group"
             )
-    for size in sizes:
-        integer(0, size=size)
 
 
 def check_weighted_sum(

@@ -251,6 +251,7 @@ def make_private(
     for told in remarks(source, loss) if peers.rank == 0 else ():
         warnings.warn(told, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)
+    rehearsal.check_grid()
     if size is None:
         rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:

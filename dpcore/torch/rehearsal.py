@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
 from dpcore.stages.clipping.blocks import Block, as_block, combined, joined, of_units
@@ -49,6 +51,15 @@ class Rehearsal:
     def several(self) -> bool:
         """Whether what is clipped is the sum of several rows: of a user's, or of an example's views."""
         return self.plan.sampler.unit_of_privacy != "example" or self.engine.views > 1
+
+    def check_grid(self) -> None:
+        """Refuse noise whose grid is too coarse for the model's gradients: before a ledger pays for a step."""
+        engine = self.engine
+        if engine.gradient.way == "pairs":
+            blocks = engine.gradient.proved.prove(self.example).footprint.blocks
+        else:
+            blocks = [as_block(torch.empty(0, entry.size, device="meta")) for entry in engine.mechanism.layout.entries]
+        engine.mechanism.check_grid(blocks)
 
     def fit(self, limit: Limit) -> None:
         """Plan micro-batches that fit a limit."""

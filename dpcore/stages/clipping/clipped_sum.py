@@ -45,11 +45,15 @@ def add_clipped(
         See `dpcore.mechanism.peers.Peers.add_sums`.
     """
     norms = norms_of(backend, blocks, grouping.members, scales)
-    roundings = [math.hypot(*(blocks[i].rounding for i in members)) for members in grouping.members]
-    factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, roundings, unit)
+    factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, roundings_of(blocks, grouping), unit)
     weights: list[Any] = [None] * len(blocks)
     for members, factor in zip(grouping.members, factors, strict=True):
         for i in members:
             weights[i] = factor
     add_sums(backend, blocks, weights, totals, scales)
     return norms[0]
+
+
+def roundings_of(blocks: Sequence[Block], grouping: Grouping) -> list[float]:
+    """Return how far, in the grid's steps, rounding moves what an example adds to each group."""
+    return [math.hypot(*(blocks[i].rounding for i in members)) for members in grouping.members]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.ledger import Ledger
 from dpcore.torch import make_private
 from tests.unit.torch_runs import DATA, finish, model, sgd, start
 
@@ -148,3 +150,13 @@ def test_without_torch_the_extra_is_named() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "pip install 'dpcore[torch]'" in told
     assert told.strip().endswith("MissingPackageError torch")
+
+
+@pytest.mark.parametrize("gradients", ["pairs", "vmap"])
+def test_noise_too_large_for_the_grid_is_refused_before_a_ledger_knows_the_run(tmp_path: Path, gradients: str) -> None:
+    Ledger.create(path := tmp_path / "own.ledger", budget=(1.0, 1e-5))
+    with pytest.raises(ArgumentError, match="noise_multiplier: is so large that the grid of its noise"):
+        make_private(
+            model(), DATA, sgd(noise_multiplier=1e12), steps=4, gradients=gradients, ledger=path, microbatch_size=4
+        )
+    assert not Ledger.open(path).runs()
