@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +47,6 @@ from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.stages.updates.averaging import Averaging
 from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
-
-if TYPE_CHECKING:
-    from dpcore.mechanism.ledger_account import LedgerAccount
-    from dpcore.mechanism.shared_account import SharedAccount
-
 
 # Turns: which thread may add to a run's sum, and step.
 #
@@ -185,7 +180,7 @@ class Mechanism:
         #: Which rows left on which branch, as far as this object and the states that it loaded know.
         self.branches = Branches(self.peers.same(os.urandom(8).hex()))
         #: Told of every batch before it is drawn and of every release before it is made.
-        self.account: LedgerAccount | SharedAccount | None = None
+        self.account: Any = None  # a LedgerAccount or a SharedAccount: they know this mechanism
         self.turns = Turns(self._place)
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))

@@ -76,20 +76,14 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(tree: ast.Module, known: set[str]) -> Iterator[str]:
-    """Names of modules of ours that a module imports, also inside of functions."""
-    todo: list[ast.AST] = list(tree.body)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            todo += node.orelse
-        elif isinstance(node, ast.Import):
+    """Names of modules of ours that a module imports, also inside of functions and for types alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             for name in node.names:
                 whole = f"{node.module}.{name.name}"
                 yield whole if whole in known else str(node.module)
-        else:
-            todo += ast.iter_child_nodes(node)
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
@@ -111,7 +105,7 @@ def test_circles_are_noticed():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
     assert not circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
     tree = ast.parse("import a\nif TYPE_CHECKING:\n    import b\nfrom p import c, x\ndef f():\n    import d")
-    assert set(imports_of(tree, {"p.c"})) == {"a", "p.c", "p", "d"}
+    assert set(imports_of(tree, {"p.c"})) == {"a", "b", "p.c", "p", "d"}
 
 
 def test_the_top_level_is_small_and_the_contract_names_all_of_it():

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,21 @@ import numpy.typing as npt
 from dpcore.accounting.phases import PoissonStep, Step
 from dpcore.spec import special
 
-if TYPE_CHECKING:
-    from dpcore.accounting.pld.allocation import Losses
-
 Array = npt.NDArray[np.float64]
+
+
+class Steps(Protocol):
+    """What a grid asks of steps computed together: of `Family`, or of epochs (`dpcore.accounting.pld.allocation`)."""
+
+    @property
+    def weights(self) -> Array: ...  # noqa: D102 (see Family)
+    @property
+    def counts(self) -> npt.NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def subset(self) -> bool: ...  # noqa: D102
+    def bounded(self, bound: str, /) -> Steps: ...  # noqa: D102
+    def masses(self, direction: str, edges: Array, /) -> tuple[Array, Array]: ...  # noqa: D102
+    def thick(self, direction: str, /) -> Array: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -192,7 +203,7 @@ def _add_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
     return q[:, ::-1], p[:, ::-1]
 
 
-def center(family: Losses, direction: str, width: float) -> Array:
+def center(family: Steps, direction: str, width: float) -> Array:
     """Return per step (steps, 1) a loss r such that P/Q = e^r on the losses within width/2 of r, where P is thick.
 
     The rare-event case needs it: nearly all of P lies within much less than a grid cell, and moving it by a part of a
@@ -280,7 +291,7 @@ def points(low: float, high: float, fine: int) -> Integers:
     return np.concatenate([-left[::-1], np.zeros(1, np.int64), right])
 
 
-def upper(family: Losses, direction: str, h: float, offsets: Array, grid: Integers) -> Masses:
+def upper(family: Steps, direction: str, h: float, offsets: Array, grid: Integers) -> Masses:
     """Return masses whose curve, composed any number of times with itself and others, is never below the true one."""
     family, at = family.bounded("upper"), offsets + grid * h
     wall = np.full_like(offsets, np.inf)
@@ -300,7 +311,7 @@ def upper(family: Losses, direction: str, h: float, offsets: Array, grid: Intege
     return Masses(grid, offsets, p, all_p[:, -1] + _LOST, family.counts, h)
 
 
-def lower(family: Losses, direction: str, h: float, offsets: Array, grid: Integers, above: Array) -> Masses:
+def lower(family: Steps, direction: str, h: float, offsets: Array, grid: Integers, above: Array) -> Masses:
     """Return masses whose curve, composed, is never above the true one; `above` are those of `upper`."""
     family, at = family.bounded("lower"), offsets + grid * h
     edges = _edges(above, grid, h, at)
@@ -340,7 +351,7 @@ def lower(family: Losses, direction: str, h: float, offsets: Array, grid: Intege
     return Masses(grid, offsets, p, np.zeros(at.shape[0]), family.counts, h)
 
 
-def _shares(family: Losses, direction: str, edges: Array, at: Array) -> tuple[Array, Array, Array]:
+def _shares(family: Steps, direction: str, edges: Array, at: Array) -> tuple[Array, Array, Array]:
     """Return P and P - e^l Q of the bins, and the share X of a neighbor that each needs (infinity: not to be had)."""
     p, q = family.masses(direction, edges)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -358,7 +369,7 @@ def _shares(family: Losses, direction: str, edges: Array, at: Array) -> tuple[Ar
     return p, excess, np.where(share >= 0.0, share, np.inf)
 
 
-def _shrink(edges: Array, family: Losses, direction: str, at: Array, excess: Array, bins: Integers) -> None:
+def _shrink(edges: Array, family: Steps, direction: str, at: Array, excess: Array, bins: Integers) -> None:
     """Move an edge of one bin of each step until its loss is right: the other bin there has neighbors to take from.
 
     Losses are bounded on one side, where a bin with much of the mass may have no neighbor.
@@ -396,7 +407,7 @@ def _edges(above: Array, grid: Integers, h: float, at: Array) -> Array:
     return np.hstack([first, inner, np.full_like(first, np.inf)])
 
 
-def _balance(edges: Array, family: Losses, direction: str, at: Array, zero: int) -> None:
+def _balance(edges: Array, family: Steps, direction: str, at: Array, zero: int) -> None:
     """Move the outer edges of the bins beside bin 0 until these have the right loss, or miss it toward bin 0.
 
     Where bin 0 holds nearly all of P, the density beside it falls too fast for the edges found so far, and only bin 0
