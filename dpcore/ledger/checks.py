@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpcore.accounting import Composed, Event, smallest_epsilon
+from dpcore.accounting import Composed, Event, Gaussian, smallest_epsilon
 from dpcore.accounting.branches import Rows
 from dpcore.accounting.events import check_event
+from dpcore.accounting.gaussian import analytic_noise_multiplier
 from dpcore.errors import BudgetError, DpcoreError, PrivacyError
 from dpcore.ledger.privacy_filter import PrivacyFilter, add
 from dpcore.ledger.state import START, Entry, Run, State, affords, number_in, number_out, seal, write
@@ -143,6 +144,15 @@ class Remaining:
         validate.function(event_after=event_after)
         counts = range(1, validate.integer(most=most, minimum=0) + 1)
         return bisect_left(counts, True, key=lambda steps: not self.fits(event_after(steps)))
+
+    def runs(self, epsilon: float, most: int = 10_000) -> int:
+        """Return how many more runs fit, at most `most`, each of this epsilon at the budget's delta.
+
+        Each is taken for a Gaussian mechanism: n of them are one whose noise multiplier is divided by sqrt(n). Runs of
+        secretly sampled batches differ a little.
+        """
+        sigma = analytic_noise_multiplier(epsilon, self.budget[1])
+        return self.steps(lambda runs: Gaussian(sigma / math.sqrt(runs)), most)
 
     def noise_multiplier(self, make_event: Callable[[float], Event]) -> float:
         """Return the smallest noise multiplier whose event still fits, rounded up.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpcore.accounting import Adjacency, FixedSizeSampledGaussian, Gaussian, NonPrivate, PoissonSampledGaussian, epsilon
+from dpcore.accounting.gaussian import analytic_noise_multiplier
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Total
 from dpcore.ledger.allowance import Blocks, largest
@@ -225,6 +226,20 @@ def test_a_budget_ends_at_the_very_row(tmp_path: Path) -> None:
     assert len(ledger.runs()) == 1
     assert remaining.steps(full, 1000) == 0
     assert ledger.verify().valid
+
+
+@pytest.mark.parametrize("composition", ["rdp", "gdp"])
+def test_so_many_runs_of_an_epsilon_fit(tmp_path: Path, composition: str) -> None:
+    ledger = new(tmp_path, budget=(3.0, 1e-5), composition=composition)
+    one = Gaussian(analytic_noise_multiplier(1.0, 1e-5))
+    ledger.charge(one, name="the first one")
+    fit = ledger.remaining().runs(1.0)
+    assert 2 < fit < 9
+    for _ in range(fit):
+        ledger.charge(one, name="one more")
+    assert ledger.remaining().runs(1.0) == 0
+    with pytest.raises(BudgetError):
+        ledger.charge(one, name="one too many")
 
 
 def test_what_is_left_calibrates(tmp_path: Path) -> None:
