@@ -143,8 +143,8 @@ def _tiles(
 ) -> Iterator[tuple[slice, slice, Indices, torch.Tensor]]:
     """Yield rows and columns of the matrix, some examples, and their tiles (n, rows, columns), times weights (B,).
 
-    A product for each example, from and to the same places in memory: one of several may round an example's tile
-    otherwise for another number of them, and so may one whose arrays begin elsewhere in a cache line.
+    A product for each example, of arrays that lie alike in memory: one of several may round an example's tile otherwise
+    for another number of them, and so may one whose arrays begin elsewhere in a cache line.
     """
     if not wide:
         x, y = narrow(a), narrow(e)
@@ -153,7 +153,6 @@ def _tiles(
     count = _TILES // (height * width)
     kind = torch.float64 if wide else torch.float32
     scratch = torch.empty(min(count, len(used)) * _lines(height * width), dtype=kind, device="cpu")
-    left, right = (torch.empty(a.time * size, dtype=kind, device="cpu") for size in (height, width))
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
         if wide:
@@ -166,17 +165,26 @@ def _tiles(
                 ours, theirs = _weighted(ours, theirs, weights[chosen])
             else:
                 theirs, ours = _weighted(theirs, ours, weights[chosen])
+        ours, theirs = _lined(ours), _lined(theirs)
         for row in range(0, e.width, height):
             for column in range(0, a.width, width):
                 rows, columns = slice(row, min(row + height, e.width)), slice(column, min(column + width, a.width))
                 tall, broad = rows.stop - rows.start, columns.stop - columns.start
                 size, stride = (len(chosen), tall, broad), (_lines(tall * broad), broad, 1)
                 tiles = scratch.as_strided(size, stride)
-                one, other = left[: a.time * tall].view(a.time, tall), right[: a.time * broad].view(a.time, broad)
                 sides = theirs[:, :, rows].unbind(), ours[:, :, columns].unbind()
                 for tile, e_rows, a_rows in zip(tiles.unbind(), *sides, strict=True):
-                    torch.mm(one.copy_(e_rows).mT, other.copy_(a_rows), out=tile)
+                    torch.mm(e_rows.mT, a_rows, out=tile)
                 yield rows, columns, chosen, tiles
+
+
+def _lined(side: torch.Tensor) -> torch.Tensor:
+    """Return a side of which each example's rows lie one after the other, from the begin of a cache line on."""
+    size = side[0].numel()
+    if side.is_contiguous() and side.data_ptr() % 64 == 0 and size % 16 == 0:
+        return side
+    found = torch.empty(len(side) * _lines(size), dtype=side.dtype, device="cpu")
+    return found.as_strided(side.shape, (_lines(size), side.shape[2], 1)).copy_(side)
 
 
 def _weighted(one: torch.Tensor, other: torch.Tensor, weights: Wide) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ from dpcore.spec.stream import LANES, TILE, WORDS_PER_BLOCK
 from dpcore_numpy.noise import of_rest
 from dpcore_numpy.stream import tile_blocks
 
-_COLUMNS, _THRESHOLDS, _STAIRS = 2**COLUMN_BITS - 1, 2**THRESHOLD_BITS - 1, 2**STAIR_BITS
+_COLUMNS, _THRESHOLDS, _STAIRS = 2**COLUMN_BITS - 1, 2 ** (THRESHOLD_BITS + COLUMN_BITS) - 1, 2**STAIR_BITS
 _PLACES = 2**FINE_BITS - 1
 
 
@@ -43,43 +43,40 @@ def normal(
         for part in (0, 1)
     )
     strip, place, region = parts_of(w0, w1)
-    # In 32 bits: -1 - k has the strip -1 - strip, and every bit of the place turned round.
-    sign = w0.bitwise_right_shift_(31)
-    strip ^= sign
-    place ^= sign.bitwise_and_(_PLACES)
     z = torch.empty((last - first, WORDS_PER_BLOCK, LANES), dtype=torch.float64, device="cpu")
     z.copy_(strip.transpose(1, 2)).mul_(2.0**FINE_BITS).add_(place.transpose(1, 2))
+    numbers = z.numpy()
     for found in np.flatnonzero(region.numpy() == REST).tolist():
         block, word = divmod(found, WORDS_PER_BLOCK)
         k = of_rest(key, row, stream, first * LANES + block, word, rng)
         tile, lane = divmod(block, LANES)
-        z[tile, word, lane] = -1 - k if z[tile, word, lane] < 0 else k
+        numbers[tile, word, lane] = -1 - k if numbers[tile, word, lane] < 0 else k
     if bits < FRACTION_BITS:
         z.mul_(2.0 ** (bits - FRACTION_BITS)).floor_()
     return z.mul_(2.0**-bits).view(-1)[start - first * TILE :][:size]
 
 
-def size_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `dpcore_numpy.noise.size_of`; words are int32 of the same bits, and shifts keep the sign."""
-    strip, place, region = parts_of(w0, w1)
-    return strip.to(torch.int64).bitwise_left_shift_(FINE_BITS).bitwise_or_(place), region
-
-
 def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return strip and place of k, and the region."""
+    """Return strip and place of floor(2^36 Z), ``2^30 strip + place``, and the region, by `dpcore_numpy.noise.size_of`.
+
+    Words are int32 of the same bits, and shifts keep the sign. w0 is overwritten.
+    """
     own = w0 & _COLUMNS
-    column = _columns().index_select(0, own.view(-1)).view(own.shape)
-    coarse = (w0 >> COLUMN_BITS).bitwise_and_(2 ** (32 - COLUMN_BITS) - 1)
-    below = (coarse & _THRESHOLDS).sub_(column >> COLUMN_BITS).bitwise_right_shift_(31)
-    region = column.bitwise_and_(_COLUMNS)
+    threshold, region = (table.index_select(0, own.view(-1)).view(own.shape) for table in _columns())
+    below = (w0 & _THRESHOLDS).sub_(threshold).bitwise_right_shift_(31)
     region ^= own.bitwise_xor_(region).bitwise_and_(below)
-    t = coarse.bitwise_right_shift_(THRESHOLD_BITS).bitwise_and_(127).bitwise_left_shift_(2).bitwise_or_(w1 & 3)
-    place = (w1 >> 2).bitwise_and_(_PLACES)
-    mirrored = t.add_(place >> (FINE_BITS - STAIR_BITS)).neg_().add_(_STAIRS - 2).bitwise_right_shift_(31)
-    place ^= mirrored.bitwise_and_((region & 1).neg_()).bitwise_and_(_PLACES)
-    return region >> 1, place, region
+    t = (w0 >> THRESHOLD_BITS + COLUMN_BITS - 2).bitwise_and_(_STAIRS - 4).bitwise_or_(w1 & 3)
+    place = w1 >> 2
+    t += (place >> FINE_BITS - STAIR_BITS).bitwise_and_(_STAIRS - 1)
+    turned = torch.rsub(t, _STAIRS - 2).bitwise_and_((region & 1).neg_()).bitwise_right_shift_(31)
+    # -1 - k has the strip -1 - strip, and every bit of the place turned round.
+    sign = w0.bitwise_right_shift_(31)
+    place ^= turned.bitwise_xor_(sign)
+    return (region >> 1).bitwise_xor_(sign), place.bitwise_and_(_PLACES), region
 
 
 @lru_cache(maxsize=1)
-def _columns() -> torch.Tensor:
-    return torch.from_numpy(tables().columns.view(np.int32).copy())
+def _columns() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each column's threshold, where it stands in a word, and the region beyond it."""
+    columns = torch.from_numpy(tables().columns.view(np.int32).copy())
+    return columns & ~_COLUMNS, columns & _COLUMNS

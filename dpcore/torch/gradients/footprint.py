@@ -198,5 +198,6 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
     entries = min(examples * coordinates, _TILES) * (2 if scaled or points > 1 else 1)
     inner = 7 * max(times**2, min(examples * times**2, _TILES // 4)) if block.gram else 0
     at_once = min(examples, max(32, _TILES // max(1, coordinates)))
-    sides = at_once * times * (2 * (p + q) if points > 1 or scaled else min(p, q))
+    lined = sum(width for width in (p, q) if times * width % 16)  # copied to begin with a cache line
+    sides = at_once * times * ((2 * (p + q) if points > 1 or scaled else min(p, q)) + lined)
     return size * (max(entries, inner) + sides) + _PIECES
