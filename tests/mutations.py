@@ -483,8 +483,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("begin an example's tile anywhere in a cache line", "return -(-size // 16) * 16", "return size",
          "unit/backends/test_alone.py"),
-        ("take an example's rows wherever they begin", "side.data_ptr() % 64 == 0 and size % 16 == 0", "size",
-         "unit/backends/test_alone.py"),
         ("add products of several examples in float32", "out.addmm_(y.flatten(0, 1).mT, x.flatten(0, 1))", "out.add_(y.flatten(0, 1).float().mT @ x.flatten(0, 1).float())",
          "unit/backends/test_pairs.py::test_sums_are_the_same_in_any_order_and_any_micro_batches"),
         ("trust float32 inner products of torch", "off.numpy(), terms, _COLUMNS)", "0 * off.numpy(), terms, _COLUMNS)",
