@@ -43,17 +43,15 @@ def normal(
         for part in (0, 1)
     )
     strip, place, region = parts_of(w0, w1)
-    z = torch.empty((last - first, WORDS_PER_BLOCK, LANES), dtype=torch.float64, device="cpu")
-    z.copy_(strip.transpose(1, 2)).mul_(2.0**FINE_BITS).add_(place.transpose(1, 2))
-    numbers = z.numpy()
+    z = strip.double().mul_(2.0**FINE_BITS).add_(place)
+    numbers = z.view(-1).numpy()
     for found in np.flatnonzero(region.numpy() == REST).tolist():
         block, word = divmod(found, WORDS_PER_BLOCK)
         k = of_rest(key, row, stream, first * LANES + block, word, rng)
-        tile, lane = divmod(block, LANES)
-        numbers[tile, word, lane] = -1 - k if numbers[tile, word, lane] < 0 else k
+        numbers[found] = -1 - k if numbers[found] < 0 else k
     if bits < FRACTION_BITS:
         z.mul_(2.0 ** (bits - FRACTION_BITS)).floor_()
-    return z.mul_(2.0**-bits).view(-1)[start - first * TILE :][:size]
+    return z.mul_(2.0**-bits).transpose(1, 2).reshape(-1)[start - first * TILE :][:size]
 
 
 def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
