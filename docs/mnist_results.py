@@ -41,7 +41,6 @@ def main() -> None:
             run["statement"]["method"]["name"]: Curves(
                 tuple(line["epoch"] for line in run["epochs"]),
                 [[line["test_accuracy"] for line in run["epochs"]]],
-                tuple(line["epsilon"] for line in run["epochs"]),
             )
             for run in chosen.values()
         }

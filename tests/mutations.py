@@ -53,7 +53,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take a killed run of a comparison for a complete one", " and not stated.note", "", "end_to_end/test_cli_compare.py"),
         ("go on with a comparison though a run's folder is gone", 'if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:',
          "if False:", "end_to_end/test_cli_compare.py"),
-        ("begin a process for each run of a comparison", "worker = idle.pop() if idle else Worker(stop)", "worker = Worker(stop)",
+        ("begin a process for each run of a comparison", "worker = idle.pop() if idle else Worker()", "worker = Worker()",
          "end_to_end/test_cli_compare.py"),
     ],
     "dpcore/cli/train/run_folder.py": [
@@ -631,7 +631,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("say nothing of values that are not finite", "        if not finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
     "dpcore/cli/train/training.py": [
-        ("go on with parameters that are no numbers", "if halt and not self._finite():", "if False:", "unit/cli/test_divergence.py"),
+        ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_divergence.py"),
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/stages/filters/base.py": [

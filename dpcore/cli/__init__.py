@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dpcore.cli.interrupt import Stopped, immediate
-from dpcore.cli.output import fitted, remarked_warnings, trimmed_output
+from dpcore.cli.output import fitted, remarked_warnings
 from dpcore.spec.extras import needs
 
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with immediate():
             from dpcore.cli.app import run
 
-            with remarked_warnings(), trimmed_output():
+            with remarked_warnings():
                 return run(sys.argv[1:] if arguments is None else arguments)
     except ModuleNotFoundError as cause:
         if cause.name not in {"typer", "rich"}:

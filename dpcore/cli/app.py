@@ -28,19 +28,19 @@ _COMMANDS = {
     "compare": ("dpcore.cli.compare.compare:compare",
         "Compare methods on one data set at the same epsilon and delta, over several seeds.",
         "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison"),
-    "methods": ("dpcore.cli.reports.show:methods", "List the methods, each with the paper that it comes from.",
+    "methods": ("dpcore.cli.reports.verify:methods", "List the methods, each with the paper that it comes from.",
         "dpcore methods --json"),
     "epsilon": ("dpcore.cli.accounting.answer:epsilon", "Say what epsilon a noise multiplier gives.",
         "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
     "delta": ("dpcore.cli.accounting.answer:delta", "Say what delta a plan has at an epsilon.",
         "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2"),
-    "calibrate": ("dpcore.cli.accounting.calibrate:calibrate",
+    "calibrate": ("dpcore.cli.accounting.answer:calibrate",
         "Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out.",
         "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
     "curve": ("dpcore.cli.accounting.curve:curve",
         "Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps.",
         "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png"),
-    "statement": ("dpcore.cli.reports.show:statement",
+    "statement": ("dpcore.cli.reports.verify:statement",
         "Print a stored privacy statement in short. dpcore verify checks it.",
         "dpcore statement runs/digits-mlp-disk"),
     "verify": ("dpcore.cli.reports.verify:verify",
@@ -137,7 +137,8 @@ def run(arguments: Sequence[str]) -> int:
             return _fail(_usage_sentence(error), 2, debug, as_json)
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
             return _fail(needs("this command", error.name), 2, debug, as_json)
-        message = f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where; please report it)"
+        first = next(iter(str(error).splitlines()), "no message")
+        message = f"unexpected {type(error).__name__}: {first} (--debug shows where; please report it)"
         return _fail(message, 1, debug, as_json)
 
 
@@ -161,7 +162,3 @@ def _usage_sentence(error: Exception) -> str:
     command = context.command_path if context is not None else "dpcore"
     see = f" (see {command} --help)" if message.endswith("?") else f"; see {command} --help"
     return f"{message[:1].lower()}{message[1:]}{see}"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "no message")

@@ -26,30 +26,7 @@ KEYS = ("released", "filtered", "negative_share", *_SCALARS)
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Recorded gradients of one run.
-
-    Parameters
-    ----------
-    released : array, shape (T, m), float32
-        m coordinates, chosen without looking at data, of the privatized average g_t of each step.
-    filtered : array, shape (T, m), float32
-        The same coordinates after the filter.
-    negative_share : array, shape (T,), float32
-        Share of all coordinates at which the debiased second moment is negative; NaN where the update has none.
-    dimension : int
-        d, the number of parameters; at least m.
-    noise_std : float
-        s, the standard deviation of the seed noise on the average, per coordinate.
-    white_noise : bool, optional
-        Whether the noise is independent from step to step and has the standard deviation s in every coordinate: not so
-        where it is correlated, or where gradients are scaled per coordinate before it. Only then do s and the record
-        say what is signal.
-
-    Raises
-    ------
-    ArgumentError
-        For shapes that do not fit, values that are not finite, and shares outside [0, 1].
-    """
+    """Recorded gradients of one run; the fields are the parameters of `save_gradients`."""
 
     released: NDArray[np.float32]
     filtered: NDArray[np.float32]
@@ -60,25 +37,28 @@ class Gradients:
 
     def __post_init__(self) -> None:
         for name in ("released", "filtered", "negative_share"):
-            object.__setattr__(self, name, _real(name, getattr(self, name)))
+            array = np.asarray(getattr(self, name))
+            if array.dtype.kind not in "fiu":
+                raise ArgumentError(f"{name}: has type {array.dtype}; must be real numbers")
+            with np.errstate(over="ignore"):
+                object.__setattr__(self, name, np.ascontiguousarray(array, dtype=np.float32))
         object.__setattr__(self, "dimension", integer(1, dimension=self.dimension))
         object.__setattr__(self, "noise_std", non_negative(noise_std=self.noise_std))
         if not isinstance(self.white_noise, bool):
             raise ArgumentTypeError(f"white_noise={self.white_noise!r}: must be True or False")
-        shape = self.released.shape
+        shape, share = self.released.shape, self.negative_share
         if len(shape) != 2 or not self.released.size:
             raise ArgumentError(f"released: has shape {shape}; must be (steps, coordinates), at least one of each")
         if self.filtered.shape != shape:
             raise ArgumentError(f"filtered: has shape {self.filtered.shape}; must be {shape}, as released")
-        if self.negative_share.shape != shape[:1]:
-            raise ArgumentError(f"negative_share: has shape {self.negative_share.shape}; must be {shape[:1]}")
+        if share.shape != shape[:1]:
+            raise ArgumentError(f"negative_share: has shape {share.shape}; must be {shape[:1]}")
         if shape[1] > self.dimension:
             raise ArgumentError(f"dimension={self.dimension}: must be at least the {shape[1]} coordinates recorded")
         for name in ("released", "filtered"):
             if not np.isfinite(getattr(self, name)).all():
                 raise ArgumentError(f"{name}: holds values that are not finite")
-        share = self.negative_share[~np.isnan(self.negative_share)]
-        if ((share < 0) | (share > 1)).any():
+        if ((share < 0) | (share > 1)).any():  # never true of NaN
             raise ArgumentError("negative_share: must lie in [0, 1], or be NaN where there is no second moment")
 
 
@@ -98,8 +78,20 @@ def save_gradients(
     ----------
     path : path
         The file, or the folder that gets a `gradients.npz`.
-    released, filtered, negative_share, dimension, noise_std, white_noise
-        See `Gradients`.
+    released : array, shape (T, m)
+        m coordinates, chosen without looking at data, of the privatized average g_t of each step.
+    filtered : array, shape (T, m)
+        The same coordinates after the filter.
+    negative_share : array, shape (T,)
+        Share of all coordinates at which the debiased second moment is negative; NaN where the update has none.
+    dimension : int
+        d, the number of parameters; at least m.
+    noise_std : float
+        s, the standard deviation of the seed noise on the average, per coordinate.
+    white_noise : bool, optional
+        Whether the noise is independent from step to step and has the standard deviation s in every coordinate: not so
+        where it is correlated, or where gradients are scaled per coordinate before it. Only then do s and the record
+        say what is signal.
 
     Returns
     -------
@@ -109,7 +101,7 @@ def save_gradients(
     Raises
     ------
     ArgumentError
-        As `Gradients`.
+        For shapes that do not fit, values that are not finite, and shares outside [0, 1].
     """
     record = Gradients(released, filtered, negative_share, dimension, noise_std, white_noise)
     target = _file(path)
@@ -120,24 +112,7 @@ def save_gradients(
 
 
 def load_gradients(path: str | os.PathLike[str]) -> Gradients:
-    """Read what `save_gradients` wrote.
-
-    Parameters
-    ----------
-    path : path
-        The file, or a folder that holds a `gradients.npz`.
-
-    Returns
-    -------
-    Gradients
-        Checked as on writing.
-
-    Raises
-    ------
-    DataError
-        Where the file is missing, damaged, lacks an array or holds arrays that do not fit. Pickled objects are never
-        loaded.
-    """
+    """Read what `save_gradients` wrote, from the file or its folder; DataError where it is missing or damaged."""
     file = _file(path)
     if not file.exists():
         raise DataError(f"{file}: no such file; `dpcore train --record-gradients N --out FOLDER` writes it")
@@ -145,21 +120,9 @@ def load_gradients(path: str | os.PathLike[str]) -> Gradients:
     try:
         return Gradients(**{key: value.item() if key in _SCALARS else value for key, value in held.items()})
     except (DpcoreError, TypeError, ValueError) as cause:
-        raise DataError(f"{file}: {_first_line(cause)}") from cause
+        raise DataError(f"{file}: {next(iter(str(cause).splitlines()), type(cause).__name__)}") from cause
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
     place = Path(path)
     return place / NAME if place.is_dir() else place
-
-
-def _real(name: str, values: Any) -> NDArray[np.float32]:
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiu":
-        raise ArgumentError(f"{name}: has type {array.dtype}; must be real numbers")
-    with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, dtype=np.float32)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -27,10 +27,6 @@ class Interruption:
     def __bool__(self) -> bool:
         return self.signal is not None
 
-    def take_over(self) -> None:
-        """Stop as another process of the run was asked to, by what torchrun sends to all."""
-        self.signal = self.signal or signal.SIGTERM
-
     @property
     def name(self) -> str:
         """The signal as a person calls it."""

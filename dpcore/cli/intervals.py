@@ -9,7 +9,7 @@ Welch, "The generalization of Student's problem when several different populatio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,7 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import special
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """An estimate and the half width of its interval; the half width is NaN where the values cannot tell it."""
 
     center: float
@@ -33,10 +32,8 @@ class Estimate:
 
 def mean_interval(values: npt.ArrayLike) -> Estimate:
     """Return the mean of independent values with Student's interval, ``t s / sqrt(n)``; one value has none."""
-    sample = _sample(values)
-    if len(sample) == 1:
-        return Estimate(float(sample[0]), math.nan)
-    return _estimate(sample.mean(), sample.var(ddof=1) / len(sample), len(sample) - 1)
+    center, variance, freedom = _mean(values)
+    return _estimate(center, variance, freedom)
 
 
 def difference_interval(first: npt.ArrayLike, second: npt.ArrayLike) -> Estimate:
@@ -44,22 +41,18 @@ def difference_interval(first: npt.ArrayLike, second: npt.ArrayLike) -> Estimate
 
     It does not assume equal variances. With fewer than two values in either there is none.
     """
-    a, b = _sample(first), _sample(second)
-    center = a.mean() - b.mean()
-    if min(len(a), len(b)) < 2:
-        return Estimate(float(center), math.nan)
-    u, v = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
-    if u + v == 0:
-        return Estimate(float(center), 0.0)
-    return _estimate(center, u + v, (u + v) ** 2 / (u**2 / (len(a) - 1) + v**2 / (len(b) - 1)))
+    (a, u, m), (b, v, n) = _mean(first), _mean(second)
+    return _estimate(a - b, u + v, (u + v) ** 2 / (u**2 / m + v**2 / n) if u + v and m and n else min(m, n))
 
 
-def _sample(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _mean(values: npt.ArrayLike) -> tuple[float, float, int]:
+    """Return the mean, its variance and the degrees of freedom."""
     sample = np.asarray(values, np.float64)
     if sample.ndim != 1 or not sample.size:
         raise ArgumentError(f"values: have shape {sample.shape}; must be one row of at least one value")
-    return sample
+    freedom = len(sample) - 1
+    return float(sample.mean()), float(sample.var(ddof=1)) / len(sample) if freedom else 0.0, freedom
 
 
 def _estimate(center: float, variance: float, freedom: float) -> Estimate:
-    return Estimate(float(center), float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance))
+    return Estimate(center, float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance) if freedom else math.nan)

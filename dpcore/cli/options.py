@@ -17,9 +17,6 @@ from typer.models import OptionInfo
 
 from dpcore.spec.validate import nearest
 
-# Values as a person types them: 1e-5, 60,000, 60k, 1/60000, 1%, DP-SGD.
-
-
 # What a signed 64-bit integer holds; nothing that is counted here needs more.
 _LARGEST = 2**63 - 1
 _DIGITS = re.compile(r"[+-]?(\d+(_\d+)*|\d{1,3}(,\d{3})+)")
@@ -170,23 +167,16 @@ def flag(name: str, words: str, panel: str | None = None) -> Any:
     return typer.Option(name, metavar=" ", help=words, rich_help_panel=panel)
 
 
-class _PlainHelp:
-    """Shows --help as the flag that it is: without it, typer writes <bool> beside it."""
+def _plain_help(kind: Any) -> Any:
+    """Return a kind of command that shows --help as the flag that it is; typer would write <bool> beside it."""
 
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return the option."""
-        found = super().get_help_option(ctx)  # type: ignore[misc]
+    def get_help_option(self: Any, ctx: Any) -> Any:
+        found = kind.get_help_option(self, ctx)
         if found is not None:
             found.metavar = " "
         return found
 
-
-class _Command(_PlainHelp, TyperCommand):
-    pass
-
-
-class _Group(_PlainHelp, TyperGroup):
-    pass
+    return type(kind.__name__, (kind,), {"get_help_option": get_help_option})
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -196,7 +186,7 @@ class Commands(typer.Typer):
     """Several commands under one name, which by itself shows their help."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(cls=_Group, rich_markup_mode="rich", **settings)
+        super().__init__(cls=_plain_help(TyperGroup), rich_markup_mode="rich", **settings)
         self.callback(invoke_without_command=True)(_show_help)
 
     def command(
@@ -205,7 +195,7 @@ class Commands(typer.Typer):
         """Return the decorator that adds a command; its help ends with the example."""
         if example:
             settings["epilog"] = f"Example:  {example}"
-        return super().command(name, cls=_Command, **settings)
+        return super().command(name, cls=_plain_help(TyperCommand), **settings)
 
 
 def _show_help(context: typer.Context) -> None:

@@ -10,10 +10,11 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dpcore.spec import waiting
+from dpcore.spec.canonical import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,41 +46,6 @@ def fitted(text: str, stream: TextIO) -> str:
     return "\n".join(part for wrapped in lines for part in wrapped)
 
 
-class _Trimmed:
-    """A stream whose lines end without blanks; everything else is that of the stream within."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._held = stream, ""
-
-    def write(self, text: str) -> int:
-        whole, newline, self._held = (self._held + text).rpartition("\n")
-        self._stream.write("".join(f"{line.rstrip(' ')}\n" for line in whole.split("\n")) if newline else "")
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.write(self._held)
-        self._held = ""
-        self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def trimmed_output() -> Iterator[None]:
-    """Let no line of standard output end with blanks, which tables have and no pipe needs; a terminal hides them."""
-    if sys.stdout.isatty():
-        yield
-        return
-    trimmed: Any = _Trimmed(sys.stdout)
-    with redirect_stdout(trimmed):
-        try:
-            yield
-        finally:
-            with suppress(BrokenPipeError):  # its reader has gone, and was told of already
-                trimmed.flush()
-
-
 @contextmanager
 def remarked_warnings() -> Iterator[None]:
     """Write what Python warns of as a remark, without the line of code, which says nothing to a user."""
@@ -108,8 +74,8 @@ def told_if_slow(words: str) -> Iterator[None]:
 
 
 def write_json(content: Any) -> None:
-    """Write one JSON object, numbers in full."""
-    sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    """Write one JSON object, numbers in full; an infinite one is "inf"."""
+    sys.stdout.write(json.dumps(plain(content), indent=2, allow_nan=False) + "\n")
 
 
 def write_answer(as_json: bool, content: Any, *lines: str) -> None:
@@ -168,4 +134,6 @@ def write_table(
         table.add_row(*row)
     console = results()
     console.width = max(console.width, _NARROWEST)
-    console.print(table)
+    with console.capture() as printed:
+        console.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))

@@ -2,18 +2,17 @@
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
-returns the path. It raises ArgumentError where numbers do not fit, and DpcoreError where matplotlib is not installed.
+returns the path; DpcoreError where matplotlib is not installed. Arrays of one picture have one shape, (m,).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,15 +59,6 @@ def drawing(path: PathLike, size: tuple[float, float], title: str = "") -> Itera
             figure.savefig(file, format=target.suffix.lower().lstrip("."))
 
 
-def rows(names: str, *values: npt.ArrayLike) -> tuple[Array, ...]:
-    """Return the values as arrays of one shape (m,), m at least 1; `names` are for the message."""
-    arrays = tuple(np.asarray(value, np.float64) for value in values)
-    if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1 or not arrays[0].size:
-        shapes = ", ".join(str(array.shape) for array in arrays)
-        raise ArgumentError(f"{names}: have shapes {shapes}; must be (m,), the same m, at least one")
-    return arrays
-
-
 def label(axes: Axes, x: str, y: str, title: str = "", /, **style: Any) -> None:
     """Write a title and the names of both axes."""
     axes.set_title(title, **{"fontsize": 10, **style})
@@ -97,23 +87,12 @@ def whole_epochs(axes: Axes) -> None:
 
 
 def frequency_axes(axes: Axes, x: Array) -> None:
-    """Use powers of ten in both directions, frequencies from end to end, and ticks written plainly.
-
-    That is 0.01 for 10 to the power of -2, and of the ticks between only 2 and 5, where there is room for them.
-    """
-    from matplotlib.ticker import FuncFormatter
-
+    """Use powers of ten in both directions, and frequencies from end to end."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(x.min(), x.max())
-    room = x.max() / x.min() < 100
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if room and f"{value:.0e}"[0] in "25" else "")
-    )
 
 
-_MOST_TICKS = 6
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _FREQUENCY = "frequency (cycles per step)"
 # Decibels would be one more thing to know: powers of ten, and nothing below one in ten thousand.
@@ -130,20 +109,12 @@ def learning_curve(
     target_epsilon: float | None = None,
     planned_epochs: float | None = None,
 ) -> Path:
-    """Draw held-out accuracy against epochs, with the epsilon spent on a second axis.
+    """Draw held-out accuracy, in [0, 1], after each epoch, with the epsilon spent on a second axis.
 
-    Parameters
-    ----------
-    path, title
-        See the module.
-    epochs, accuracy, epsilon : arrays, shape (m,)
-        Accuracy in [0, 1], after each epoch; the epsilon spent by then (infinite values are left out).
-    target_epsilon : float, optional
-        Drawn as a thin line on the second axis.
-    planned_epochs : float, optional
-        Where the horizontal axis ends; a run that stopped before has a line where it did.
+    The target is a thin line on that axis; `planned_epochs` is where the horizontal one ends. A run that stopped before
+    has a line where it did.
     """
-    x, shown, spent = rows("epochs, accuracy, epsilon", epochs, accuracy, epsilon)
+    x, shown, spent = (np.asarray(values, float) for values in (epochs, accuracy, epsilon))
     finite = np.isfinite(spent)
     with drawing(path, (6.4, 3.8)) as figure:
         axes = figure.subplots()
@@ -172,13 +143,11 @@ def learning_curve(
     return Path(path)
 
 
-@dataclass(frozen=True)
-class Curves:
-    """Held-out accuracy in [0, 1] of several seeds, shape (seeds, len(epochs)), and the epsilon spent by each epoch."""
+class Curves(NamedTuple):
+    """Held-out accuracy in [0, 1] of several seeds, shape (seeds, len(epochs))."""
 
-    epochs: tuple[float, ...]
+    epochs: Sequence[float]
     accuracy: npt.ArrayLike
-    epsilon: tuple[float, ...] = ()
 
 
 def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> Path:
@@ -187,13 +156,6 @@ def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, ti
     A contestant has the same color in every panel.
     """
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    if not names:
-        raise ArgumentError("panels: hold no contestant; must have at least one")
-    for panel in panels.values():
-        for name, curves in panel.items():
-            shape = np.shape(curves.accuracy)
-            if len(shape) != 2 or shape[1] != len(curves.epochs) or not math.prod(shape):
-                raise ArgumentError(f"panels: {name!r} has shape {shape}; must be (seeds, {len(curves.epochs)})")
     height = 3.3 + 1.3 + 0.3 * len(names)
     several = any(np.shape(curves.accuracy)[0] > 1 for panel in panels.values() for curves in panel.values())
     said = "bars: 95 % interval of the mean over seeds" if several else "one run each"
@@ -203,13 +165,15 @@ def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, ti
         axes = figure.subplots(2, len(panels), squeeze=False, height_ratios=ratios)
         for column, (words, panel) in enumerate(panels.items()):
             way, end = axes[0][column], axes[1][column]
+            # Beside each other, so that bars do not hide each other.
+            gaps = [float(np.diff(curves.epochs).min()) for curves in panel.values() if len(curves.epochs) > 1]
+            apart = 0.3 * min(gaps, default=1.0) / len(names)
             for index, name in enumerate(names):
                 if name in panel:
-                    _way(way, index, name, panel[name], (index - (len(names) - 1) / 2) * _apart(panel, len(names)))
+                    _way(way, index, name, panel[name], (index - (len(names) - 1) / 2) * apart)
                     _end(end, index, panel[name])
             way.set_title(words)
             way.set_xlabel("epoch")
-            _epsilon_ticks(way, list(panel.values()))
             end.set_yticks(range(len(names)), names if column == 0 else [""] * len(names), color="#222222")
             end.set_ylim(len(names) - 0.4, -0.6)
             end.grid(axis="y", visible=False)
@@ -222,12 +186,6 @@ def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, ti
 
 def _style(index: int) -> tuple[str, str]:
     return COLORS[index % len(COLORS)], _MARKERS[index // len(COLORS) % len(_MARKERS)]
-
-
-def _apart(panel: Mapping[str, Curves], count: int) -> float:
-    """Return how far to the side of the last contestant one is drawn, so that bars do not hide each other."""
-    gaps = [float(np.diff(curves.epochs).min()) for curves in panel.values() if len(curves.epochs) > 1]
-    return 0.3 * min(gaps, default=1.0) / count
 
 
 def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> None:
@@ -247,21 +205,6 @@ def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> Non
         axes.set_xticks(curves.epochs)
 
 
-def _epsilon_ticks(axes: Axes, curves: list[Curves]) -> None:
-    """Say on a second horizontal axis how much epsilon some of the epochs had spent, where that is the same for all."""
-    epochs, epsilon = curves[0].epochs, curves[0].epsilon
-    if len({(item.epochs, item.epsilon) for item in curves}) > 1 or not epsilon or not np.isfinite(epsilon).all():
-        return
-    # Every so many epochs, back from the last one: so the gaps are equal.
-    chosen = range(len(epochs) - 1, -1, -max(1, math.ceil(len(epochs) / _MOST_TICKS)))
-    second = axes.secondary_xaxis(-0.17)
-    shown = [f"{epsilon[index]:.2g}" for index in chosen]
-    second.set_xticks([epochs[index] for index in chosen], shown, color=GRAY, fontsize=9)
-    second.set_xlabel("epsilon spent", color=GRAY, fontsize=9)
-    second.spines["bottom"].set_visible(False)
-    second.tick_params(length=0)
-
-
 def _end(axes: Axes, index: int, curves: Curves) -> None:
     color, marker = _style(index)
     final = 100 * np.asarray(curves.accuracy, float)[:, -1]
@@ -279,32 +222,44 @@ def _end(axes: Axes, index: int, curves: Curves) -> None:
     axes.annotate(told, place, xytext=(0, 6), textcoords="offset points", **style)
 
 
-def delta_curve(
+def bound_curve(
     path: PathLike,
-    epsilon: npt.ArrayLike,
+    x: npt.ArrayLike,
     lower: npt.ArrayLike,
     upper: npt.ArrayLike,
+    names: tuple[str, str],
     *,
     title: str = "",
-    dataset_size: int | None = None,
+    powers: bool = False,
+    level: tuple[float, str] | None = None,
+    moment: tuple[float, str] | None = None,
 ) -> Path:
-    """Draw delta over epsilon, from certified ends of delta in [0, 1], shape (m,); 1/n is a line where n is given.
+    """Draw a bound between its certified ends; `names` are those of both axes.
 
-    Points at 0 are left out, and one must be above.
+    `powers` writes y in powers of ten, without the points at 0. `level` and `moment` are values of y and of x with a
+    word for each, drawn as lines.
     """
-    x, low, high = rows("epsilon, lower, upper", epsilon, lower, upper)
-    shown = high > 0
+    at, low, high = (np.asarray(values, float) for values in (x, lower, upper))
+    shown = np.isfinite(high) & ((high > 0) | (not powers))
     if not shown.any():
-        raise ArgumentError("upper: is 0 at every epsilon; must be above 0 somewhere, or there is nothing to draw")
+        raise ArgumentError(f"{names[1]}: is nowhere finite and above 0; there is nothing to draw")
+    at, low, high = at[shown], low[shown], high[shown]
     with drawing(path, (6.4, 4.0)) as figure:
         axes = figure.subplots()
         # A lower end of 0 has no place on a scale of powers of ten.
-        _band(axes, x[shown], np.maximum(low[shown], high[shown].min() / 10), high[shown])
-        axes.set_yscale("log")
-        label(axes, "epsilon", "delta", title, fontsize=9.5, x=0.0, wrap=True)
-        if dataset_size is not None:
-            axes.axhline(1 / dataset_size, **DOTTED)
-            note(axes, f"1/n, n = {dataset_size:,}", y=1 / dataset_size)
+        _band(axes, at, np.maximum(low, high.min() / 10) if powers else low, high)
+        label(axes, *names, title, fontsize=9.5, x=0.0, wrap=True)
+        if powers:
+            axes.set_yscale("log")
+        else:
+            axes.set_xlim(left=0)
+            axes.set_ylim(0, 1.08 * float(high.max()) or 1)
+        if level is not None:
+            axes.axhline(level[0], **DOTTED)
+            note(axes, level[1], y=level[0])
+        if moment is not None:
+            axes.axvline(moment[0], **DOTTED)
+            note(axes, moment[1], x=moment[0])
     return Path(path)
 
 
@@ -315,19 +270,17 @@ def trade_off_curve(
     upper: npt.ArrayLike,
     *,
     title: str = "",
-    advantage: float | None = None,
+    advantage: float,
 ) -> Path:
     """Draw the best true positive rate of an attacker over the false positive rate, plain and in powers of ten.
 
-    `lower` and `upper`, shape (m,), are certified ends; `advantage`, the largest difference of the two rates, is for
-    the legend.
+    The ends are certified; `advantage`, the largest difference of the two rates, is for the legend.
     """
-    x, low, high = rows("false_positive_rate, lower, upper", false_positive_rate, lower, upper)
-    name = "best attacker" if advantage is None else f"best attacker: advantage {advantage:.3g}"
+    x, low, high = (np.asarray(values, float) for values in (false_positive_rate, lower, upper))
     with drawing(path, (9.0, 4.2), title) as figure:
         plain, powers = figure.subplots(1, 2)
         for axes in (plain, powers):
-            _band(axes, x, low, high, name)
+            _band(axes, x, low, high, f"best attacker: advantage {advantage:.3g}")
             axes.plot(x, x, color=GRAY, linewidth=0.9, linestyle="--", label="guessing")
         label(plain, "false positive rate", "true positive rate")
         plain.set_xlim(-0.01, 1.01)
@@ -336,36 +289,6 @@ def trade_off_curve(
         powers.set_xscale("log")
         powers.set_yscale("log")
         label(powers, "false positive rate", "", "the same in powers of ten", fontsize=9, color=GRAY)
-    return Path(path)
-
-
-def steps_curve(
-    path: PathLike,
-    steps: npt.ArrayLike,
-    lower: npt.ArrayLike,
-    upper: npt.ArrayLike,
-    *,
-    title: str = "",
-    taken: int | None = None,
-    unit: str = "steps",
-) -> Path:
-    """Draw epsilon over the steps (or epochs: `unit`) of a run, from certified ends, shape (m,); `taken` is marked.
-
-    Infinite ends are left out, and one must be finite.
-    """
-    x, low, high = rows("steps, lower, upper", steps, lower, upper)
-    shown = np.isfinite(high)
-    if not shown.any():
-        raise ArgumentError("upper: epsilon is infinite after every number of steps; there is nothing to draw")
-    with drawing(path, (6.4, 4.0)) as figure:
-        axes = figure.subplots()
-        _band(axes, x[shown], low[shown], high[shown])
-        label(axes, unit, "epsilon", title, fontsize=9.5, x=0.0, wrap=True)
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 1.08 * float(high[shown].max()) or 1)
-        if taken is not None:
-            axes.axvline(taken, **DOTTED)
-            note(axes, f"{taken:,} taken", x=taken)
     return Path(path)
 
 
@@ -383,18 +306,16 @@ def filter_picture(
     frequencies: npt.ArrayLike,
     power: npt.ArrayLike,
     *,
-    cutoff: float = float("nan"),
-    limiting_noise_factor: float = float("nan"),
+    cutoff: float | None = None,
+    limiting_noise_factor: float | None = None,
     title: str = "",
 ) -> Path:
     """Draw what a filter is: its memory, its start, the noise it leaves and the frequencies it passes.
 
     kappa by age, c_t and the share of white noise's variance in the output after each step have shape (T,). `power` is
-    |H|^2 at positive frequencies in cycles per step, shape (F,), and `cutoff` where it has fallen to half, if not NaN.
+    |H|^2 at positive frequencies in cycles per step, shape (F,), and `cutoff` where it has fallen to half.
     """
-    names = "impulse_response, normalizers, noise_factor"
-    kappa, ones, left = rows(names, impulse_response, normalizers, noise_factor)
-    x, passed = _by_frequency("frequencies, power", frequencies, power)
+    kappa, ones, left = (np.asarray(values, float) for values in (impulse_response, normalizers, noise_factor))
     with drawing(path, (9.0, 6.0), title) as figure:
         (memory, start), (spectrum, noise) = figure.subplots(2, 2)
         figure.get_layout_engine().set(wspace=0.06, hspace=0.06)  # type: ignore[union-attr,call-arg]
@@ -410,12 +331,12 @@ def filter_picture(
             start.set_ylim(0, 1.08 * max(1.0, ones.max()))
         noise.plot(steps + 1, left, color=COLORS[1], linewidth=1.8)
         label(noise, "steps taken", "share of the variance", "Noise left in the output")
-        if np.isfinite(limiting_noise_factor):
+        if limiting_noise_factor is not None:
             noise.axhline(limiting_noise_factor, **DOTTED)
             note(noise, f"in the long run {limiting_noise_factor:.3g}", y=limiting_noise_factor)
         if np.isfinite(left).any():
             noise.set_ylim(0, 1.12 * max(left[np.isfinite(left)].max(), 1e-3))
-        _response(spectrum, x, passed, cutoff)
+        _response(spectrum, np.asarray(frequencies, float), np.asarray(power, float), cutoff)
     return Path(path)
 
 
@@ -435,17 +356,18 @@ def gradient_picture(
     mechanism's noise before the filter. `negative_share` has shape (T,), in [0, 1], or NaN: without any finite value
     its picture is left out.
     """
-    x, raw, filtered = _by_frequency("frequencies, before, after", frequencies, before, after)
-    share = np.asarray(negative_share, float)
+    x, raw, filtered, share = (np.asarray(values, float) for values in (frequencies, before, after, negative_share))
     both = bool(np.isfinite(share).any())
     with drawing(path, (9.6, 3.9) if both else (6.4, 3.9), title) as figure:
         panels = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
         axes = panels[0]
         unchanged = np.array_equal(raw, filtered)
         name = "before and after the filter, which changes nothing" if unchanged else "before the filter"
-        axes.plot(x, _positive(raw), color=COLORS[0], linewidth=1.8, label=name)
+        axes.plot(x, np.where(raw > 0, raw, np.nan), color=COLORS[0], linewidth=1.8, label=name)
         if not unchanged:
-            axes.plot(x, _positive(filtered), color=COLORS[1], linewidth=1.8, label="after the filter")
+            axes.plot(
+                x, np.where(filtered > 0, filtered, np.nan), color=COLORS[1], linewidth=1.8, label="after the filter"
+            )
         if floor > 0:
             axes.axhline(floor, color=GRAY, linewidth=1.0, linestyle="--", label="noise of the mechanism, before")
         frequency_axes(axes, x)
@@ -463,14 +385,7 @@ def gradient_picture(
     return Path(path)
 
 
-def _by_frequency(names: str, *values: npt.ArrayLike) -> tuple[Array, ...]:
-    arrays = rows(names, *values)
-    if arrays[0].min() <= 0:
-        raise ArgumentError(f"{names.partition(',')[0]}: holds {arrays[0].min():g}; must be frequencies above 0")
-    return arrays
-
-
-def _response(axes: Axes, x: Array, passed: Array, cutoff: float) -> None:
+def _response(axes: Axes, x: Array, passed: Array, cutoff: float | None) -> None:
     shown = np.where(np.isfinite(passed), np.maximum(passed, _LEAST_POWER / 10), np.nan)
     axes.plot(x, shown, color=COLORS[0], linewidth=1.8)
     frequency_axes(axes, x)
@@ -480,14 +395,10 @@ def _response(axes: Axes, x: Array, passed: Array, cutoff: float) -> None:
     else:
         axes.set_ylim(_LEAST_POWER, 3)
         axes.text(0.5, 0.5, "none: the filter is unstable", transform=axes.transAxes, ha="center", color=GRAY)
-    if np.isfinite(cutoff) and x.min() < cutoff:
+    if cutoff is not None and x.min() < cutoff:
         axes.axvline(cutoff, **DOTTED)
         note(axes, f"half at {cutoff:.3g}:\na period of {1 / cutoff:.3g} steps", x=cutoff)
     label(axes, _FREQUENCY, "share of power, $|H|^2$", "Frequency response: the power that passes")
-
-
-def _positive(values: Array) -> Array:
-    return np.where(values > 0, values, np.nan)
 
 
 def strategies_picture(

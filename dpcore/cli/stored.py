@@ -19,15 +19,15 @@ def stored(path: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     """
     where, content = _read(path)
     folders = content.get("run_folders")
-    if not isinstance(folders, dict):
-        return {"": (where.parent, _single(where, content))}
-    found = {}
-    for name, folder in folders.items():
+    named, found = folders if isinstance(folders, dict) else {"": where.name}, {}
+    for name, folder in named.items():
         run = where.parent / str(folder)
-        if not run.resolve().is_relative_to(where.parent.resolve()):
+        if named is folders and not run.resolve().is_relative_to(where.parent.resolve()):
             raise DataError(f"{where}: names a run outside of its folder, {run}")
-        read = _read(run)
-        found[str(name)] = (read[0].parent, _single(*read))
+        place, content = _read(run)
+        if "settings_hash" not in content:
+            raise DataError(f"{place}: holds no privacy statement")
+        found[str(name)] = (place.parent, content)
     if not found:
         raise DataError(f"{where}: names no run")
     return found
@@ -54,12 +54,6 @@ def overview(path: Path) -> dict[str, Any] | None:
     """Return the statement.json of a comparison's folder; None where `path` is no such folder."""
     content = _read(path)[1] if path.is_dir() else {}
     return content if isinstance(content.get("run_folders"), dict) else None
-
-
-def _single(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    if "settings_hash" not in content:
-        raise DataError(f"{path}: holds no privacy statement")
-    return content
 
 
 def _read(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -1,17 +1,19 @@
-"""Builds the privacy statement from a plan and the facts of a run."""
+"""Builds the privacy statement from a plan and the facts of a run, and its guarantee from events."""
 
 from __future__ import annotations
 
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 
-from dpcore import sampling
-from dpcore.accounting import NonPrivate
+from dpcore import accounting, sampling
+from dpcore.accounting import Event, NonPrivate
 from dpcore.accounting.branches import Rows, count
+from dpcore.accounting.pld import trade_off
 from dpcore.plan import scales
 from dpcore.plan.plan import Plan, grid_of
 from dpcore.spec.canonical import digest
@@ -21,16 +23,68 @@ from dpcore.spec.rounded_normal import distance
 from dpcore.spec.validate import non_negative
 from dpcore.spec.version import __version__
 from dpcore.statement.assumptions import OWN_SAMPLER, assumptions
-from dpcore.statement.guarantee import guarantee
 from dpcore.statement.statement import Statement
+
+FALSE_POSITIVE_RATES: Final = (1e-3, 1e-2)
+
+ROUTES: Final = {
+    "rdp": (
+        "Renyi divergence of every step at many orders above 1, added up over the steps; from an order a and its sum R "
+        "follows epsilon = R + ln(1 - 1/a) - (ln(delta) + ln(a))/(a - 1) (Canonne, Kamath, Steinke 2020, Proposition "
+        "12); the smallest over the orders is stated."
+    ),
+    "pld": (
+        "Privacy loss distribution of every step on a grid, rounded up for the upper end and down for the lower one, "
+        "composed over the steps by convolution (FFT) with its errors added, for both directions of the adjacency; "
+        "epsilon solves delta = E[max(0, 1 - exp(epsilon - loss))]."
+    ),
+    "gaussian": (
+        "Exact: all steps are one Gaussian mechanism with mu = sqrt(sum of (sensitivity/noise)^2), and delta = "
+        "Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu) (Balle, Wang 2018, Theorem 8)."
+    ),
+}
+"""How each accountant comes from the event to epsilon, one sentence each."""
+
+
+def guarantee(event: Event, planned: Event, delta: float) -> dict[str, Any]:
+    """Return the fields of a `dpcore.statement.Statement` that follow from its events."""
+    spent = accounting.epsilons(event, delta)
+    return {
+        "event": event.to_dict(),
+        "event_planned": planned.to_dict(),
+        "epsilon": spent,
+        "epsilon_planned": accounting.epsilons(planned, delta),
+        "epsilon_interval": epsilon_interval(event, delta),
+        "attacker": attacker(event),
+        "derivation": {name: ROUTES[name] for name in spent},
+    }
+
+
+def epsilon_interval(event: Event, delta: float) -> dict[str, float]:
+    """Return the ends between which the smallest epsilon certainly lies; empty if none is known."""
+    if "pld" not in accounting.accountants_for(event):
+        return {}
+    found = accounting.epsilon_interval(event, delta)
+    return {"lower": float(found.lower), "upper": float(found.upper)}
+
+
+def attacker(event: Event) -> dict[str, Any]:
+    """Return upper bounds on how well an attacker can distinguish two neighboring data sets; empty if none is known."""
+    if "pld" not in accounting.accountants_for(event):
+        return {}
+    rates, advantage = _attack(event)
+    return {"true_positive_rate": dict(rates), "advantage": advantage}
+
+
+@lru_cache(maxsize=64)
+def _attack(event: Event) -> tuple[dict[str, float], float]:
+    curve = trade_off(event, FALSE_POSITIVE_RATES)
+    rates = {f"{rate:g}": float(upper) for rate, upper in zip(FALSE_POSITIVE_RATES, curve.upper, strict=True)}
+    return rates, float(curve.advantage.upper)
+
 
 NO_KEY = "none: noise supplied by the caller"
 CALLER_NOISE = NonPrivate("the noise was supplied by the caller")
-
-
-def not_cryptographic(rng: str) -> NonPrivate:
-    """Return the event of a run whose noise another generator drew."""
-    return NonPrivate(f"the noise came from {rng}, which is not cryptographic")
 
 
 def state(
@@ -60,7 +114,7 @@ def state(
     if caller_noise:
         event = planned = CALLER_NOISE
     if rng != "chacha20":
-        event = planned = not_cryptographic(rng)
+        event = planned = NonPrivate(f"the noise came from {rng}, which is not cryptographic")
     number = abandoned if isinstance(abandoned, int) else count(abandoned)
     sampler = plan.sampler.describe()
     if event.adjacency:
@@ -72,7 +126,13 @@ def state(
     dimension = layout.dimension if layout is not None else dimension
     grid = {} if dimension is None or caller_noise else _grid(plan, dimension)
     needed = assumptions(plan, keys, number, ledger, on_grid=bool(grid))
-    method = plan.method.describe()
+    strategy, correlation = plan.method.noise.strategy, {}
+    if strategy is not None:
+        moved = {} if plan.run_sensitivity is None else {"sensitivity_of_run": plan.run_sensitivity}
+        correlation = {"strategy_sha256": digest(strategy.describe()), **moved}
+    method, own = plan.method.describe(), sampling.foreign(plan.sampler)
+    # Its batches and its event are two claims of one person.
+    trust = () if own is None else (f"{own.__module__}.{own.__qualname__}".join(OWN_SAMPLER),)
     return Statement(
         adjacency=str(planned.adjacency or "none"),
         unit=unit,
@@ -82,7 +142,7 @@ def state(
             **method["noise"],
             "mechanism": "Gaussian",
             **_scales(plan),
-            **_correlation(plan),
+            **correlation,
             **grid,
             **({} if layout is None else {"layout_sha256": layout.digest()}),
         },
@@ -99,7 +159,7 @@ def state(
             "key": NO_KEY if caller_noise else keys.origin,
             "forks": keys.forks,
         },
-        caveats=(*needed, *_on_trust(plan.sampler), *caveats),
+        caveats=(*needed, *trust, *caveats),
         software={**versions(), "backend": backend, **(software or {})},
         ledger=dict(ledger),
         note=note,
@@ -112,12 +172,6 @@ def versions() -> dict[str, str]:
 
     software = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
     return {"dpcore": __version__, **software}
-
-
-def _on_trust(sampler: sampling.Sampler) -> tuple[str, ...]:
-    """What is said of a sampler that is not the library's: its batches and its event are two claims of one person."""
-    own = sampling.foreign(sampler)
-    return () if own is None else (f"{own.__module__}.{own.__qualname__}".join(OWN_SAMPLER),)
 
 
 def _clip(plan: Plan, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,11 +231,3 @@ def _grid(plan: Plan, dimension: int) -> dict[str, Any]:
     draws = rows * dimension + (plan.steps if plan.adaptive_clip is not None else 0)
     bits = grid_of(plan, dimension).bits
     return {"grid": {"bits": bits, "coordinates": dimension, "law_distance": distance(draws)}}
-
-
-def _correlation(plan: Plan) -> dict[str, Any]:
-    strategy = plan.method.noise.strategy
-    if strategy is None:
-        return {}
-    said = {"strategy_sha256": digest(strategy.describe())}
-    return said if plan.run_sensitivity is None else {**said, "sensitivity_of_run": plan.run_sensitivity}

@@ -45,7 +45,14 @@ def model_card(
         Files in the card's folder; each is listed with its SHA-256.
     """
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in (files or {}).items()}
-    return _card(statement, title, _checked(trained or {}), digests)
+    rows = {}
+    for name, value in (trained or {}).items():
+        if not isinstance(value, (str, int, float)):
+            raise ArgumentTypeError(f"trained[{name!r}]={type(value).__name__}: must be text or a number")
+        rows[name] = (
+            format_number(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        )
+    return _card(statement, title, rows, digests)
 
 
 def listed(card: str) -> dict[str, str]:
@@ -133,22 +140,9 @@ def _facts(statement: Statement) -> dict[str, str]:
     }
 
 
-def _checked(trained: Mapping[str, Any]) -> dict[str, str]:
-    for name, value in trained.items():
-        if not isinstance(value, (str, int, float)):
-            raise ArgumentTypeError(f"trained[{name!r}]={type(value).__name__}: must be text or a number")
-    return {
-        name: format_number(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        for name, value in trained.items()
-    }
-
-
 def _table(rows: Mapping[str, str]) -> list[str]:
-    return ["| | |", "| --- | --- |", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())]
-
-
-def _cell(text: str) -> str:
-    return _one_line(text).replace("|", "\\|")
+    cells = ([_one_line(text).replace("|", "\\|") for text in row] for row in rows.items())
+    return ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in cells)]
 
 
 def _one_line(text: str) -> str:

@@ -225,7 +225,10 @@ class Statement:
         if missing or unknown:
             problem = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
             raise DataError(f"statement: {problem}")
-        _check_types(content)
+        for item in fields(cls):
+            (kinds, words), value = _KINDS[_kind(item)], content[item.name]
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise DataError(f"statement: {item.name}={value!r} must be {words}")
         try:
             return cls(**{name: content[name] for name in names})
         except DpcoreError as cause:
@@ -239,14 +242,6 @@ class Statement:
         except ValueError as cause:
             raise DataError(f"statement: is not JSON ({cause})") from cause
         return cls.from_dict(value)
-
-
-def _check_types(content: Mapping[str, Any]) -> None:
-    """Refuse a field of another JSON type than it is written with."""
-    for item in fields(Statement):
-        (kinds, expected), value = _KINDS[_kind(item)], content[item.name]
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise DataError(f"statement: {item.name}={value!r} must be {expected}")
 
 
 def _kind(item: Field[Any]) -> str:
@@ -335,7 +330,19 @@ def _text(statement: Statement, width: int) -> str:
 
 def paragraphs(statement: Statement) -> list[str]:
     """Return what a reader must know first, one paragraph each: the guarantee, its limits, what it means."""
-    found = [_headline(statement)]
+    headline = (
+        f"NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any {statement.unit}, and what this run "
+        "produced must be handled like the training data itself."
+    )
+    if statement.private:
+        neighbors = _neighbors(statement)
+        meaning = f": data sets are neighbors if they differ in {neighbors}" if neighbors else ""
+        headline = (
+            f"What this run released is (epsilon, delta)-differentially private with epsilon = "
+            f"{format_epsilon(statement.best_epsilon)} and delta = {format_delta(statement.delta)}, "
+            f"for {statement.adjacency} adjacency{meaning}."
+        )
+    found = [headline]
     if statement.delta_is_small is False:
         n = statement.dataset_size
         found.append(
@@ -351,7 +358,7 @@ def paragraphs(statement: Statement) -> list[str]:
 def _attack(statement: Statement) -> str:
     said: dict[str, Any] = statement.attacker
     rates = [
-        f"{_percent(found)} at a false alarm rate of {_percent(float(rate))}"
+        f"{format_epsilon(100 * found, 3)} % at a false alarm rate of {format_epsilon(100 * float(rate), 3)} %"
         for rate, found in said["true_positive_rate"].items()
     ]
     unknown = f"whether one {statement.unit} counted"
@@ -360,28 +367,7 @@ def _attack(statement: Statement) -> str:
     return (
         f"What it means: whoever sees all that was released, and knows everything about the data but {unknown}, "
         f"finds out correctly with probability at most {' or '.join(rates)}; over all "
-        f"tests the two rates differ by at most {_percent(said['advantage'])}."
-    )
-
-
-def _percent(share: float) -> str:
-    """Return a bound in percent, rounded up."""
-    return f"{format_epsilon(100 * share, 3)} %"
-
-
-def _headline(statement: Statement) -> str:
-    """Return the guarantee in one or two sentences."""
-    if not statement.private:
-        return (
-            f"NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any {statement.unit}, and what this run "
-            "produced must be handled like the training data itself."
-        )
-    neighbors = _neighbors(statement)
-    meaning = f": data sets are neighbors if they differ in {neighbors}" if neighbors else ""
-    return (
-        f"What this run released is (epsilon, delta)-differentially private with epsilon = "
-        f"{format_epsilon(statement.best_epsilon)} and delta = {format_delta(statement.delta)}, "
-        f"for {statement.adjacency} adjacency{meaning}."
+        f"tests the two rates differ by at most {format_epsilon(100 * said['advantage'], 3)} %."
     )
 
 

@@ -19,8 +19,7 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
-from dpcore.cli.compare.comparison import FINAL, SEARCH
-from dpcore.cli.compare.runs import Payer, whole_runs
+from dpcore.cli.compare.runs import FINAL, SEARCH, Payer, whole_runs
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
@@ -374,8 +373,8 @@ def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
     out, begun = tmp_path / "comparison", []
 
     class Counted(compare_runs.Worker):
-        def __init__(self, stop: Any) -> None:
-            super().__init__(stop)
+        def __init__(self) -> None:
+            super().__init__()
             begun.append(self)
 
     monkeypatch.setattr(compare_runs, "Worker", Counted)
@@ -392,16 +391,13 @@ def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_and_one_that_fails_are_told(tmp_path, monkeypatch):
-    stop = compare_runs.shared_stop()
-    process = compare_runs.Worker(stop)
+    process = compare_runs.Worker()
     settings = Settings(epsilon=3.0, epochs=1, batch_size=256, data="npz", data_dir=str(tmp_path / "absent"))
     process.begin(compare_runs.Task(settings, tmp_path / "run", None, "one"))
     assert process.receive() == ("failed", f"data_dir='{tmp_path / 'absent'}': no such folder")
     # It lives on, and makes the next run.
     process.begin(compare_runs.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two"))
-    while (told := process.receive())[0] == "steps":
-        pass
-    assert told[0] == "done"
+    assert process.receive()[0] == "done"
     process._process.kill()
     process._process.join()
     process.begin(compare_runs.Task(settings, tmp_path / "run", None, "three"))

@@ -137,12 +137,12 @@ def test_debug_shows_the_traceback_and_json_the_sentence(capsys):
 
 
 def test_a_defect_is_one_sentence_too(capsys, monkeypatch):
-    from dpcore.cli.accounting import calibrate
+    from dpcore.cli.accounting import answer
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("first line\nsecond line")
 
-    monkeypatch.setattr(calibrate, "EventOptions", broken)
+    monkeypatch.setattr(answer, "EventOptions", broken)
     assert say(capsys, ["calibrate", "--epsilon", "3", "--delta", "1e-5", *PLAN.split()], 1).err == (
         "dpcore: unexpected ZeroDivisionError: first line (--debug shows where; please report it)\n"
     )

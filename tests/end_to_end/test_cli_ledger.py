@@ -73,7 +73,6 @@ def test_show(capsys):
     assert printed.splitlines()[0] == first
     assert "however they were chosen         epsilon = " in printed
     assert "with all to come, however it is chosen   epsilon = 3 at delta = 1e-5, add-remove adjacency" in printed
-    assert f"{spent:.1f}% spent, {100 - spent:.1f}% left" in printed
     # The advice at the end can be typed, with numbers in the place of the capitals.
     advice = printed.splitlines()[-1].partition(" dpcore ")[2]
     for name, value in (("FILE", "people.ledger"), (" N ", " 60000 "), (" B ", " 256 "), (" E", " 1")):

@@ -199,7 +199,8 @@ def test_tensorboard_events_hold_released_scalars_only(tmp_path, capsys):
 
     train(capsys, "--epsilon", "3", "--epochs", "2", "--tensorboard", "--out", str(tmp_path / "run"))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert set(events.Tags()["scalars"]) == {"test_accuracy", "test_loss", "epsilon", "learning_rate"}
+    names = {"test_accuracy", "test_loss", "epsilon", "epsilon_planned", "learning_rate"}
+    assert set(events.Tags()["scalars"]) == names
     assert [item.step for item in events.Scalars("epsilon")] == [23, 46]
 
 

@@ -1,4 +1,7 @@
-"""``dpcore epsilon`` and ``dpcore delta``: what a plan costs. Other commands share its options and its answer."""
+"""``dpcore epsilon``, ``delta`` and ``calibrate``: what a plan costs, or which plan meets a target.
+
+Other commands share the options of a plan.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, wraps
-from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, ClassVar, TypeAlias
+
+import typer
 
 from dpcore import accounting, sampling
 from dpcore.accounting import (
     OPACUS_ASSUMPTIONS,
     Adjacency,
+    Composed,
     CyclicPoissonSampledGaussian,
     Event,
     Gaussian,
@@ -24,12 +29,13 @@ from dpcore.accounting import (
 from dpcore.accounting.opacus import accountant_state
 from dpcore.accounting.phases import demand_phases
 from dpcore.cli.options import Json, count, flag, multiplier, name_or_file, one_of, option, real, takes
-from dpcore.cli.output import remark, told_if_slow, write_json, write_line
-from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
+from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line
+from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
+from dpcore.ledger import Ledger, Remaining
 from dpcore.methods import memf
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler
-from dpcore.spec.canonical import plain, read_json_file
+from dpcore.spec.canonical import read_json_file
 from dpcore.spec.extras import needs
 from dpcore.stages.strategies import NAMES, NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
@@ -105,40 +111,45 @@ class EventOptions:
             raise ArgumentError("noise_multiplier: give --noise-multiplier")
         if self.steps is None and self.epochs is None:
             raise ArgumentError("steps, epochs: give one of --steps and --epochs")
-        sampler = self.sampler()
+        sampler, sigma = self.sampler(), self.noise_multiplier
         if self.strategy is not None:
             if sampler is None:
                 raise ArgumentError(f"strategy={self.strategy!r}: needs --dataset-size and --batch-size")
             named: Any = sampler  # frozen: it can be looked up
             unit: Any = _correlated(self.strategy, named, self.steps_in_all)
-            event: Event = replace(unit, noise_multiplier=self.noise_multiplier)
+            event: Event = replace(unit, noise_multiplier=sigma)
             return event
         if sampler is not None:
-            return sampler.event(self.noise_multiplier, self.steps_in_all)
-        return self._without_sizes(self.noise_multiplier)
+            return sampler.event(sigma, self.steps_in_all)
+        if self.sample_rate is not None:
+            # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
+            if self.groups is None:
+                return PoissonSampledGaussian(self.sample_rate, sigma, self.steps_in_all)
+            return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, sigma, 1.0, self.steps_in_all)
+        if self.sampling in _A_NAME and self.epochs is None:
+            name = _A_NAME[self.sampling]
+            raise ArgumentError(f"steps: for {name} give --epochs instead, or add --dataset-size and --batch-size")
+        return Gaussian(sigma, self.steps_in_all, Adjacency.ZERO_OUT)
 
     @property
     def words(self) -> str:
         """The same for a person."""
-        return self._sampled if self.strategy is None else f"{self._sampled}, noise correlated by {self.strategy}"
-
-    @property
-    def _sampled(self) -> str:
-        sampler, total = self.sampler(), self.steps_in_all
+        sampler, total, said = self.sampler(), self.steps_in_all, _WORDS[self.sampling]
         if self.sampling in _A_NAME:
-            if sampler is None:
-                return f"{_WORDS[self.sampling]}, {counted(total, 'epoch')}"
             used = getattr(sampler, "participations", int)(total)
-            return f"{_WORDS[self.sampling]}, each example in {used:,} of {counted(total, 'step')}"
-        rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
-        said = _WORDS[self.sampling] if rate is None else f"{_WORDS[self.sampling]} at rate {rate:.6g}"
-        if self.sampling == "truncated-poisson":
-            said += f" cut off at {getattr(sampler, 'max_batch_size', None):,} examples"
-        if self.sampling == "fixed-size":
-            said += f" of {self.batch_size:,} of {self.dataset_size:,} examples"
-        if self.groups is not None:
-            said += f" in {counted(self.groups, 'group')}"
-        return f"{said}, {counted(total, 'step')}"
+            whole = f"each example in {used:,} of {counted(total, 'step')}"
+            said = f"{said}, {counted(total, 'epoch') if sampler is None else whole}"
+        else:
+            rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
+            said += "" if rate is None else f" at rate {rate:.6g}"
+            if self.sampling == "truncated-poisson":
+                said += f" cut off at {getattr(sampler, 'max_batch_size', None):,} examples"
+            if self.sampling == "fixed-size":
+                said += f" of {self.batch_size:,} of {self.dataset_size:,} examples"
+            if self.groups is not None:
+                said += f" in {counted(self.groups, 'group')}"
+            said += f", {counted(total, 'step')}"
+        return said if self.strategy is None else f"{said}, noise correlated by {self.strategy}"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -174,18 +185,6 @@ class EventOptions:
             groups=self.groups,
         )
 
-    def _without_sizes(self, multiplier: float) -> Event:
-        steps = self.steps_in_all
-        if self.sample_rate is not None:
-            # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
-            if self.groups is None:
-                return PoissonSampledGaussian(self.sample_rate, multiplier, steps)
-            return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, multiplier, 1.0, steps)
-        if self.sampling in _A_NAME and self.epochs is None:
-            name = _A_NAME[self.sampling]
-            raise ArgumentError(f"steps: for {name} give --epochs instead, or add --dataset-size and --batch-size")
-        return Gaussian(multiplier, steps, Adjacency.ZERO_OUT)
-
 
 @lru_cache(maxsize=4)
 def _correlated(strategy: str, sampler: Any, steps: int) -> Event:
@@ -209,22 +208,13 @@ _SIZES = {
 }
 
 
-# A run of Opacus as the subject of ``dpcore epsilon`` and ``dpcore delta``: its history in a plan's place.
-
-
-Opacus = Annotated[
-    Path | None,
-    option(
-        Path,
-        "FILE",
-        "What a run of Opacus cost: its checkpoint, or its accountant's state_dict() as JSON; no plan then.",
-    ),
-]
+Opacus = Annotated[Path | None, option(Path, "FILE",
+    "What a run of Opacus cost: its checkpoint, or its accountant's state_dict() as JSON; no plan then.")]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OpacusHistory:
-    """What the file holds; in an answer it stands where `EventOptions` does."""
+    """What the file of a run of Opacus holds; in an answer it stands where `EventOptions` does."""
 
     mechanism: str
     recorded: Event
@@ -251,12 +241,6 @@ class OpacusHistory:
         """Return the same for a program."""
         return {"mechanism": self.mechanism, "holds_if": list(self.assumptions)}
 
-    def lines(self) -> list[str]:
-        """Return what the answer rests on, for a person."""
-        gdp = ["Opacus's own gdp accountant approximates, and may report less."] if self.mechanism == "gdp" else []
-        rests = [wrap(one, 80, initial_indent="  - ", subsequent_indent="    ") for one in self.assumptions]
-        return [*gdp, "It holds if:", *chain.from_iterable(rests)]
-
 
 def asked(file: Path | None, given: Mapping[str, Any]) -> EventOptions | OpacusHistory:
     """Return the run in the file, or without one the plan that the options describe."""
@@ -270,8 +254,25 @@ def asked(file: Path | None, given: Mapping[str, Any]) -> EventOptions | OpacusH
 
 def history(file: Path) -> OpacusHistory:
     """Return the run in a file."""
+    with file.open("rb") as opened:
+        is_json = opened.read(1) in (b"{", b"[", b" ", b"\n", b"\t", b"\r")
     try:
-        state = _read(file)
+        if is_json:
+            try:
+                state = accountant_state(read_json_file(file))
+            except ArgumentError:
+                raise
+            except ValueError as cause:
+                raise DataError(f"{file}: is not JSON ({cause})") from cause
+        else:
+            try:
+                from dpcore.torch.opacus import read_opacus_checkpoint
+            except ImportError as cause:
+                raise DataError(
+                    f"{file}: {needs('reading a checkpoint', 'torch')}; a JSON file with the accountant's state_dict() "
+                    "is read without"
+                ) from cause
+            state = read_opacus_checkpoint(file)
         event = from_opacus(state)
         demand_phases(event)  # counts that add up beyond float64 are refused here, with the file's name
         return OpacusHistory(str(state.get("mechanism")), event)
@@ -279,38 +280,10 @@ def history(file: Path) -> OpacusHistory:
         raise DataError(f"{file}: {str(cause).removeprefix('state: ')}") from cause
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    """Return the accountant's state; PyTorch is needed where the file is not JSON."""
-    with file.open("rb") as opened:
-        is_json = opened.read(1) in (b"{", b"[", b" ", b"\n", b"\t", b"\r")
-    if is_json:
-        try:
-            return accountant_state(read_json_file(file))
-        except ValueError as cause:
-            if isinstance(cause, ArgumentError):
-                raise
-            raise DataError(f"{file}: is not JSON ({cause})") from cause
-    try:
-        from dpcore.torch.opacus import read_opacus_checkpoint
-    except ImportError as cause:
-        raise DataError(
-            f"{file}: {needs('reading a checkpoint', 'torch')}; a JSON file with the accountant's state_dict() is read "
-            "without"
-        ) from cause
-    return read_opacus_checkpoint(file)
-
-
-# The shared output of the accounting commands: accountant, interval and remarks.
-
-
 _Bound = Callable[[Event, float, str], float]
 
-Accountant = Annotated[
-    str | None,
-    option(
-        one_of(accounting.available_accountants), "NAME", "The accountant; the tightest that covers it if not given."
-    ),
-]
+Accountant = Annotated[str | None, option(one_of(accounting.available_accountants), "NAME",
+    "The accountant; the tightest that covers it if not given.")]  # fmt: skip
 AllAccountants = Annotated[bool, flag("--all", "Also show what every other accountant says.")]
 
 
@@ -386,7 +359,7 @@ def large_delta(delta: float) -> str | None:
 
 def described(event: Event) -> dict[str, Any]:
     """Return what every answer says of its event in JSON."""
-    return {"adjacency": str(event.adjacency), "event": plain(event.to_dict())}
+    return {"adjacency": str(event.adjacency), "event": event.to_dict()}
 
 
 @accounts()
@@ -438,9 +411,9 @@ def _answer(
     stated = value if wanted == "delta" else at
     remark = remark_on_delta(stated, plan, event) if wanted == "epsilon" or 0 < value < 1 else None
     if as_json:
-        ends = {} if interval is None else {"interval": plain(list(interval))}
+        ends = {} if interval is None else {"interval": list(interval)}
         rests = plan.described() if isinstance(plan, OpacusHistory) else {}
-        write_json({wanted: plain(value), other: at, "accountant": name, **ends, "accountants": plain(table),
+        write_json({wanted: value, other: at, "accountant": name, **ends, "accountants": table,
             **described(event), **({} if remark is None else {"remark": remark}), **rests})  # fmt: skip
         return
     # Where anything was released, an upper bound of 0 is one that a float64 cannot hold.
@@ -457,5 +430,229 @@ def _answer(
     for each, found in table.items() if show_all else ():
         write_line(f"  {each.ljust(max(map(len, table)))}  {format_epsilon(found)}")
     if isinstance(plan, OpacusHistory):
-        for line in plan.lines():
-            write_line(line)
+        if plan.mechanism == "gdp":
+            write_line("Opacus's own gdp accountant approximates, and may report less.")
+        write_line("It holds if:")
+        for one in plan.assumptions:
+            write_line("\n".join(wrap(one, 80, initial_indent="  - ", subsequent_indent="    ")))
+
+
+UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
+
+
+@accounts(", for one trial value after another")
+def calibrate(
+    epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
+    delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
+    solve_for: Annotated[str | None, option(one_of(UNKNOWNS), "NAME",
+        f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out.")] = None,
+    ledger: Annotated[Path | None, typer.Option(metavar="FILE",
+        help="What this ledger leaves: the target is for its runs and this one together.")] = None,
+    accountant: Accountant = None,
+    as_json: Json = False,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out."""
+    plan = EventOptions(**given)
+    spent = None if ledger is None else Spent.of(ledger)
+    if spent is not None:
+        epsilon, delta = spent.target(epsilon, delta)
+    unknown = _unknown(plan, delta, solve_for)
+    if epsilon is None:
+        raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon says what a complete plan costs")
+    if unknown == "delta":
+        event = _together(spent, plan.event())
+        name, bounds = bounds_of(accounting.delta, event, epsilon, accountant)
+        value: float = bounds[name]
+        known, reached, delta = plan, epsilon, value
+    else:
+        assert delta is not None
+        value, name = _solve(plan, unknown, epsilon, delta, accountant, spent)
+        known = plan.with_(unknown, value)
+        event = _together(spent, known.event())
+        reached = accounting.epsilon(event, delta, name)
+    if value == 0 and unknown != "delta":
+        raise PrivacyError(
+            f"epsilon={format_number(epsilon)}: not even one step meets it at delta={format_number(delta)}; more noise "
+            "(--noise-multiplier) is needed, or a larger epsilon"
+        )
+    remark = remark_on_delta(delta, plan, event) if 0 < delta < 1 else None
+
+    def make_event(found: Any) -> Event:
+        return (plan if unknown == "delta" else plan.with_(unknown, found)).event()
+
+    granted = None if spent is None else spent.pays_for(unknown, value, make_event)
+    told = {unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
+        "target_epsilon": epsilon, "delta": delta, "accountant": name, **described(event),
+        **({} if spent is None else {"ledger": spent.to_dict(granted)}),
+        **({} if remark is None else {"remark": remark})}  # fmt: skip
+    said, epochs, epoch = sentence(name, known, event), list[str](), known.steps_per_epoch
+    if unknown == "steps" and epoch > 1:
+        whole, more = divmod(int(value), epoch)
+        rest = f", and {more:,} more" if more else ""
+        epochs = [f"{counted(int(value), 'step')}: {counted(whole, 'epoch')} of {epoch:,} steps{rest}"]
+    at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
+    write_answer(
+        as_json,
+        told,
+        f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}",
+        f"gives epsilon = {format_epsilon(reached)} at delta = {at}",
+        said.rpartition(", noise")[0] if unknown == "noise-multiplier" else said,
+        *epochs,
+        *(() if spent is None else spent.words(unknown, value, granted)),
+    )
+
+
+def _unknown(plan: EventOptions, delta: float | None, asked: str | None) -> str:
+    """Return the one thing that was left out; with --solve-for, see that it was, and nothing else."""
+    rateless = plan.sampling == "full-batch" or (
+        plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None
+    )
+    size = "sample-rate" if plan.dataset_size is None else "batch-size"
+    left_out = {
+        "noise-multiplier": plan.noise_multiplier is None,
+        "steps": plan.steps is None and plan.epochs is None,
+        size: plan.sample_rate is None and plan.batch_size is None and not rateless,
+        "delta": delta is None,
+    }
+    open_ = [name for name, missing in left_out.items() if missing]
+    if asked == "batch-size" and "sample-rate" in open_:
+        raise ArgumentError("dataset_size: give --dataset-size, or solve for the sample-rate")
+    if asked == "sample-rate" and "batch-size" in open_ and plan.sampling == "poisson":
+        open_[open_.index("batch-size")] = asked
+    if asked is not None and asked not in open_:
+        raise ArgumentError(f"solve_for={asked!r}: was given as an option already; leave that option out")
+    if len(open_) != 1:
+        needed = f"solve_for: exactly one of {', '.join(UNKNOWNS)} must be left out, and "
+        if not open_:
+            raise ArgumentError(f"{needed}none is; dpcore epsilon says what a complete plan costs")
+        give = {"steps": "--steps or --epochs", "sample-rate": "--sample-rate, or --dataset-size with --batch-size"}
+        # Most people look for the noise; without it among them, for the first.
+        rest = "; ".join(give.get(name, f"--{name}") for name in open_[1:])
+        raise ArgumentError(f"{needed}these are: {', '.join(open_)}. For the {open_[0].replace('-', ' ')}, give {rest}")
+    if open_ == ["sample-rate"] and plan.sampling not in ("poisson", "truncated-poisson"):
+        raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
+    if open_ == ["sample-rate"] and plan.epochs is not None and plan.dataset_size is None:
+        raise ArgumentError("epochs: give --steps to look for a sample rate; an epoch has 1/rate steps")
+    return open_[0]
+
+
+def _solve(
+    plan: EventOptions, unknown: str, epsilon: float, delta: float, accountant: str | None, spent: Spent | None
+) -> tuple[float, str]:
+    """Return the value and the accountant that allows most: each epsilon is an upper bound."""
+    before = None if spent is None else spent.event
+    probe = {"noise-multiplier": 1.0, "steps": 1, "sample-rate": 0.01, "batch-size": 1}[unknown]
+
+    def make_event(value: Any) -> Event:
+        return plan.with_(unknown, value).event()
+
+    names = [accountant] if accountant else accounting.accountants_for(_together(spent, make_event(probe)))
+    found: list[tuple[float, str]] = []
+    refusals: list[Exception] = []
+    settings: Any = {"spent": before, "dataset_size": plan.dataset_size or 1}
+    for name in names or ["rdp"]:
+        try:
+            value = accounting.calibrate(unknown.replace("-", "_"), epsilon, delta, make_event, name, **settings)
+            found.append((value, name))
+        except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
+            refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    # Of equal values the first, whose accountant comes first in a statement.
+    best = min if unknown == "noise-multiplier" else max
+    return best(found, key=lambda pair: pair[0])
+
+
+def _together(spent: Spent | None, event: Event) -> Event:
+    return event if spent is None else accounting.Composed((*spent.event.events, event))
+
+
+def _safe(unknown: str, value: float) -> str:
+    """Return the value so rounded that typing it in again keeps the target."""
+    if unknown in ("steps", "batch-size"):
+        return f"{int(value)}"
+    if unknown == "sample-rate":
+        return format_lower(value, digits=6)
+    return format_epsilon(value, digits=6)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A ledger, and its runs as one event: all that they release at most.
+
+    `left` is what the budget leaves; None where there is no budget, or where nothing is left of it for another run.
+    """
+
+    ledger: Ledger
+    event: Composed
+    left: Remaining | None
+
+    @classmethod
+    def of(cls, path: Path) -> Spent:
+        """Read a ledger, without changing it; PrivacyError where one of its runs has no guarantee."""
+        ledger = Ledger.open(path, read_only=True)
+        runs = ledger.runs()
+        lost = [run.name for run in runs if run.event.adjacency is None and run.releases]
+        if lost:
+            raise PrivacyError(f"ledger: its run {lost[0]!r} has no guarantee, so that nothing is left for another one")
+        left = None if ledger.budget is None or ledger.total().alone else ledger.remaining()
+        return cls(ledger, Composed(tuple(run.event for run in runs)), left)
+
+    @property
+    def name(self) -> str:
+        """What the data set is called, or the file."""
+        return self.ledger.name or self.ledger.path.name
+
+    def target(self, epsilon: float | None, delta: float | None) -> tuple[float | None, float | None]:
+        """Return the target: as given, or where neither was, the ledger's budget."""
+        if epsilon is None and delta is None and self.ledger.budget is not None:
+            return self.ledger.budget
+        if epsilon is None:
+            raise ArgumentError("epsilon: give the target for all runs together, for the ledger has no budget")
+        return epsilon, delta
+
+    def pays_for(self, unknown: str, value: float, make_event: Callable[[Any], Event]) -> float | None:
+        """Return what the ledger itself pays for: the value that was found, another one, or None.
+
+        The value was found as if all runs had been fixed beforehand. What begins after a release may have been chosen
+        by looking at it, and the ledger holds it to its filter, which allows less. `make_event` makes the run's event
+        of a value of the `unknown`, which is written as an option.
+        """
+        if self.ledger.budget is None:
+            return value
+        if self.left is None:
+            return None
+        if self.left.fits(make_event(value)):
+            return value
+        if unknown == "steps":
+            return self.left.steps(make_event, int(value)) or None
+        if unknown == "noise-multiplier":
+            try:
+                return self.left.noise_multiplier(make_event)
+            except BudgetError:
+                return None
+        return None
+
+    def words(self, unknown: str, found: float, granted: float | None) -> list[str]:
+        """Return the same for a person, and what the value holds for."""
+        budget, ends = self.ledger.budget, ""
+        if budget is not None:
+            ends = f" (budget: epsilon = {format_epsilon(budget[0])} at delta = {format_number(budget[1])})"
+        held = f"the {counted(len(self.event.events), 'run')} of the ledger {self.name}{ends}"
+        first = f"together with {held}, as if all had been fixed beforehand"
+        if budget is None:
+            return [first, "it has no budget and stops nothing (dpcore ledger show)"]
+        if granted is None:
+            return [first, "the ledger does NOT pay for this run as a whole (dpcore ledger show)"]
+        if granted == found:
+            return [first, "the ledger pays for this run as a whole"]
+        less = f"asks for noise multiplier = {format_epsilon(granted, digits=6)}"
+        if unknown == "steps":
+            less = f"pays for {counted(int(granted), 'step')} only"
+        return [first, f"the ledger itself {less}: it covers runs that are chosen by looking at earlier ones, too"]
+
+    def to_dict(self, granted: float | None) -> dict[str, Any]:
+        """Return the same for JSON."""
+        runs, budget = len(self.event.events), self.ledger.budget
+        return {"ledger": self.name, "runs": runs, "budget": budget, "pays_for": granted}

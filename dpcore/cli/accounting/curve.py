@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -22,7 +22,6 @@ from dpcore.cli.options import Json, one_of, option, picture, real
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.spec.canonical import plain
 from dpcore.spec.whole_file import whole_file
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
@@ -32,23 +31,12 @@ _MOST_EPSILON = 1e9
 _POINTS = 40
 
 
-@dataclass(frozen=True)
-class Points:
-    """A curve: x, and the certified ends of y at each."""
+class Points(NamedTuple):
+    """A curve: the names of x and y, and rows of x and the certified ends of y."""
 
-    kind: str
-    x_name: str
-    y_name: str
-    x: list[float]
-    lower: list[float]
-    upper: list[float]
+    names: tuple[str, str]
+    rows: list[tuple[float, float, float]]
     beside: dict[str, float]
-
-    def csv(self) -> str:
-        """Return the points as a table with a heading."""
-        head = self.x_name, f"{self.y_name} (lower)", f"{self.y_name} (upper)"
-        rows = head, *zip(self.x, self.lower, self.upper, strict=True)
-        return "".join(",".join(map(str, row)) + "\n" for row in rows)
 
 
 @dataclass(frozen=True)
@@ -84,50 +72,47 @@ def curve(
             raise ArgumentError(f"{extra[0]}: must not be given with --statement, which holds it")
         subject = _stated(statement, delta)
     else:
-        subject = _planned(EventOptions(**given), delta)
-    _check_covered(subject.event)
-    points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](subject)
-    if out is not None:
-        _draw(out, points, subject)
-    if table is not None:
-        with whole_file(table) as file:
-            file.write(points.csv().encode())
-    if as_json:
-        content = {"curve": kind, "x": points.x_name, "y": points.y_name,
-            "points": [list(row) for row in zip(points.x, points.lower, points.upper, strict=True)], **points.beside,
-            "adjacency": str(subject.event.adjacency), "event": subject.event.to_dict()}  # fmt: skip
-        write_json(plain(content))
-        return
-    _tell(points, subject)
-    for path in (out, table):
-        if path is not None:
-            write_line(f"written: {path}")
-
-
-def _planned(plan: EventOptions, delta: float | None) -> Subject:
-    event = plan.event()
-    return Subject(
-        event,
-        f"{plan.words}, noise multiplier {plan.noise_multiplier:g}",
-        delta,
-        plan.dataset_size or accounting.known_dataset_size(event),
-        lambda count: plan.after(count).event(),
-        plan.steps_in_all,
+        plan = EventOptions(**given)
+        event = plan.event()
         # Of an order that is known by its epochs alone a step is one of them.
-        unit="epochs" if plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None else "steps",
-    )
-
-
-def _check_covered(event: Event) -> None:
-    """Refuse events of which no curve can be drawn."""
+        epochs = plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None
+        subject = Subject(
+            event,
+            f"{plan.words}, noise multiplier {plan.noise_multiplier:g}",
+            delta,
+            plan.dataset_size or accounting.known_dataset_size(event),
+            lambda count: plan.after(count).event(),
+            plan.steps_in_all,
+            unit="epochs" if epochs else "steps",
+        )
+    event = subject.event
     if "pld" not in accounting.accountants_for(event):
         raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")
     if math.isinf(accounting.epsilon_interval(event, 0.5).upper):
         raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to draw")
-    epsilon = accounting.epsilon_interval(event, _LEAST_DELTA).upper
-    if _MOST_EPSILON < epsilon < math.inf:
-        at = f"{epsilon:.3g} at delta = {format_number(_LEAST_DELTA)}"
+    most = accounting.epsilon_interval(event, _LEAST_DELTA).upper
+    if _MOST_EPSILON < most < math.inf:
+        at = f"{most:.3g} at delta = {format_number(_LEAST_DELTA)}"
         raise PrivacyError(f"epsilon is {at}: there is next to no guarantee, and nothing to draw")
+    points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](subject)
+    if out is not None:
+        _draw(out, kind, points, subject)
+    if table is not None:
+        x, y = points.names
+        head = f"{x},{y} (lower),{y} (upper)"
+        with whole_file(table) as file:
+            file.write(
+                "".join(f"{line}\n" for line in (head, *(",".join(map(str, row)) for row in points.rows))).encode()
+            )
+    if as_json:
+        content = {"curve": kind, "x": points.names[0], "y": points.names[1], "points": points.rows, **points.beside,
+            "adjacency": str(subject.event.adjacency), "event": subject.event.to_dict()}  # fmt: skip
+        write_json(content)
+        return
+    _tell(kind, points, subject)
+    for path in (out, table):
+        if path is not None:
+            write_line(f"written: {path}")
 
 
 def _stated(path: Path, delta: float | None) -> Subject:
@@ -153,8 +138,11 @@ def _deltas(subject: Subject) -> Points:
     """Delta at epsilons from 0 to where it falls below 1e-10."""
     last = accounting.epsilon_interval(subject.event, _LEAST_DELTA).upper
     x = np.linspace(0.0, last, _POINTS) if last > 0 else np.array([0.0])
-    low, high = curve_of_deltas(subject.event, x)
-    return Points("delta", "epsilon", "delta", x.tolist(), low.tolist(), high.tolist(), {})
+    return Points(("epsilon", "delta"), _rows(x, *curve_of_deltas(subject.event, x)), {})
+
+
+def _rows(*columns: Iterable[float]) -> list[tuple[float, float, float]]:
+    return [(float(x), float(low), float(high)) for x, low, high in zip(*columns, strict=True)]
 
 
 def _epsilons(subject: Subject) -> Points:
@@ -168,8 +156,8 @@ def _epsilons(subject: Subject) -> Points:
         raise ArgumentError("steps: must be at least 1 for the curve over steps")
     counts = sorted({max(1, round(subject.steps * share**2)) for share in np.linspace(0, 1, many)})
     found = [accounting.epsilon_interval(subject.event_after(count), delta) for count in counts]
-    low, high = [item.lower for item in found], [item.upper for item in found]
-    return Points("steps", subject.unit, "epsilon", [float(count) for count in counts], low, high, {"delta": delta})
+    ends = [item.lower for item in found], [item.upper for item in found]
+    return Points((subject.unit, "epsilon"), _rows(counts, *ends), {"delta": delta})
 
 
 def _trade_off(subject: Subject) -> Points:
@@ -177,34 +165,34 @@ def _trade_off(subject: Subject) -> Points:
     # Close together in both scales: between two points of a concave curve a straight line lies below it.
     rates = np.unique(np.concatenate([10.0 ** np.linspace(-6, -1, 21), np.linspace(0.05, 0.95, 37)]))
     found = trade_off(subject.event, rates.tolist())
-    x, low, high = (values.tolist() for values in (found.false_positive_rates, found.lower, found.upper))
+    rows = _rows(found.false_positive_rates, found.lower, found.upper)
     # Whoever calls everybody in is right about all, and wrong about all.
-    ends = [*x, 1.0], [*low, 1.0], [*high, 1.0]
     beside = {"advantage": found.advantage.upper}
-    return Points("trade-off", "false positive rate", "true positive rate", *ends, beside)
+    return Points(("false positive rate", "true positive rate"), [*rows, (1.0, 1.0, 1.0)], beside)
 
 
-def _draw(out: Path, points: Points, subject: Subject) -> None:
-    arrays = points.x, points.lower, points.upper
-    if points.kind == "delta":
-        plots.delta_curve(out, *arrays, title=subject.words, dataset_size=subject.dataset_size)
-    elif points.kind == "steps":
-        title = f"{subject.words}, delta = {format_number(subject.delta or 0.0)}"
-        plots.steps_curve(out, *arrays, title=title, taken=subject.taken, unit=subject.unit)
+def _draw(out: Path, kind: str, points: Points, subject: Subject) -> None:
+    x, lower, upper = zip(*points.rows, strict=True)
+    title, n, taken = subject.words, subject.dataset_size, subject.taken
+    if kind == "delta":
+        level = None if n is None else (1 / n, f"1/n, n = {n:,}")
+        plots.bound_curve(out, x, lower, upper, points.names, title=title, powers=True, level=level)
+    elif kind == "steps":
+        title = f"{title}, delta = {format_number(points.beside['delta'])}"
+        moment = None if taken is None else (taken, f"{taken:,} taken")
+        plots.bound_curve(out, x, lower, upper, points.names, title=title, moment=moment)
     else:
-        plots.trade_off_curve(out, *arrays, title=subject.words, advantage=points.beside["advantage"])
+        plots.trade_off_curve(out, x, lower, upper, title=title, advantage=points.beside["advantage"])
 
 
-def _tell(points: Points, subject: Subject) -> None:
+def _tell(kind: str, points: Points, subject: Subject) -> None:
     """Print a few of the points."""
     write_line(f"{subject.words}, {subject.event.adjacency} adjacency")
-    chosen = np.unique(np.linspace(0, len(points.x) - 1, min(9, len(points.x))).round().astype(int))
-    rows = [(_x(points, i), format_lower(points.lower[i]), format_epsilon(points.upper[i])) for i in chosen]
-    write_table((points.x_name, f"{points.y_name} at least", "at most"), rows, right=3)
+    chosen = np.unique(np.linspace(0, len(points.rows) - 1, min(9, len(points.rows))).round().astype(int))
+    rows = [
+        (f"{int(x):,}" if kind == "steps" else f"{x:.4g}", format_lower(low), format_epsilon(high))
+        for x, low, high in (points.rows[i] for i in chosen)
+    ]
+    write_table((points.names[0], f"{points.names[1]} at least", "at most"), rows, right=3)
     if "advantage" in points.beside:
         write_line(f"advantage: the two rates differ by at most {format_epsilon(points.beside['advantage'])}")
-
-
-def _x(points: Points, index: int) -> str:
-    value: Any = points.x[index]
-    return f"{int(value):,}" if points.kind == "steps" else f"{value:.4g}"

@@ -15,7 +15,6 @@ from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, wr
 from dpcore.cli.stored import single_statement
 from dpcore.errors import ArgumentError, BudgetError, DataError
 from dpcore.ledger import Ledger, Total, salvage
-from dpcore.spec.canonical import plain
 from dpcore.statement.text import counted, format_epsilon, format_number
 
 ledger = Commands()  # its words stand in dpcore.cli.app
@@ -65,7 +64,7 @@ def show_command(
     if delta is not None:
         remark(large_delta(delta))
     if as_json:
-        runs = [run.to_dict() | {"epsilon": plain(run.epsilon(total.delta))} for run in shown.runs()]
+        runs = [run.to_dict() | {"epsilon": run.epsilon(total.delta)} for run in shown.runs()]
         write_json({"file": str(shown.path), **_header(shown), "runs": runs, "total": total.to_dict()})
         return
     write_line(_spent(shown, total))
@@ -150,9 +149,17 @@ def charge_command(
         raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
     if opacus is not None:
         recorded = history(opacus)
-        event, description = recorded.event(), {"opacus": recorded.described()}
+        event, description = recorded.event(), dict[str, Any](opacus=recorded.described())
     else:
-        event, description = _of_statement(statement, opened)
+        assert statement is not None
+        read = single_statement(statement)
+        event = Event.from_dict(read.event)
+        description = {"settings_hash": read.settings_hash, "statement_hash": read.statement_hash}
+        if read.ledger.get("ledger") == opened.ledger_id:
+            paid = f"this ledger paid for it, as its run {read.ledger.get('run')}"
+            raise ArgumentError(f"statement={str(statement)!r}: {paid}")
+        if any(run.description == description for run in opened.runs()):
+            raise ArgumentError(f"statement={str(statement)!r}: this ledger was charged for it before")
     try:
         run_id = opened.charge(event, name=name, description=description, already_released=already_released)
     except BudgetError as cause:
@@ -174,17 +181,6 @@ def _header(shown: Ledger) -> dict[str, Any]:
     return {"ledger": shown.ledger_id, "name": shown.name,
         "budget": None if shown.budget is None else dict(zip(("epsilon", "delta"), shown.budget, strict=True)),
         "composition": shown.filter.kind, "order": shown.order, "file_systems": list(shown.file_systems)}  # fmt: skip
-
-
-def _of_statement(path: Path | None, ledger: Ledger) -> tuple[Event, dict[str, Any]]:
-    assert path is not None
-    read = single_statement(path)
-    if read.ledger.get("ledger") == ledger.ledger_id:
-        raise ArgumentError(f"statement={str(path)!r}: this ledger paid for it, as its run {read.ledger.get('run')}")
-    hashes = {"settings_hash": read.settings_hash, "statement_hash": read.statement_hash}
-    if any(run.description == hashes for run in ledger.runs()):
-        raise ArgumentError(f"statement={str(path)!r}: this ledger was charged for it before")
-    return Event.from_dict(read.event), hashes
 
 
 _CALIBRATE = "dpcore calibrate --ledger FILE --dataset-size N --batch-size B --epochs E"
@@ -212,15 +208,9 @@ def _spent(shown: Ledger, total: Total) -> str:
     whole = f"of a budget of epsilon = {format_number(epsilon)} at delta = {format_number(delta)}"
     if total.alone:
         return f"Spent, or kept for plans fixed beforehand: all {whole}, by {who}. Nothing is left for another run."
-    used, kept, left = _shares(total, total.limit)
+    used, kept = (100 * part / total.limit if part else 0.0 for part in (total.spent, total.kept))
     middle = f"; kept for plans fixed beforehand: {kept:.1f}%" if kept else ""
-    return f"Spent: {used:.1f}% {whole}, by {who}{middle}; left: {left:.1f}%."
-
-
-def _shares(total: Total, limit: float) -> tuple[float, float, float]:
-    """Return which percentages of a budget are spent, kept and left."""
-    used, kept = (100 * part / limit if part else 0.0 for part in (total.spent, total.kept))
-    return used, kept, max(0.0, 100 - used - kept)
+    return f"Spent: {used:.1f}% {whole}, by {who}{middle}; left: {max(0.0, 100 - used - kept):.1f}%."
 
 
 def _tell(total: Total) -> None:
@@ -228,32 +218,17 @@ def _tell(total: Total) -> None:
     at = f"at delta = {format_number(total.delta)}"
     if total.adjacency is not None:
         at += f", {total.adjacency} adjacency"
-    write_line(f"so far, if all were fixed beforehand     epsilon = {format_epsilon(total.fixed)} {at}")
+    bounds = {"so far, if all were fixed beforehand": total.fixed}
     if not total.alone:
-        write_line(f"so far, however they were chosen         epsilon = {format_epsilon(total.odometer)} {at}")
-        if total.budget is not None and total.odometer:
-            write_line(" " * 41 + "(holds whenever one looks, which costs more than its share of the budget)")
+        bounds["so far, however they were chosen"] = total.odometer
     if total.plan is not None:
-        plans = counted(len(total.fixed_runs), "plan")
-        write_line(f"{f'whole, {plans} fixed beforehand':<40} epsilon = {format_epsilon(total.plan)} {at}")
-    if total.budget is not None and total.limit is not None:
-        write_line(f"with all to come, however it is chosen   epsilon = {format_epsilon(total.budget)} {at}")
-        _tell_budget(total, total.limit)
-    for note in total.notes:
-        write_line(f"note: {note}")
-
-
-def _tell_budget(total: Total, limit: float) -> None:
-    start = "of the budget                            "
-    if total.alone:
-        write_line(f"{start}all kept for the plans fixed beforehand: no later run, and no fork, can be paid for")
-        return
-    if not total.fixed_runs and total.spent == 0.0:
-        write_line(f"{start}0.0% spent, 100.0% left; what is begun before the first row is reserved may use all of it")
-        return
-    used, kept, left = _shares(total, limit)
-    middle = f", {kept:.1f}% kept for the plans fixed beforehand" if kept else ""
-    write_line(f"{start}{used:.1f}% spent{middle}, {left:.1f}% left")
-    if left:
+        bounds[f"whole, {counted(len(total.fixed_runs), 'plan')} fixed beforehand"] = total.plan
+    if total.budget is not None:
+        bounds["with all to come, however it is chosen"] = total.budget
+    for name, epsilon in bounds.items():
+        write_line(f"{name:<40} epsilon = {format_epsilon(epsilon)} {at}")
+    if total.budget is not None and not total.alone:
         # Whole, as it is to be typed: what is left out of the plan is what calibrate looks for.
         write_line(f"{'what noise a plan then needs':<40} {_CALIBRATE}")
+    for note in total.notes:
+        write_line(f"note: {note}")

@@ -14,7 +14,6 @@ from dpcore.cli.options import Commands, Json, count, flag, names, one_of, optio
 from dpcore.cli.output import remarks, write_answer
 from dpcore.cli.plots import matrices_picture, strategies_picture
 from dpcore.errors import ArgumentError
-from dpcore.spec.canonical import plain
 from dpcore.stages import strategies
 from dpcore.stages.strategies import Strategy, Workload, workloads
 from dpcore.stages.strategies.search.matrices import Bracket
@@ -30,7 +29,15 @@ _Bands = Annotated[Any, option(count, "B", "Of banded, banded-toeplitz, banded-i
 _Buffers = Annotated[Any, option(count, "M", "Of blt; 4 if left out.")]
 _NoCache = Annotated[bool, flag("--no-cache", "Search again, and keep nothing on disk.")]
 _Largest = Annotated[bool, flag("--largest", "Lower the largest error of any step, not the mean; for dense.")]
-_Kept = Annotated[Any, option(Path, "FILE", "Keep the strategy in this file (.npz).")]
+
+
+def _npz(value: Any) -> Path:
+    if Path(value).suffix != ".npz":
+        raise typer.BadParameter(f"{str(value)!r} must end in .npz")
+    return Path(value)
+
+
+_Kept = Annotated[Any, option(_npz, "FILE", "Keep the strategy in this file (.npz).")]
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,6 @@ def optimize_command(
     **given: Any,
 ) -> None:  # fmt: skip
     """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
-    _check_ending(out)
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
         keep=not no_cache, told=None if as_json else _teller(),
@@ -95,7 +101,7 @@ def optimize_command(
         as_json,
         {"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs, "largest": largest,
             "error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds,
-            "finished": found.finished, "strategy": plain(_described(found.strategy))},
+            "finished": found.finished, "strategy": _described(found.strategy)},
         f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms",
         near,
         f"found in {found.seconds:.2f} s{'' if found.finished else '; interrupted: the best so far'}",
@@ -165,7 +171,7 @@ def show_command(
         matrices_picture(out, chosen.matrix(length), title=title)
     write_answer(
         as_json,
-        {"strategy": plain(_described(chosen)), "steps": length, "workload": wanted.name, "epochs": epochs,
+        {"strategy": _described(chosen), "steps": length, "workload": wanted.name, "epochs": epochs,
             "error": error, "lower_bound": bound, "above": error / bound - 1, "state_vectors": chosen.order,
             "streaming": asdict(cost)},
         title,
@@ -186,7 +192,6 @@ def recommend_command(
     **given: Any,
 ) -> None:
     """Name the strategy with the least error that streams in so much memory, and why it is this one."""
-    _check_ending(out)
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.candidates(wanted, epochs=epochs, vectors=vectors, rows=rows, bands=bands)
     first, best = found[0], min(one.error for one in found)
@@ -200,7 +205,7 @@ def recommend_command(
     write_answer(
         as_json,
         {"workload": wanted.name, "steps": steps, "epochs": epochs, "recommended": first.kind,
-            "strategy": plain(_described(first.strategy)), "candidates": [
+            "strategy": _described(first.strategy), "candidates": [
                 {"kind": one.kind, "error": one.error, "streaming": asdict(one.cost)} for one in found]},
         f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}, at most {vectors} vectors kept",
         f"take {first.kind}: {whole}" if len(whole) < 200 else f"take {first.kind}",
@@ -208,11 +213,6 @@ def recommend_command(
         *(f"  {one.kind:<16}{one.error:>10.5g}  {one.cost.words}" for one in found),
         *([] if out is None else [f"kept in {out}; dpcore train --strategy {out} takes it"]),
     )  # fmt: skip
-
-
-def _check_ending(out: Path | None) -> None:
-    if out is not None and out.suffix != ".npz":
-        raise ArgumentError(f"--out {out}: must end in .npz")
 
 
 def _described(chosen: Strategy) -> dict[str, Any]:

@@ -9,11 +9,25 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from dpcore import accounting
 from dpcore.cli.compare import report, runs
-from dpcore.cli.compare.comparison import SAME_FOR_ALL, Comparison, Contestant
-from dpcore.cli.compare.runs import Display, Log, Plans, check_plans, earlier, events_of, make_runs, preview
+from dpcore.cli.compare.runs import (
+    COMPLETE,
+    SAME_FOR_ALL,
+    Comparison,
+    Contestant,
+    Log,
+    Plans,
+    Record,
+    check_plans,
+    described,
+    earlier,
+    events_of,
+    make_runs,
+    preview,
+)
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.options import Json, count, flag, names, option, parsers, real, reals, takes
@@ -43,56 +57,53 @@ def run_comparison(
     check_plans(comparison, dataset, ledger)
     console = remarks()
     remark(accounting.delta_remark(shared.delta, len(dataset)))
-    console.print(f"{counted(comparison.total, 'run')} {'is' if comparison.total == 1 else 'are'} planned.")
+    console.print(f"planned: {counted(comparison.total, 'run')}")
     plans = preview(comparison, dataset, ledger)
     paying = None if ledger is None else runs.ledger_for(ledger, [plan.event for plan in plans.values()])
     payer = None if paying is None else runs.Payer(paying)
     _announce(comparison, plans, console)
     log = Log.open(out, comparison, ledger, overwrite=overwrite)
     with locked(out), deferred() as interruption:
-        complete = len(log.complete())
-        if complete:
-            were = "was made before and is" if complete == 1 else "were made before and are"
-            console.print(f"{complete} of {counted(comparison.total, 'run')} {were} kept.")
-        if paying is not None:
-            remark(runs.shortage(paying, events_of(plans, comparison.ahead(log.accuracies()))))
+        if complete := len(log.complete()):
+            console.print(f"{complete} of {counted(comparison.total, 'run')} were made before and are kept.")
+        ahead = events_of(plans, comparison.ahead(log.accuracies()))
+        if paying is not None and (paid := runs.whole_runs(paying, ahead)) < len(ahead):
+            remark(
+                f"the ledger's budget pays for {paid or 'none'} of the {counted(len(ahead), 'run')} to come, made one "
+                "after the other; the comparison stops before the first that it does not pay for, and keeps those "
+                "before it"
+            )
         try:
-            with Display(console, complete, comparison.total) as display:
-                make_runs(log, dataset, jobs, display, interruption, plans, payer)
+            with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+                task = bar.add_task("runs", total=comparison.total, completed=complete)
+
+                def tell(record: Record) -> None:
+                    made = len(log.complete())
+                    bar.update(task, completed=made)
+                    if record.status == COMPLETE:
+                        console.print(
+                            f"{made} of {counted(comparison.total, 'run')}: {described(record.run)}: held-out accuracy "
+                            f"{100 * record.accuracy[-1]:.2f}%, {record.seconds or 0:.1f} s"
+                        )
+
+                make_runs(log, dataset, jobs, interruption, plans, payer, tell)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
             ) from stop
         except BudgetError as end:
-            stopped = report.stopped(log, "the ledger's budget", goes_on=False)
-            said = f"{stopped} {str(end)[:1].upper()}{str(end)[1:]}."
-            _end(log, report.rows(log, plans), "the ledger's budget", said, as_json)
+            by, cause = "the ledger's budget", str(end)
+            said = f"{report.stopped(log, by, goes_on=False)} {cause[:1].upper()}{cause[1:]}."
+            _finish(log, report.rows(log, plans), as_json, by, said)
             return BUDGET_STATUS
         except OSError:
             remark(report.kept(log))
             raise
         if log.due():
-            said = report.stopped(log, interruption.name)
-            _end(log, [], interruption.name, said, as_json)
+            _finish(log, [], as_json, interruption.name, report.stopped(log, interruption.name))
             return interruption.status
         _finish(log, report.rows(log, plans), as_json)
     return 0
-
-
-def _end(log: Log, made: list[report.Row], by: str, said: str, as_json: bool) -> None:
-    """Keep a comparison that ended early, and show the rows that are made."""
-    comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log)
-    log.summary = report.to_dict(made, tuned, said, []) if made else None
-    log.write()
-    _write_statements(log, [said], made)
-    if as_json:
-        ended = {"status": f"stopped by {by}", "words": said, "folder": str(folder)}
-        write_json({**ended, "settings": comparison.to_dict(), **(log.summary or {})})
-        return
-    if made:
-        results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
-    write_line(said)
-    write_line(f"Statements: {folder / 'statement.txt'}")
 
 
 def _announce(comparison: Comparison, plans: Plans, console: Console) -> None:
@@ -109,44 +120,46 @@ def _announce(comparison: Comparison, plans: Plans, console: Console) -> None:
     console.print(f"All of them together will spend {stated}.")
 
 
-def _finish(log: Log, made: list[report.Row], as_json: bool) -> None:
-    comparison, folder = log.comparison, log.folder.path
-    tuned, verdict = report.tuning(log), report.verdict(made)
-    lines = report.footer(comparison, made, tuned)
-    log.summary = report.to_dict(made, tuned, verdict, lines)
+def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said: str = "") -> None:
+    """Write the files of a comparison at its end, and show them; `by` is what ended it early, and `said` says so."""
+    comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log)
+    verdict, lines = said, list[str]()
+    if not by:
+        verdict, lines = report.verdict(made), report.footer(comparison, made, tuned)
+    log.summary = report.to_dict(made, tuned, verdict, lines) if made else None
     log.write()
-    file = StringIO()
-    Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
-    log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
-    _write_statements(log, lines[-1:], made)
-    panels: dict[str, dict[str, Curves]] = {}
-    shared, seeds = comparison.shared, f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
+    head = "\n\n".join(["Privacy statement of a comparison\n" + "=" * 33, *([said] if by else []), tuned["words"]])
+    named = {f"{row.contestant}, each run at epsilon = {format_number(row.target_epsilon)}": row for row in made}
+    parts = [f"\n\n{name}\n\n{row.statement.text()}" for name, row in named.items()]
+    log.folder.write("statement.txt", "".join([head, "\n", *parts]).encode())
+    folders = {name: str(row.first.path.relative_to(folder)) for name, row in named.items()}
+    log.folder.write_json("statement.json", {"tuning": tuned, "run_folders": folders})
+    if not by:
+        file = StringIO()
+        Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
+        log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
+        _draw(log, made)
+    if as_json:
+        told = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
+        seconds = {} if by else {"seconds_per_run": [round(row.seconds, 3) for row in made]}
+        settings = comparison.to_dict()
+        write_json({**told, "folder": str(folder), "settings": settings, **(log.summary or {}), **seconds})
+        return
+    if made:
+        results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
+    for line in (verdict, *(["", *lines] if lines else [])):
+        write_line(line)
+    picture = "" if by else f"Picture: {folder / 'comparison.png'}   "
+    write_line(f"{picture}Statements: {folder / 'statement.txt'}")
+
+
+def _draw(log: Log, made: list[report.Row]) -> None:
+    shared, panels = log.comparison.shared, dict[str, dict[str, Curves]]()
     for row in made:
         panel = f"epsilon = {format_number(row.target_epsilon)}, delta = {format_number(shared.delta)}"
         panels.setdefault(panel, {})[row.contestant] = row.curves
-    by_epsilon(folder / "comparison.png", panels, title=f"{shared.data}, {shared.model}, {seeds}")
-    if as_json:
-        content = {"status": "complete", "folder": str(folder), "settings": comparison.to_dict(), **log.summary}
-        write_json({**content, "seconds_per_run": [round(row.seconds, 3) for row in made]})
-        return
-    results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
-    for line in (verdict, "", *lines):
-        write_line(line)
-    write_line(f"Picture: {folder / 'comparison.png'}   Statements: {folder / 'statement.txt'}")
-
-
-def _write_statements(log: Log, said: list[str], made: list[report.Row]) -> None:
-    tuned = report.tuning(log)
-    once = dict.fromkeys([*said, tuned.words])
-    head = "Privacy statement of a comparison\n" + "=" * 33 + "\n\n" + "\n\n".join(once) + "\n"
-    parts = [f"\n\n{_heading(row)}\n\n{row.statement.text()}" for row in made]
-    log.folder.write("statement.txt", (head + "".join(parts)).encode())
-    folders = {_heading(row): str(row.first.path.relative_to(log.folder.path)) for row in made}
-    log.folder.write_json("statement.json", {"tuning": tuned.to_dict(), "run_folders": folders})
-
-
-def _heading(row: report.Row) -> str:
-    return f"{row.contestant}, each run at epsilon = {format_number(row.target_epsilon)}"
+    title = f"{shared.data}, {shared.model}, {counted(log.comparison.seeds, 'seed')}"
+    by_epsilon(log.folder.path / "comparison.png", panels, title=title)
 
 
 # The same model, clip, batch size and epochs for all; learning rates from a search over one grid for all three, with
@@ -197,8 +210,6 @@ def compare(
         search_epochs=search_epochs,
         account_for_tuning=account_for_tuning,
     )
-    # After the quick checks: torch takes a second to import.
-
     return run_comparison(comparison, out, jobs=jobs, overwrite=overwrite, as_json=as_json, ledger=ledger)
 
 
@@ -213,7 +224,6 @@ def demo(
 ) -> int:  # fmt: skip
     """Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta."""
     comparison = Comparison(CONTESTANTS, (epsilon,), {**COMMON, "delta": delta}, seeds=seeds)
-
     return run_comparison(comparison, out, jobs=1, overwrite=overwrite, as_json=as_json)
 
 
@@ -229,16 +239,14 @@ def from_tables(tables: Mapping[str, Any], lr: tuple[float, ...]) -> tuple[Conte
         if not isinstance(table, Mapping):
             raise ArgumentError(f"contestants: {name!r} must be a table, as in [contestants.{name}]")
         own = {key.replace("-", "_"): value for key, value in table.items()}
-        grid = tuple(_parse(name, "lr", own.pop("lr"), _rates)) if own.get("lr") is not None else lr
+        rates = own.pop("lr", None)
+        rates = [rates] if isinstance(rates, (int, float)) else rates
+        grid = lr if rates is None else tuple(_parse(name, "lr", rates, reals))
         read = {key: _parse(name, key, value, _parser(name, key)) for key, value in own.items()}
         if "method" not in read:
             raise ArgumentError(f"contestant {name!r}: names no method, such as method = 'disk'")
         contestants.append(Contestant(name, read, grid))
     return tuple(contestants)
-
-
-def _rates(value: Any) -> tuple[float, ...]:
-    return reals([value] if isinstance(value, (int, float)) else value)
 
 
 def _parser(contestant: str, key: str) -> Callable[[Any], Any]:

@@ -11,17 +11,11 @@ from typing import Any
 from rich.table import Table
 
 from dpcore import accounting
-from dpcore.cli.compare.comparison import FINAL, Comparison
-from dpcore.cli.compare.runs import COMPLETE, Log, Plans, Record
+from dpcore.cli.compare.runs import COMPLETE, FINAL, Comparison, Log, Plans, Record
 from dpcore.cli.intervals import Estimate, difference_interval, mean_interval
 from dpcore.cli.plots import Curves
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
-
-_SAME_SET = (
-    "The learning rates were chosen on the held-out set that also measures the accuracy, which flatters every "
-    "contestant a little, and longer grids more."
-)
 
 
 @dataclass(frozen=True)
@@ -55,9 +49,9 @@ class Row:
 
     @property
     def curves(self) -> Curves:
-        """The same on the way, with the epsilon spent."""
-        epochs, spent = ([float(item[key]) for item in self.first.evaluations] for key in ("epoch", "epsilon"))
-        return Curves(tuple(epochs), [record.accuracy for record in self.records], tuple(spent))
+        """The same on the way."""
+        epochs = [float(item["epoch"]) for item in self.first.evaluations]
+        return Curves(epochs, [record.accuracy for record in self.records])
 
     @property
     def seconds(self) -> float:
@@ -76,74 +70,43 @@ class Row:
         return len(self.grid) > 1 and self.lr in (self.grid[0], self.grid[-1])
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """How the search for learning rates is accounted for.
-
-    `runs` are all that released something, also those that were stopped or killed; `searched` of them looked for a
-    learning rate. `epsilon` is that of all together, by accountant, or None where it is not stated, and `adjacency`
-    that of their composition. `charged` says whether a ledger paid for every run.
-    """
-
-    runs: int
-    searched: int
-    epsilon: dict[str, float] | None
-    delta: float
-    adjacency: str = ""
-    charged: bool = False
-
-    @property
-    def words(self) -> str:
-        """The same for a person."""
-        if self.epsilon is not None:
-            best = format_epsilon(min(self.epsilon.values()))
-            begun = f"{self.runs}, of them {self.searched} in search of learning rates; also what was stopped or killed"
-            return (
-                f"Tuning is accounted for: all runs that were begun since this folder was last begun anew ({begun}) "
-                f"are together ({best}, {format_number(self.delta)})-differentially private under {self.adjacency} "
-                "adjacency, by composition of their events."
-            )
-        if self.charged:
-            return (
-                f"Tuning is accounted for by the ledger, not here: it paid for every run ({self.runs}, of them "
-                f"{self.searched} in search of learning rates), and its total counts them all, also as chosen by "
-                "looking at earlier ones (dpcore ledger show). The guarantee of each run is its own."
-            )
-        what = (
-            f"the {counted(self.searched, 'run')} in search of learning rates and the choice among them"
-            if self.searched
-            else "how the learning rates were found"
-        )
-        spend = f"{what} spends more" if self.runs == 1 else f"{what}, and the {self.runs} runs together, spend more"
-        return (
-            f"Tuning is NOT accounted for: each run has its guarantee on its own; {spend}. On private data that would "
-            "have to be counted (--account-for-tuning, or --ledger)."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        stated = None if self.epsilon is None else {"epsilon": self.epsilon, "delta": self.delta}
-        return {"accounted_for": self.epsilon is not None or self.charged, "by_ledger": self.charged,
-            "runs": self.runs, "search_runs": self.searched, "together": stated and {**stated,
-            "adjacency": self.adjacency}, "words": self.words}  # fmt: skip
-
-
 def together(events: Sequence[accounting.Event], delta: float) -> dict[str, float]:
     """Return epsilon of all events together by accountant."""
-    whole = accounting.Composed(tuple(events))
-    return accounting.epsilons(whole, delta)
+    return accounting.epsilons(accounting.Composed(tuple(events)), delta)
 
 
-def tuning(log: Log) -> Tuning:
-    """Return what is said about all runs so far."""
+def tuning(log: Log) -> dict[str, Any]:
+    """Return how the search for learning rates is accounted for, as plain values with a sentence for a person.
+
+    "runs" are all that released something, also those that were stopped or killed; "search_runs" of them looked for a
+    learning rate. "together" has epsilon of all of them, if it is stated.
+    """
     stated = [record.statement for record in log.records if record.statement is not None]
     searched = sum(record.run.role != FINAL for record in log.records)
-    events, delta = log.events(), log.comparison.shared.delta
     charged = bool(stated) and all(statement.ledger for statement in stated)
-    if not log.comparison.account_for_tuning:
-        return Tuning(len(events), searched, None, delta, charged=charged)
-    adjacency = str(accounting.Composed(tuple(events)).adjacency)
-    return Tuning(len(events), searched, together(events, delta), delta, adjacency, charged)
+    events, delta, whole = log.events(), log.comparison.shared.delta, None
+    counts = f"{len(events)}, of them {searched} in search of learning rates"
+    words = (
+        f"Tuning is NOT accounted for: each run has its guarantee on its own; all runs together ({counts}) and the "
+        "choice among them spend more. On private data that would have to be counted (--account-for-tuning, or "
+        "--ledger)."
+    )
+    if charged:
+        words = (
+            f"Tuning is accounted for by the ledger, not here: it paid for every run ({counts}), and its total counts "
+            "them all (dpcore ledger show)."
+        )
+    if log.comparison.account_for_tuning:
+        adjacency, epsilons = str(accounting.Composed(tuple(events)).adjacency), together(events, delta)
+        whole = {"epsilon": epsilons, "delta": delta, "adjacency": adjacency}
+        words = (
+            f"Tuning is accounted for: all runs that were begun since this folder was last begun anew ({counts}; also "
+            f"what was stopped or killed) are together ({format_epsilon(min(epsilons.values()))}, "
+            f"{format_number(delta)})-differentially private under {adjacency} adjacency, by composition of their "
+            "events."
+        )
+    return {"accounted_for": whole is not None or charged, "by_ledger": charged, "runs": len(events),
+        "search_runs": searched, "together": whole, "words": words}  # fmt: skip
 
 
 def rows(log: Log, plans: Plans) -> list[Row]:
@@ -167,30 +130,29 @@ def rows(log: Log, plans: Plans) -> list[Row]:
     return made
 
 
-def to_dict(made: Sequence[Row], tuned: Tuning, verdict: str, lines: Sequence[str]) -> dict[str, Any]:
+def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Sequence[str]) -> dict[str, Any]:
     """Return the summary as plain values, without durations."""
-    return {"rows": [_row(row) for row in made], "verdict": verdict, "remarks": list(lines), "tuning": tuned.to_dict()}
-
-
-def _row(row: Row) -> dict[str, Any]:
-    half = row.interval.half_width
-    return {
-        "contestant": row.contestant,
-        "method": row.method,
-        "settings": row.settings,
-        "target_epsilon": row.target_epsilon,
-        "lr": row.lr,
-        "grid": list(row.grid),
-        "lr_at_edge_of_grid": row.at_edge,
-        "test_accuracy": list(row.accuracy),
-        "mean": row.interval.center,
-        "half_width_95": None if math.isnan(half) else half,
-        "epsilon": row.statement.best_epsilon,
-        "delta": row.statement.delta,
-        "adjacency": row.statement.adjacency,
-        "noise_multiplier": row.statement.noise["noise_multiplier"],
-        "gradients_per_example_and_step": row.gradients,
-    }
+    shown = [
+        {
+            "contestant": row.contestant,
+            "method": row.method,
+            "settings": row.settings,
+            "target_epsilon": row.target_epsilon,
+            "lr": row.lr,
+            "grid": list(row.grid),
+            "lr_at_edge_of_grid": row.at_edge,
+            "test_accuracy": list(row.accuracy),
+            "mean": row.interval.center,
+            "half_width_95": None if math.isnan(row.interval.half_width) else row.interval.half_width,
+            "epsilon": row.statement.best_epsilon,
+            "delta": row.statement.delta,
+            "adjacency": row.statement.adjacency,
+            "noise_multiplier": row.statement.noise["noise_multiplier"],
+            "gradients_per_example_and_step": row.gradients,
+        }
+        for row in made
+    ]
+    return {"rows": shown, "verdict": verdict, "remarks": list(lines), "tuning": tuned}
 
 
 def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Table:
@@ -199,26 +161,26 @@ def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Tabl
     result = Table(
         title=f"Held-out accuracy, {comparison.shared.data}, {comparison.shared.model}, {seeds}", title_justify="left"
     )
-    named = any(row.contestant != row.method for row in made)
-    left: dict[str, Callable[[Row], str]] = {"contestant": lambda row: row.contestant} if named else {}
-    left["method"] = lambda row: row.method
-    if any(row.settings for row in made):
-        left["settings"] = lambda row: row.settings
-    right: dict[str, Callable[[Row], str]] = {"lr": lambda row: format_number(row.lr) + ("*" if row.at_edge else "")}
-    if any(len(row.accuracy) < comparison.seeds for row in made):
-        right["runs"] = lambda row: f"{len(row.accuracy)} of {comparison.seeds}"
-    right["accuracy"] = _mean
-    right["epsilon"] = lambda row: format_epsilon(row.statement.best_epsilon)
-    right["gradients"] = lambda row: f"{row.gradients:.3g}"
-    if seconds:
-        right["seconds"] = lambda row: f"{row.seconds:.1f}"
-    for name in left:
-        result.add_column(name)
-    for name in right:
-        result.add_column(name, justify="right")
+    columns: dict[str, tuple[bool, Callable[[Row], str]]] = {
+        "contestant": (any(row.contestant != row.method for row in made), lambda row: row.contestant),
+        "method": (True, lambda row: row.method),
+        "settings": (any(row.settings for row in made), lambda row: row.settings),
+        "lr": (True, lambda row: format_number(row.lr) + ("*" if row.at_edge else "")),
+        "runs": (
+            any(len(row.accuracy) < comparison.seeds for row in made),
+            lambda row: f"{len(row.accuracy)} of {comparison.seeds}",
+        ),
+        "accuracy": (True, _mean),
+        "epsilon": (True, lambda row: format_epsilon(row.statement.best_epsilon)),
+        "gradients": (True, lambda row: f"{row.gradients:.3g}"),
+        "seconds": (seconds, lambda row: f"{row.seconds:.1f}"),
+    }
+    cells = {name: cell for name, (shown, cell) in columns.items() if shown}
+    for name in cells:
+        result.add_column(name, justify="left" if name in ("contestant", "method", "settings") else "right")
     for index, row in enumerate(made):
         last = index + 1 == len(made) or made[index + 1].target_epsilon != row.target_epsilon
-        result.add_row(*(cell(row) for cell in (*left.values(), *right.values())), end_section=last)
+        result.add_row(*(cell(row) for cell in cells.values()), end_section=last)
     return result
 
 
@@ -227,35 +189,27 @@ def _mean(row: Row) -> str:
     return f"{100 * row.interval.center:.2f}{'' if math.isnan(half) else f' ± {100 * half:.2f}'} %"
 
 
-def footer(comparison: Comparison, made: Sequence[Row], tuned: Tuning) -> list[str]:
+def footer(comparison: Comparison, made: Sequence[Row], tuned: dict[str, Any]) -> list[str]:
     """Return the sentences beneath the table."""
-    lines = ["± is the half width of the 95 % interval over seeds (Student's t)."] if comparison.seeds > 1 else []
-    lines[-1:] = [" ".join([*lines, "gradients: per example and step."])]
-    sizes = sorted({row.statement.sampler["expected_batch_size"] for row in made})
-    expected = ", ".join(format_number(size) for size in sizes)
-    lines.append(f"The same for all: {comparison.words()}. Expected batch size: {expected}.")
-    grids = {row.grid for row in made}
-    for grid in sorted(grids):
-        names = sorted({row.contestant for row in made if row.grid == grid}, key=[r.contestant for r in made].index)
-        whose = "" if len(grids) == 1 else f" of {'; '.join(names)}"
+    interval = "± is the half width of the 95 % interval over seeds (Student's t). " if comparison.seeds > 1 else ""
+    lines = [f"{interval}gradients: per example and step."]
+    grids = {row.contestant: row.grid for row in made}
+    for grid in sorted(set(grids.values())):
+        names = "; ".join(name for name, own in grids.items() if own == grid)
+        whose = "" if len(set(grids.values())) == 1 else f" of {names}"
+        rates = f"best of {', '.join(map(format_number, grid))} by mean held-out accuracy"
         if len(grid) == 1:
-            lines.append(f"Learning rate{whose}: {format_number(grid[0])}, given, not searched.")
-            continue
-        values = ", ".join(format_number(lr) for lr in grid)
-        length = "" if comparison.search_epochs is None else f", {counted(comparison.search_epochs, 'epoch')} each"
-        seeds = f"{counted(comparison.search_seeds, 'other seed')}{length}"
-        lines.append(f"Learning rate{whose}: best of {values} by mean held-out accuracy over {seeds}.")
+            rates = f"{format_number(grid[0])}, given, not searched"
+        lines.append(f"Learning rate{whose}: {rates}.")
     if any(row.at_edge for row in made):
         lines.append("* at the edge of its grid: a better one may lie outside.")
-    rules = _differing(made, lambda row: row.statement.clip["rule"])
-    if rules:
+    if rules := _differing(made, lambda row: row.statement.clip["rule"]):
         lines.append(f"Clip rules differ, by the methods' defaults or as given ({rules}).")
-    kinds = _differing(made, lambda row: row.statement.adjacency)
-    if kinds:
+    if kinds := _differing(made, lambda row: row.statement.adjacency):
         lines.append(f"Neighbors differ ({kinds}): the same epsilon does not mean the same protection across them.")
-    if tuned.searched:
-        lines.append(_SAME_SET)
-    return [*lines, tuned.words]
+    if tuned["search_runs"]:
+        lines.append("Rates were chosen on the held-out set that measures the accuracy: it flatters longer grids more.")
+    return [*lines, tuned["words"]]
 
 
 def _differing(made: Sequence[Row], read: Callable[[Row], str]) -> str:
@@ -283,46 +237,21 @@ def verdict(made: Sequence[Row]) -> str:
 def _panel(panel: Sequence[Row]) -> str:
     ranked = sorted(panel, key=lambda row: -row.interval.center)
     if len(ranked) == 1:
-        return f"{ranked[0].contestant} stands alone, so there is nothing to tell apart."
+        return f"{ranked[0].contestant} stands alone, so there is nothing to compare."
+    pairs = [
+        (a.contestant, b.contestant, difference_interval(a.accuracy, b.accuracy)) for a, b in combinations(ranked, 2)
+    ]
     if len(ranked[0].accuracy) == 1:
-        first, second = ranked[:2]
-        points = 100 * (first.interval.center - second.interval.center)
-        return (
-            f"{first.contestant} came out {points:.2f} points above {second.contestant}, and one seed cannot tell luck "
-            "from merit."
-        )
-    pairs = [(a, b, difference_interval(a.accuracy, b.accuracy)) for a, b in combinations(ranked, 2)]
-    clear = [(a, b, gap) for a, b, gap in pairs if gap.excludes_zero]
-    if not clear:
         first, second, gap = pairs[0]
-        return (
-            f"no difference exceeds its interval; the first two are {first.contestant} and {second.contestant}, "
-            f"{_points(gap)} apart."
-        )
-    said = []
-    for first in ranked:
-        beaten = [f"{b.contestant} by {_points(gap)}" for a, b, gap in clear if a is first]
-        if beaten:
-            said.append(f"{first.contestant} is above {_listed(beaten)}")
-    unclear = len(pairs) - len(clear)
-    rest = (
-        f" The other {_counted(unclear)} within {'its interval' if unclear == 1 else 'their intervals'}."
-        if unclear
-        else ""
-    )
-    return "; ".join(said) + "." + rest
-
-
-def _points(gap: Estimate) -> str:
-    return f"{100 * gap.center:.2f} ± {100 * gap.half_width:.2f} points"
-
-
-def _counted(number: int) -> str:
-    return "difference is" if number == 1 else f"{number} differences are"
-
-
-def _listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+        points = f"{100 * gap.center:.2f} points above {second}"
+        return f"{first} came out {points}, and one seed cannot tell luck from merit."
+    clear = [
+        f"{first} is above {second} by {100 * gap.center:.2f} ± {100 * gap.half_width:.2f} points"
+        for first, second, gap in pairs
+        if gap.excludes_zero
+    ]
+    exceed = f"; {len(clear)} of {len(pairs)} differences exceed their intervals" if clear and len(pairs) > 1 else ""
+    return f"{'; '.join(clear) or 'no difference exceeds its interval'}{exceed}."
 
 
 def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
@@ -331,7 +260,12 @@ def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
     for record in log.records:
         if record.status != COMPLETE:
             run = f"{record.run.contestant} (lr {format_number(record.run.lr)}, seed {record.run.seed})"
-            parts.append(f"{run} {_spent(record)}.")
+            said, stated = "ended before its first step, and spent nothing", record.statement
+            if stated is not None:
+                most = "at most " if stated.note.startswith(WRITTEN_BEFORE) else ""
+                steps = f"{stated.steps_taken:,} of {counted(stated.steps_planned, 'step')}"
+                said = f"spent {most}epsilon = {format_epsilon(stated.best_epsilon)} in {steps}"
+            parts.append(f"{run} {said}.")
     events = log.events()
     if log.comparison.account_for_tuning and events:
         delta = log.comparison.shared.delta
@@ -343,21 +277,11 @@ def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
 def kept(log: Log) -> str:
     """Return what a comparison that failed keeps."""
     said = _complete(log)
-    are = said.rpartition(" ")[2]
-    return f"{said} complete in {log.folder.path}, and {are} kept; the same command goes on from there"
+    return (
+        f"{said} complete in {log.folder.path}, and {said.rpartition(' ')[2]} kept; the same command goes on from there"
+    )
 
 
 def _complete(log: Log) -> str:
     complete = len(log.complete())
     return f"{complete} of {counted(log.comparison.total, 'run')} {'is' if complete == 1 else 'are'}"
-
-
-def _spent(record: Record) -> str:
-    statement = record.statement
-    if statement is None:
-        return "ended before its first step, and spent nothing"
-    most = "at most " if statement.note.startswith(WRITTEN_BEFORE) else ""
-    return (
-        f"spent {most}epsilon = {format_epsilon(statement.best_epsilon)} in {statement.steps_taken:,} of "
-        f"{counted(statement.steps_planned, 'step')}"
-    )

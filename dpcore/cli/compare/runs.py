@@ -1,7 +1,4 @@
-"""The runs of a comparison, each into a folder of its own as of ``dpcore train``, with a bar for each.
-
-One after the other in this process, or several at a time in others.
-"""
+"""The runs of a comparison, each into a folder of its own: one after the other here, or several at a time elsewhere."""
 
 from __future__ import annotations
 
@@ -10,20 +7,18 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+import numpy as np
 
 from dpcore.accounting import Adjacency, Composed, Event
-from dpcore.cli.compare.comparison import Comparison, Run
 from dpcore.cli.datasets import Dataset, load
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.output import remark
@@ -37,17 +32,202 @@ from dpcore.cli.train.run_folder import (
     locked,
     read_run,
 )
-from dpcore.cli.train.settings import Settings
-from dpcore.cli.train.train import check_beside, train_into
-from dpcore.errors import BudgetError, DataError, DpcoreError, PrivacyError
+from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
+from dpcore.cli.train.train import check_beside
+from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.statement import Statement
-from dpcore.statement.text import counted, format_number
+from dpcore.statement.text import format_number
 
-# The part of a comparison that a ledger's budget pays for: told before the first run, and asked before each.
+SEARCH, FINAL = "search", "final"
+# Seeds of the search for learning rates start here, so that no final run begins where a search run began.
+FIRST_SEARCH_SEED = 1000
+# The same for all contestants, or decided by the comparison itself.
+SAME_FOR_ALL = frozenset(
+    ("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "seed", "backend", "tensorboard")
+)
+
+
+class Run(NamedTuple):
+    """One run of a comparison."""
+
+    contestant: str
+    epsilon: float
+    role: str
+    lr: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method with settings of its own, none of `SAME_FOR_ALL`, and the learning rates it may try.
+
+    One rate needs no search, none takes the default of the update rule.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    lr: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A whole comparison: contestants of different names, each of which meets every epsilon with `seeds` final runs.
+
+    `search_seeds` are runs of each learning rate of a grid, of `search_epochs` epochs each: the noise is calibrated to
+    the same epsilon in that many epochs. None takes the contestant's own. `account_for_tuning` says whether the
+    guarantee of all runs together is stated. `common` are settings of all contestants; a contestant's own win.
+    """
+
+    contestants: tuple[Contestant, ...]
+    epsilon: tuple[float, ...]
+    common: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 3
+    search_seeds: int = 1
+    search_epochs: int | None = None
+    account_for_tuning: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.contestants:
+            raise ArgumentError("methods=(): name at least one method, or contestants in a file with --config")
+        if len(self._named) < len(self.contestants):
+            raise ArgumentError("contestants: two have the same name; each needs a name of its own")
+        if not self.epsilon:
+            raise ArgumentError("epsilon=None: give at least one, such as --epsilon 1,8")
+        for name, values in (
+            ("epsilon", self.epsilon),
+            *((f"lr of {item.name}", item.lr) for item in self.contestants),
+        ):
+            if len(set(values)) < len(values):
+                raise ArgumentError(f"{name}={values!r}: has a value twice")
+        if not 1 <= self.seeds <= FIRST_SEARCH_SEED:
+            raise ArgumentError(f"seeds={self.seeds!r}: must lie between 1 and {FIRST_SEARCH_SEED}")
+        if self.search_seeds < 1:
+            raise ArgumentError(f"search_seeds={self.search_seeds!r}: must be at least 1")
+        if self.search_epochs is not None and self.search_epochs < 1:
+            raise ArgumentError(f"search_epochs={self.search_epochs!r}: must be at least 1")
+        for contestant in self.contestants:
+            for rate in self.grid(contestant.name):
+                if not rate > 0:
+                    raise ArgumentError(f"lr of {contestant.name}={rate!r}: must be greater than 0")
+
+    @cached_property
+    def _named(self) -> dict[str, Contestant]:
+        return {item.name: item for item in self.contestants}
+
+    @cached_property
+    def shared(self) -> Settings:
+        """The settings of the first contestant, whose data, model, delta and backend are those of all."""
+        return self._settings(self.contestants[0], self.epsilon[0], None, 0)
+
+    def grid(self, contestant: str) -> tuple[float, ...]:
+        """Return the learning rates a contestant tries, in increasing order."""
+        named = self._named[contestant]
+        return tuple(sorted(named.lr)) or (self._settings(named, self.epsilon[0], None, 0).learning_rate,)
+
+    def settings_for(self, run: Run) -> Settings:
+        """Return what `dpcore train` would be given for this run."""
+        settings = self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
+        if run.role == SEARCH and self.search_epochs is not None:
+            settings = replace(settings, epochs=self.search_epochs)
+        return settings
+
+    def search(self, contestant: str, epsilon: float) -> list[Run]:
+        """Return the runs that decide the learning rate; none where there is nothing to choose."""
+        grid = self.grid(contestant)
+        if len(grid) == 1:
+            return []
+        seeds = range(FIRST_SEARCH_SEED, FIRST_SEARCH_SEED + self.search_seeds)
+        return [Run(contestant, epsilon, SEARCH, lr, seed) for lr in grid for seed in seeds]
+
+    def final(self, contestant: str, epsilon: float, lr: float) -> list[Run]:
+        """Return the runs that are compared."""
+        return [Run(contestant, epsilon, FINAL, lr, seed) for seed in range(self.seeds)]
+
+    def chosen(self, contestant: str, epsilon: float, accuracy: Mapping[Run, float]) -> float | None:
+        """Return the learning rate with the best mean held-out accuracy, or None while the search is not complete.
+
+        Of equally good ones the smallest is taken.
+        """
+        grid, search = self.grid(contestant), self.search(contestant, epsilon)
+        if not search:
+            return grid[0]
+        if any(run not in accuracy for run in search):
+            return None
+        means = {lr: float(np.mean([accuracy[run] for run in search if run.lr == lr])) for lr in grid}
+        return max(grid, key=lambda lr: (means[lr], -lr))
+
+    def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
+        """Return the runs that may begin now, where those with an accuracy are complete."""
+        ahead = self.ahead(accuracy)
+        return [r for r in ahead if r.role == SEARCH or self.chosen(r.contestant, r.epsilon, accuracy) is not None]
+
+    def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
+        """Return all runs to come, in the order in which they are made one after the other.
+
+        Those whose learning rate is not chosen yet stand there with the smallest of their grid.
+        """
+        wanted: list[Run] = []
+        for epsilon in self.epsilon:
+            for contestant in self._named:
+                lr = self.chosen(contestant, epsilon, accuracy)
+                wanted += self.search(contestant, epsilon)
+                wanted += self.final(contestant, epsilon, self.grid(contestant)[0] if lr is None else lr)
+        return [run for run in wanted if run not in accuracy]
+
+    @property
+    def total(self) -> int:
+        """The number of runs."""
+        return len(self.epsilon) * sum(len(self.search(name, self.epsilon[0])) + self.seeds for name in self._named)
+
+    @property
+    def examples(self) -> list[Run]:
+        """One run of each plan that occurs: contestant, epsilon and role decide it, learning rate and seed do not."""
+        pairs = [(name, epsilon) for epsilon in self.epsilon for name in self._named]
+        searches = [run for name, epsilon in pairs for run in self.search(name, epsilon)[:1]]
+        return searches + [self.final(name, epsilon, self.grid(name)[0])[0] for name, epsilon in pairs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values, in the form of a configuration file."""
+        own = {key: value for key, value in asdict(self).items() if key not in ("contestants", "common")}
+        tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
+        return {"backend": self.shared.backend, **self.common, **own, "contestants": tables}
+
+    def words(self, contestant: str) -> str:
+        """Return the settings of a contestant that differ among them; no learning rates."""
+        known = {item.name: self._settings(item, self.epsilon[0], None, 0) for item in self.contestants}
+        own = [key for key in SETTINGS if key not in (*SAME_FOR_ALL, "lr", "method")]
+        differs = [key for key in own if len({repr(getattr(s, key)) for s in known.values()}) > 1]
+        values = {key: getattr(known[contestant], key) for key in differs}
+        return ", ".join(
+            f"{key.replace('_', ' ')} {_said(value)}" for key, value in values.items() if value is not None
+        )
+
+    def method(self, contestant: str) -> str:
+        """Return the method's name."""
+        return str(self._named[contestant].settings["method"])
+
+    def _settings(self, contestant: Contestant, epsilon: float, lr: float | None, seed: int) -> Settings:
+        try:
+            return settings_from({**self.common, **contestant.settings, "epsilon": epsilon, "lr": lr, "seed": seed})
+        except ArgumentError as error:
+            if len(self.contestants) == 1:
+                raise
+            raise ArgumentError(f"contestant {contestant.name!r}: {error}") from error
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, float):
+        return format_number(value)
+    if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
+        return "(" + ", ".join(_said(item) for item in value) + ")"
+    return str(value)
+
+
+# What a ledger's budget pays for: said before the first run, and asked before each.
 
 
 def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
@@ -64,17 +244,6 @@ def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
             f"and {replace} does not add up with any other; give such runs a ledger of their own"
         )
     return ledger
-
-
-def shortage(ledger: Ledger, events: Sequence[Event]) -> str | None:
-    """Return a sentence where the budget ends before runs of these events, made one after the other; or None."""
-    paid = whole_runs(ledger, events)
-    if paid == len(events):
-        return None
-    return (
-        f"the ledger's budget pays for {paid or 'none'} of the {counted(len(events), 'run')} to come, made one "
-        "after the other; the comparison stops before the first that it does not pay for, and keeps those before it"
-    )
 
 
 class Payer:
@@ -139,12 +308,8 @@ def whole_runs(ledger: Ledger, events: Sequence[Event], rest: float = 0.0) -> in
     return len(events)
 
 
-# The runs of a comparison, on disk at every moment: results.json lists them, and each has a folder as of `train`.
-#
-# What a run spent is what its own folder states, which at every moment is all that it released, or more. Durations are
-# apart, in timing.json: how long a run takes tells the sizes of its batches, which are secret under Poisson sampling.
-
-
+# On disk at every moment: results.json lists the runs, and what a run spent is what its own folder states, which is all
+# that it released, or more. Durations are apart, in timing.json.
 COMPLETE, STOPPED, UNDER_WAY, NOTHING = "complete", "stopped", "under way", "ended before its first step"
 TIMING_NOTE = (
     "Not covered by the guarantee: how long a run takes tells the sizes of its batches, which are secret under Poisson "
@@ -152,14 +317,16 @@ TIMING_NOTE = (
 )
 
 
+@dataclass(eq=False)
 class Record:
     """One run that was begun, and what its folder says of it; `seconds` is how long it took."""
 
-    def __init__(self, run: Run, path: Path, seconds: float | None = None) -> None:
-        self.run, self.path, self.seconds = run, path, seconds
-        self.ended = False
-        self.statement: Statement | None = None
-        self.evaluations: list[dict[str, Any]] = []
+    run: Run
+    path: Path
+    seconds: float | None = None
+    ended: bool = False
+    statement: Statement | None = None
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def read(self) -> None:
         """Read the folder of a run that has ended, in good order or not."""
@@ -262,12 +429,15 @@ def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrit
             f"ledger=None: the runs in {path} are paid for by the ledger {paid}; add --ledger {paid}, or name another "
             "folder"
         )
-    difference = _difference(held, _settings(comparison))
-    if difference:
-        raise DataError(
-            f"out={str(path)!r}: holds a comparison with other settings ({difference}); name another folder, or "
-            "add --overwrite to begin anew"
-        )
+    asked = _settings(comparison)
+    for name in {**held, **asked}:
+        there, here = held.get(name), asked.get(name)
+        # Contestants in another order are another comparison.
+        if there != here or (isinstance(there, dict) and list(there) != list(here or ())):
+            raise DataError(
+                f"out={str(path)!r}: holds a comparison with other settings ({name}: {json.dumps(there)} there, "
+                f"{json.dumps(here)} here); name another folder, or add --overwrite to begin anew"
+            )
     return records
 
 
@@ -299,20 +469,6 @@ def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
             f"out={str(path)!r}: its files cannot be read ({cause}); add --overwrite to begin anew"
         ) from cause
     return settings, records
-
-
-def _difference(held: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Name the first setting that differs; empty where all are equal."""
-    for key in {**held, **asked}:
-        before, now = held.get(key), asked.get(key)
-        if before == now:
-            if isinstance(now, dict) and list(before or {}) != list(now):
-                return f"{key} stand in another order"
-            continue
-        if isinstance(before, dict) and isinstance(now, dict):
-            return f"{key}: {_difference(before, now)}"
-        return f"{key}: {json.dumps(before)} there, {json.dumps(now)} here"
-    return ""
 
 
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -350,7 +506,7 @@ def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Pl
             built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
         for sentence in () if plans else built.remarks:
             remark(sentence)
-        plans[run.contestant, run.epsilon, run.role] = built.plan
+        plans[run.contestant, run.epsilon, run.role] = built.private.plan
     return plans
 
 
@@ -361,39 +517,6 @@ def _naming(run: Run) -> Iterator[None]:
         yield
     except DpcoreError as error:
         raise type(error)(f"contestant {run.contestant!r}: {error}") from error
-
-
-class Display(Progress):
-    """A bar for all runs and one for each that is under way; on no terminal, a line for each that ended."""
-
-    def __init__(self, console: Console, complete: int, total: int) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn()
-        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._complete, self._total = complete, total
-        self._all = self.add_task(self._words, total=total, completed=complete)
-        self._bars: dict[Run, TaskID] = {}
-
-    @property
-    def _words(self) -> str:
-        return f"{self._complete} of {counted(self._total, 'run')}"
-
-    def begin(self, run: Run) -> None:
-        """Add the bar of a run."""
-        self._bars[run] = self.add_task(f"  {described(run)}", total=None)
-
-    def steps(self, run: Run, taken: int, planned: int) -> None:
-        """Move the bar of a run."""
-        self.update(self._bars[run], completed=taken, total=planned)
-
-    def end(self, record: Record) -> None:
-        """Remove the bar of a run and say what it came to."""
-        self.remove_task(self._bars.pop(record.run))
-        if record.status != COMPLETE:
-            return
-        self._complete += 1
-        self.update(self._all, completed=self._complete, description=self._words)
-        accuracy = f"held-out accuracy {100 * record.accuracy[-1]:.2f}%"
-        self.console.print(f"{self._words}: {described(record.run)}: {accuracy}, {record.seconds or 0:.1f} s")
 
 
 def described(run: Run) -> str:
@@ -408,12 +531,12 @@ def make_runs(
     log: Log,
     dataset: Dataset,
     jobs: int,
-    display: Display,
     interruption: Interruption,
     plans: Plans,
     payer: Payer | None,
+    tell: Callable[[Record], None],
 ) -> None:
-    """Make all runs that are not complete, until a signal asks to stop.
+    """Make all runs that are not complete, until a signal asks to stop; `tell` is called with each that ended.
 
     Where a run fails, or a ledger's budget does not pay for the next, what was complete before stays in the log.
     """
@@ -427,52 +550,52 @@ def make_runs(
                 )
             payer.begin(name, event)
         record = log.begin(run)
-        display.begin(run)
         ledger = None if payer is None else payer.ledger.path
         return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
 
-    def end(record: Record, seconds: float) -> None:
+    def end(record: Record, ended: Ended) -> None:
+        seconds, budget = ended
         log.end(record, seconds)
-        display.end(record)
+        tell(record)
         if payer is not None:
             payer.end(described(record.run))
+        if budget:
+            raise BudgetError(f"the run {described(record.run)} was ended: {budget}")
 
     if jobs > 1:
-        _side_by_side(log, jobs, display, interruption, begin, end)
+        _side_by_side(log, jobs, interruption, begin, end)
         return
     while not interruption and (due := log.due()):
         record, task = begin(due[0])
-        ended = train_once(task, dataset, interruption, partial(display.steps, record.run))
-        end(record, ended.seconds)
-        if ended.budget:
-            raise BudgetError(f"the run {task.name} was ended: {ended.budget}")
+        end(record, train_once(task, dataset, interruption))
 
 
 def _side_by_side(
     log: Log,
     jobs: int,
-    display: Display,
     interruption: Interruption,
     begin: Callable[[Run], tuple[Record, Task]],
-    end: Callable[[Record, float], None],
+    end: Callable[[Record, Ended], None],
 ) -> None:
-    stop = shared_stop()
     active: dict[Any, tuple[Record, Worker]] = {}
     idle: list[Worker] = []
-    failure, over_budget, unpaid = "", False, ""
+    unpaid: BudgetError | None = None
+    failure: DpcoreError | None = None
     while True:
-        if interruption.signal is not None:
-            stop.value = int(interruption.signal)
-        if not stop.value and not unpaid:
+        if interruption.signal is not None or failure is not None:
+            # They end after their step, with true statements; then the failure is raised.
+            for _, worker in active.values():
+                worker.stop()
+        elif unpaid is None:
             under_way = {record.run for record, _ in active.values()}
             waiting = [run for run in log.due() if run not in under_way]
             for run in waiting[: jobs - len(active)]:
                 try:
                     record, task = begin(run)
                 except BudgetError as cause:  # those under way were paid for, and come to their end
-                    unpaid = str(cause)
+                    unpaid = cause
                     break
-                worker = idle.pop() if idle else Worker(stop)
+                worker = idle.pop() if idle else Worker()
                 worker.begin(task)
                 active[worker.connection] = (record, worker)
         if not active:
@@ -480,30 +603,21 @@ def _side_by_side(
         for connection in wait(list(active), timeout=_SECONDS_BETWEEN_LOOKS):
             record, worker = active[connection]
             kind, content = worker.receive()
-            if kind == "steps":
-                display.steps(record.run, *content)
-                continue
             del active[connection]
             if kind != "died":
                 idle.append(worker)
-            name = f"the run {described(record.run)}"
-            if kind == "done":
-                end(record, content.seconds)
-                if content.budget:
-                    failure, over_budget = failure or f"{name} was ended: {content.budget}", True
-            elif not interruption:
-                failure = failure or f"{name} {'failed: ' if kind == 'failed' else ''}{content}"
-            if failure:
-                # The others end after their step, with true statements; then the failure is told.
-                stop.value = int(signal.SIGTERM)
+            try:
+                if kind == "done":
+                    end(record, content)
+                elif not interruption:
+                    words = f"the run {described(record.run)} {'failed: ' if kind == 'failed' else ''}{content}"
+                    raise DpcoreError(f"{words}; the same command goes on from the runs that are complete")
+            except DpcoreError as cause:
+                failure = failure or cause
     for worker in idle:
         worker.close()
-    if over_budget:
-        raise BudgetError(failure)
-    if failure:
-        raise DpcoreError(f"{failure}; the same command goes on from the runs that are complete")
-    if unpaid:
-        raise BudgetError(unpaid)
+    if failure or unpaid:
+        raise failure or unpaid  # type: ignore[misc]
 
 
 class Task(NamedTuple):
@@ -515,15 +629,12 @@ class Task(NamedTuple):
     name: str
 
 
-class Ended(NamedTuple):
-    """How long the training of a run took, and why a ledger's budget ended it, if it did."""
-
-    seconds: float
-    budget: str
+Ended = tuple[float, str]
+"""How many seconds the training of a run took, and why a ledger's budget ended it, if it did."""
 
 
-def train_once(task: Task, dataset: Dataset, interruption: Interruption, tell: Callable[[int, int], None]) -> Ended:
-    """Make one run, and tell of its steps."""
+def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> Ended:
+    """Make one run."""
     from dpcore.cli.train.training import Training
 
     settings = task.settings.resolved(len(dataset))
@@ -532,39 +643,18 @@ def train_once(task: Task, dataset: Dataset, interruption: Interruption, tell: C
     folder = RunFolder(task.path)
     folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
     with locked(folder.path):
-        outcome = train_into(training, folder, interruption, tell)
-    return Ended(outcome.seconds, outcome.budget)
-
-
-class _Remote(Interruption):
-    """What the parent process has been told by a signal, or this one by SIGTERM."""
-
-    def __init__(self, number: Any) -> None:
-        super().__init__()
-        self._number = number
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.signal = signal.Signals(number)
-
-    def __bool__(self) -> bool:
-        if self.signal is None and self._number.value:
-            self.signal = signal.Signals(self._number.value)
-        return self.signal is not None
+        outcome = training.run(interruption, folder, alone=False)
+    return outcome.seconds, outcome.budget
 
 
 class Worker:
-    """A process of its own, single-threaded, that makes one run after the other: it imports torch once, not each time.
+    """A process of its own, single-threaded, that makes one run after the other: it imports torch once."""
 
-    `stop` is shared, as `shared_stop` returns it: the number of the signal that asks to stop, 0 while there is none.
-    """
-
-    def __init__(self, stop: Any) -> None:
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        # A daemon: it does not outlive this process, however that ends.
-        self._process = context.Process(target=_work, args=(theirs, stop), daemon=True)
-        with _environment(dict.fromkeys(_ONE_THREAD, "1")), _held_back(signal.SIGINT):
+        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
+        with _starting():
             self._process.start()
         theirs.close()
 
@@ -573,15 +663,18 @@ class Worker:
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(task)
 
+    def stop(self) -> None:
+        """Let it end its run after the step."""
+        self._process.terminate()
+
     def receive(self) -> tuple[str, Any]:
-        """Return the next message: ("steps", (taken, planned)), ("done", Ended), ("failed" or "died", words)."""
+        """Return how a run ended: ("done", Ended), ("failed" or "died", words)."""
         try:
             kind, content = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
             code = self._process.exitcode or 0
-            words = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-            return "died", words
+            return "died", f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
         return kind, content
 
     def close(self) -> None:
@@ -589,54 +682,37 @@ class Worker:
         self.connection.close()
 
 
-def shared_stop() -> Any:
-    """Return an integer that all processes see."""
-    return multiprocessing.get_context("spawn").Value("i", 0)
-
-
-def _work(connection: Connection, stop: Any) -> None:
-    # Ctrl-C reaches the whole group of processes; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _work(connection: Connection) -> None:
+    # Ctrl-C reaches the whole group of processes, and is held back in this one: the parent decides what it means. Once
+    # the parent is gone, nobody would count the run as one of the comparison.
+    parent: Any = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    interruption, dataset = Interruption(), None
+    signal.signal(signal.SIGTERM, lambda number, _: setattr(interruption, "signal", signal.Signals(number)))
     import torch
 
     torch.set_num_threads(1)
-    interruption, dataset = _Remote(stop), None
-    try:
+    with suppress(EOFError):
         while True:
             task = connection.recv()
             try:
                 if dataset is None:  # the same for all runs of a comparison
                     dataset = load(task.settings.data, task.settings.data_dir)
-                ended = train_once(task, dataset, interruption, lambda *steps: connection.send(("steps", steps)))
-                connection.send(("done", ended))
-            except BrokenPipeError:
-                raise
+                connection.send(("done", train_once(task, dataset, interruption)))
             except (DpcoreError, OSError) as error:
                 connection.send(("failed", str(error)))
-    except EOFError:
-        return
-    except (BrokenPipeError, ConnectionResetError):
-        # The parent is gone: nobody would count the run as one of the comparison from here on.
-        sys.exit(1)
 
 
 @contextmanager
-def _held_back(number: signal.Signals) -> Iterator[None]:
-    """Block a signal while the block runs; what is started in it has it blocked for good, this process not."""
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+def _starting() -> Iterator[None]:
+    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not."""
+    former = {name: os.environ.get(name) for name in _ONE_THREAD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    former = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for name, value in former.items():
             if value is None:
                 del os.environ[name]

@@ -9,7 +9,8 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -32,6 +33,23 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError,
     IndexError, OverflowError, MemoryError, NotImplementedError, RuntimeError)  # fmt: skip
 
 
+@contextmanager
+def _reading(path: Path, damage: tuple[type[Exception], ...], words: str) -> Iterator[None]:
+    """Make a DataError of what reading a file raises; `words` say that it is damaged."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as cause:
+        raise DataError(f"{path}: no such file") from cause
+    except zipfile.BadZipFile as cause:
+        raise DataError(f"{path}: is not a .npz archive, or it is truncated or corrupt ({cause})") from cause
+    except damage as cause:
+        raise DataError(f"{path}: {words.format(cause)}") from cause
+    except OSError as cause:
+        raise DataError(f"{path}: cannot be read ({cause.strerror or cause})") from cause
+
+
 def read_arrays(
     path: str | os.PathLike[str], keys: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
@@ -43,32 +61,20 @@ def read_arrays(
     is read than the archive's directory states.
     """
     path = Path(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-            missing = [key for key in keys if f"{key}.npy" not in names]
-            if missing:
-                held = ", ".join(sorted(name.removesuffix(".npy") for name in names)) or "nothing"
-                raise DataError(f"{path}: lacks {', '.join(missing)}; it holds {held}, and must hold {', '.join(keys)}")
-            wanted = [*keys, *(key for key in optional if f"{key}.npy" in names)]
-            packed = [info for info in (archive.getinfo(f"{key}.npy") for key in wanted) if info.compress_type]
-            unpacked = sum(info.file_size for info in packed)
-            if unpacked > MOST_BYTES:
-                raise DataError(
-                    f"{path}: unpacks to {unpacked:,} bytes; must be at most {MOST_BYTES:,}, or be stored without "
-                    "compression (numpy.savez)"
-                )
-            return {key: _member(archive, key, path) for key in wanted}
-    except DataError:
-        raise
-    except FileNotFoundError as cause:
-        raise DataError(f"{path}: no such file") from cause
-    except zipfile.BadZipFile as cause:
-        raise DataError(f"{path}: is not a .npz archive, or it is truncated or corrupt ({cause})") from cause
-    except _DAMAGE as cause:
-        raise DataError(f"{path}: the .npz archive is damaged ({cause})") from cause
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror or cause})") from cause
+    with _reading(path, _DAMAGE, "the .npz archive is damaged ({})"), zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+        missing = [key for key in keys if f"{key}.npy" not in names]
+        if missing:
+            held = ", ".join(sorted(name.removesuffix(".npy") for name in names)) or "nothing"
+            raise DataError(f"{path}: lacks {', '.join(missing)}; it holds {held}, and must hold {', '.join(keys)}")
+        wanted = [*keys, *(key for key in optional if f"{key}.npy" in names)]
+        members = (archive.getinfo(f"{key}.npy") for key in wanted)
+        if (unpacked := sum(info.file_size for info in members if info.compress_type)) > MOST_BYTES:
+            raise DataError(
+                f"{path}: unpacks to {unpacked:,} bytes; must be at most {MOST_BYTES:,}, or be stored without "
+                "compression (numpy.savez)"
+            )
+        return {key: _member(archive, key, path) for key in wanted}
 
 
 def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
@@ -90,17 +96,10 @@ def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
     return values
 
 
-# IDX files, plain or gzip-compressed: the format of MNIST and its relatives.
-#
-# Layout: two zero bytes, one byte for the element type, one for the number of dimensions, each dimension as a
-# big-endian 32-bit integer, then the elements, big-endian, in row-major order. A reader that trusts any of these fields
-# can return a wrong array without a word, so each is checked, and the data must end exactly where the dimensions say.
-#
-# References
-# ----------
-# Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits", section "File formats".
-
-
+# IDX files, the format of MNIST and its relatives: two zero bytes, one byte for the element type, one for the number of
+# dimensions, each dimension as a big-endian 32-bit integer, then the elements, big-endian, in row-major order (LeCun,
+# Cortes, Burges, "The MNIST database of handwritten digits"). A reader that trusts any of these fields can return a
+# wrong array without a word, so each is checked, and the data must end where the dimensions say.
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _IDX_CHUNK = 1 << 20
 
@@ -116,21 +115,13 @@ def read_idx(
     any reader; damage to its header or length is.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            if file.peek(2)[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=file) as content:
-                    values = _parse(content, path, MOST_BYTES)
-            else:
-                values = _parse(file, path)
-    except DataError:
-        raise
-    except (EOFError, zlib.error, gzip.BadGzipFile) as cause:
-        raise DataError(f"{path}: the gzip data is truncated or corrupt ({cause}); fetch the file again") from cause
-    except FileNotFoundError as cause:
-        raise DataError(f"{path}: no such file") from cause
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror or cause})") from cause
+    damaged = "the gzip data is truncated or corrupt ({}); fetch the file again"
+    with _reading(path, (EOFError, zlib.error, gzip.BadGzipFile), damaged), path.open("rb") as file:
+        if file.peek(2)[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=file) as content:
+                values = _parse(content, path, MOST_BYTES)
+        else:
+            values = _parse(file, path)
     if ndim is not None and values.ndim != ndim:
         raise DataError(f"{path}: has {values.ndim} dimensions, expected {ndim}; is it the right file?")
     if dtype is not None and values.dtype != np.dtype(dtype):
@@ -170,10 +161,7 @@ def _take(file: io.BufferedIOBase, size: int, path: Path) -> bytearray:
 
 
 def find_idx(folder: str | os.PathLike[str], name: str) -> Path:
-    """Return the file for `name` (such as ``train-images-idx3-ubyte``) in a folder, plain or with ``.gz``.
-
-    The spelling ``train-images.idx3-ubyte``, which some mirrors use, is found too. A plain file comes first.
-    """
+    """Return the file for `name`, plain before ``.gz``; ``train-images.idx3-ubyte`` is how some mirrors spell it."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"data_dir={str(folder)!r}: is not a folder")
@@ -203,24 +191,10 @@ Targets = npt.NDArray[np.int64]
 class Dataset:
     """Labeled examples, split into a private training set and a held-out test set.
 
+    Inputs are float32: images (n, channels, height, width), anything else (n, features...); targets are int64, (n,).
     The sizes of both sets, the shape of an example and the number of classes are treated as public. The test set is
-    declared not to be in the training set, so that accuracy on it costs no privacy.
-
-    Parameters
-    ----------
-    name : str
-        Name for reports.
-    train_inputs, test_inputs : ndarray of float32, shape (n, ...) and (m, ...)
-        Images are (n, channels, height, width); anything else is (n, features...).
-    train_targets, test_targets : ndarray of int64, shape (n,) and (m,)
-        Class numbers, 0 <= target < `classes`.
-    classes : int
-        Number of classes.
-
-    Raises
-    ------
-    DataError
-        Where shapes, lengths or class numbers do not fit together.
+    declared not to be in the training set, so that accuracy on it costs no privacy. DataError where shapes, lengths or
+    class numbers do not fit together.
     """
 
     name: str
@@ -232,15 +206,11 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
-            shape = getattr(self, f"{part}_inputs").shape
-            if 0 in shape:
-                raise DataError(
-                    f"{self.name}: the {part} set is empty (inputs of shape {shape}); it needs at least one example"
-                )
-        for part in ("train", "test"):
             inputs: npt.NDArray[Any] = getattr(self, f"{part}_inputs")
             targets: npt.NDArray[Any] = getattr(self, f"{part}_targets")
             where = f"{self.name}: the {part} set"
+            if 0 in inputs.shape:
+                raise DataError(f"{where} is empty (inputs of shape {inputs.shape}); it needs at least one example")
             if inputs.dtype != np.float32 or targets.dtype != np.int64:
                 raise DataError(f"{where} must have float32 inputs, int64 targets; not {inputs.dtype}, {targets.dtype}")
             if inputs.ndim < 2 or targets.ndim != 1:
@@ -289,8 +259,7 @@ def scaled(values: npt.NDArray[Any], where: str) -> Inputs:
     if values.dtype == np.bool_:
         return values.astype(np.float32)
     if values.dtype.kind == "u":
-        result: Inputs = np.divide(values, np.float32(np.iinfo(values.dtype).max), dtype=np.float32)
-        return result
+        return np.asarray(np.divide(values, np.float32(np.iinfo(values.dtype).max), dtype=np.float32))
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return values.astype(np.float32)
@@ -311,39 +280,14 @@ def class_numbers(values: npt.NDArray[Any], where: str) -> Targets:
     return values.astype(np.int64)
 
 
-def as_images(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return (n, height, width) as (n, 1, height, width), and (n, height, width, 1 or 3) with the channels first."""
-    if values.ndim == 3:
-        return values[:, None]
-    if values.ndim == 4 and values.shape[3] in (1, 3) and values.shape[1] not in (1, 3):
-        return np.ascontiguousarray(np.moveaxis(values, 3, 1))
-    return values
-
-
 def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Load a data set by name.
 
-    Parameters
-    ----------
-    name : str
-        ``digits`` (built in); ``mnist``, ``fashion-mnist`` or ``kmnist`` (their four IDX files, plain or .gz, in
-        `data_dir`); ``idx`` (any four IDX files with MNIST's names); ``npz`` (the one .npz file in `data_dir`, or
-        `data_dir` is that file); or any NAME for which ``data_dir/NAME.npz`` exists.
-    data_dir : path, optional
-        Where the files are; needed for everything but ``digits``.
-
-    Returns
-    -------
-    Dataset
-        Unsigned integers come scaled to [0, 1] by the largest value of their dtype (digits: by 16, their format's
-        maximum); floating-point inputs come as they are.
-
-    Raises
-    ------
-    ArgumentError
-        For an unknown name (the message has the nearest known one) or a `data_dir` that is missing or not used.
-    DataError
-        Where files are missing, damaged, or do not fit together.
+    ``digits`` is built in. All others are read from `data_dir`: ``mnist``, ``fashion-mnist`` or ``kmnist`` (their four
+    IDX files, plain or .gz); ``idx`` (any four IDX files with MNIST's names); ``npz`` (the one .npz file there, or
+    `data_dir` is that file); or any NAME for which ``data_dir/NAME.npz`` exists. Unsigned integers come scaled to
+    [0, 1] by the largest value of their dtype (digits: by 16, their format's maximum); floating-point inputs come as
+    they are. ArgumentError for an unknown name, DataError where files are missing, damaged, or do not fit together.
     """
     if name == "digits":
         if data_dir is not None:
@@ -364,7 +308,13 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
         return _idx(name, folder, *_IDX_SETS[name])
     if name == "idx":
         return _idx(name, folder, None, None)
-    return _npz(own if own is not None and own.is_file() else _single_npz(folder))
+    if own is not None and own.is_file():
+        return _npz(own)
+    found = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
+    if len(found) != 1:
+        there = ", ".join(path.name for path in found) or "none"
+        raise DataError(f"data_dir={str(folder)!r}: must hold one .npz file (found {there}), or name the file itself")
+    return _npz(found[0])
 
 
 def _digits() -> Dataset:
@@ -377,24 +327,28 @@ def _digits() -> Dataset:
 
 
 def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | None) -> Dataset:
-    train_images, train_labels, test_images, test_labels = (find_idx(folder, role) for role in _ROLES)
-    parts = []
-    for images, labels in ((train_images, train_labels), (test_images, test_labels)):
-        pixels = read_idx(images, dtype=np.uint8, ndim=3)
+    files, parts = [find_idx(folder, role) for role in _ROLES], list[Any]()
+    for path, beside in (files[:2], files[2:]):
+        pixels = read_idx(path, dtype=np.uint8, ndim=3)
         if shape is not None and pixels.shape[1:] != shape:
-            raise DataError(
-                f"{images}: holds images of {pixels.shape[1:]} pixels, but {name} has {shape}; wrong folder?"
-            )
-        numbers = read_idx(labels, dtype=np.uint8, ndim=1)
-        parts.append((scaled(pixels, str(images))[:, None], class_numbers(numbers, str(labels))))
-    return Dataset(name, *parts[0], *parts[1], classes=classes or _public_classes(parts[1][1]))
+            raise DataError(f"{path}: holds images of {pixels.shape[1:]} pixels, but {name} has {shape}; wrong folder?")
+        numbers = read_idx(beside, dtype=np.uint8, ndim=1)
+        parts += [scaled(pixels, str(path))[:, None], class_numbers(numbers, str(beside))]
+    train_inputs, train_targets, test_inputs, test_targets = parts
+    classes = classes or _public_classes(test_targets)
+    return Dataset(name, train_inputs, train_targets, test_inputs, test_targets, classes)
 
 
 def _npz(path: Path) -> Dataset:
     arrays = read_arrays(path, KEYS, optional=("classes",))
     parts = {}
     for part in ("train", "test"):
-        inputs = scaled(as_images(arrays[f"x_{part}"]), f"{path}: x_{part}")
+        values = arrays[f"x_{part}"]
+        if values.ndim == 3:  # images with one channel
+            values = values[:, None]
+        elif values.ndim == 4 and values.shape[3] in (1, 3) and values.shape[1] not in (1, 3):  # channels come first
+            values = np.ascontiguousarray(np.moveaxis(values, 3, 1))
+        inputs = scaled(values, f"{path}: x_{part}")
         parts[part] = (inputs, class_numbers(arrays[f"y_{part}"], f"{path}: y_{part}"))
     if "classes" in arrays:
         stated = arrays["classes"]
@@ -415,13 +369,3 @@ def _npz(path: Path) -> Dataset:
 def _public_classes(test_targets: Targets) -> int:
     """Count the classes from the held-out targets: the largest training target is a fact about private data."""
     return int(test_targets.max(initial=0)) + 1
-
-
-def _single_npz(folder: Path) -> Path:
-    if folder.is_file():
-        return folder
-    found = sorted(folder.glob("*.npz"))
-    if len(found) != 1:
-        there = ", ".join(path.name for path in found) or "none"
-        raise DataError(f"data_dir={str(folder)!r}: must hold one .npz file (found {there}), or name the file itself")
-    return found[0]

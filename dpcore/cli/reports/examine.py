@@ -21,7 +21,6 @@ from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.spec import backends
-from dpcore.statement.text import format_number
 
 _NAMES = ("model", "data", "method", "loss")
 
@@ -38,19 +37,8 @@ class _Reached(BaseException):
 def own_run(place: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Give the keywords of a run: of a script, or of what a function returns.
 
-    Parameters
-    ----------
-    place : str
-        ``FILE.py``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
-    arguments : sequence of str
-        What the script finds in ``sys.argv`` after its name.
-
-    Raises
-    ------
-    ArgumentError
-        If the script fails, or gives no run.
-    DataError
-        If there is no such file.
+    `place` is ``FILE.py``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; `arguments` are what the script finds in
+    ``sys.argv`` after its name. ArgumentError if the script fails, or gives no run.
     """
     name, _, function = place.partition(":")
     path = Path(name)
@@ -76,11 +64,22 @@ def _objects(place: str, path: Path | None, name: str, function: str) -> dict[st
             if path is None:
                 module = importlib.import_module(name)
             else:
-                module = _run(path, "__main__" if not function else path.stem)
+                module = ModuleType(path.stem if function else "__main__")
+                module.__file__ = str(path)
+                sys.modules[module.__name__] = module
+                exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own file
             if function:
                 if not callable(getattr(module, function, None)):
                     raise ArgumentError(f"{place}: has no function {function!r}")
-                return _named(place, getattr(module, function)())
+                found = getattr(module, function)()
+                if isinstance(found, (tuple, list)) and 2 <= len(found) <= len(_NAMES):
+                    return dict(zip(_NAMES, found, strict=False))
+                if isinstance(found, Mapping) and {"model", "data"} <= found.keys():
+                    return {str(key): value for key, value in found.items()}
+                raise ArgumentError(
+                    f"{place}: must return (model, data, method, loss), or a dict with 'model', 'data' and other "
+                    f"keywords of make_private, not {type(found).__name__}"
+                )
     except _Reached as reached:
         return reached.arguments
     except DpcoreError:
@@ -89,14 +88,6 @@ def _objects(place: str, path: Path | None, name: str, function: str) -> dict[st
         told = f"{place}: ends with {type(cause).__name__} ({cause}) before it gives a run"
         raise ArgumentError(f"{told}; --debug shows where") from cause
     raise ArgumentError(f"{place}: never calls dpcore.torch.make_private; name a function that returns the objects")
-
-
-def _run(path: Path, name: str) -> ModuleType:
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module
-    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own file
-    return module
 
 
 @contextmanager
@@ -126,20 +117,6 @@ def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def _named(place: str, found: Any) -> dict[str, Any]:
-    if isinstance(found, (tuple, list)) and 2 <= len(found) <= len(_NAMES):
-        return dict(zip(_NAMES, found, strict=False))
-    if isinstance(found, Mapping) and {"model", "data"} <= found.keys():
-        return {str(key): value for key, value in found.items()}
-    raise ArgumentError(
-        f"{place}: must return (model, data, method, loss), or a dict with 'model', 'data' and other keywords of "
-        f"make_private, not {type(found).__name__}"
-    )
-
-
-# ``dpcore doctor``: checks of a user's own run before it trains.
-
-
 Place = Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
     help="A script that calls make_private, or a function that returns model, data, method and loss.")]  # fmt: skip
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", show_default=False,
@@ -162,32 +139,23 @@ def doctor(
     **given: Any,
 ) -> int:  # fmt: skip
     """Examine a model, its data, a loss and a method before they train; status 1 where there is a fault."""
-    with asked_run(place, arguments, given) as run:
-        from dpcore.torch import doctor as examined
+    from dpcore.torch import doctor as examined
 
-        found = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
-    write_answer(as_json, found.to_dict(), str(found))
-    return 0 if found.ok else 1
-
-
-@contextmanager
-def asked_run(place: str | None, arguments: list[str] | None, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the keywords of the run that was asked for: the user's own, or one of ``dpcore train``."""
+    how: Any = {"audit": not no_audit, "confidence": confidence, "seconds": seconds}
     if place is not None:
         with own_run(place, arguments or ()) as run:
-            yield run
-        return
-    from dpcore.cli.train.training import arguments_of
+            found = examined(**run, **how)
+    else:
+        from dpcore.cli.train.training import arguments_of
 
-    settings = settings_from(given)
-    dataset = load(settings.data, settings.data_dir)
-    settings = settings.resolved(len(dataset))
-    model, keywords = arguments_of(settings, dataset)
-    with backends.use_backend(settings.backend):
-        yield {"model": model, **keywords}
-
-
-# ``dpcore audit``: canaries through the real step, and what they show of epsilon.
+        settings = settings_from(given)
+        dataset = load(settings.data, settings.data_dir)
+        settings = settings.resolved(len(dataset))
+        model, keywords = arguments_of(settings, dataset)
+        with backends.use_backend(settings.backend):
+            found = examined(model, **keywords, **how)
+    write_answer(as_json, found.to_dict(), str(found))
+    return 0 if found.ok else 1
 
 
 _OF_AUDIT = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clipping", "clipping_groups", "delta")
@@ -242,22 +210,5 @@ def audit(
         chosen = Plan(chosen, sampler, steps).calibrated(epsilon, settings.delta).method
     result = audited(chosen, sampler, steps, delta=settings.delta, canaries=canaries, runs=runs, confidence=confidence)
     told = {**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()}
-    end = [
-        "Nothing contradicts the claim. That proves no privacy: a lower bound far below the claim shows",
-        "nothing, and an error that these canaries do not meet stays unseen.",
-    ]
-    if result.flagged:
-        end = ["FLAGGED: the run is not what the plan says.", *(f"- {finding}" for finding in result.findings)]
-    write_answer(
-        as_json,
-        told,
-        f"claimed:     epsilon = {result.claimed_epsilon:.4g} at delta = {format_number(result.delta)}",
-        f"lower bound: epsilon = {result.lower_bound:.4g} at confidence {result.confidence:g}",
-        f"             (if {result.assumes})",
-        f"canaries:    {result.canaries_in} in, {result.canaries_out} out; power at least {result.power:.3g} at a "
-        f"false positive rate of at most {result.false_positive_rate:.3g}, where the claim allows "
-        f"{result.claimed_power:.3g}",
-        f"noise:       {result.noise_ratio:.4f} of the planned standard deviation, on untouched coordinates",
-        *end,
-    )
+    write_answer(as_json, told, str(result))
     return 1 if result.flagged else 0

@@ -16,8 +16,8 @@ from dpcore.cli.gradients import Gradients, load_gradients
 from dpcore.cli.options import Commands, Json, Picture, count, one_of, option, real, reals
 from dpcore.cli.output import known, write_json, write_line, write_table
 from dpcore.errors import ArgumentError, DataError
-from dpcore.spec.canonical import plain
 from dpcore.stages.filters import NAMED_FILTERS, Averaging, LowPass, ScalarKalman, butterworth, chebyshev, named_filter
+from dpcore.statement.text import counted
 from dpcore.theory.analysis import filters as analysis
 from dpcore.theory.analysis import recorded, spectrum
 
@@ -51,13 +51,23 @@ def inspect_filter(
     numbers = numbers_of_filter(asked)
     if out is not None:
         _draw_filter(asked, numbers, out)
-    if as_json:
-        write_json(plain({**numbers, **({"picture": str(out)} if out else {})}))
-    else:
-        _tell_filter(asked, numbers)
-        if out is not None:
-            write_line(f"\npicture: {out}")
+    if not _told_as_json(numbers, out, as_json):
+        write_table(("", ""), _rows(numbers), title=f"filter {asked.name}", wraps=1)
+        if asked.refused:
+            write_line(f"\nNo run takes this filter: {asked.refused}")
+        _tell_picture(out)
     return 2 if asked.refused else 0
+
+
+def _told_as_json(numbers: dict[str, Any], out: Path | None, as_json: bool) -> bool:
+    if as_json:
+        write_json({**numbers, **({"picture": str(out)} if out else {})})
+    return as_json
+
+
+def _tell_picture(out: Path | None) -> None:
+    if out is not None:
+        write_line(f"\npicture: {out}")
 
 
 def numbers_of_filter(asked: Asked) -> dict[str, Any]:
@@ -86,69 +96,32 @@ def numbers_of_filter(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _tell_filter(asked: Asked, numbers: dict[str, Any]) -> None:
-    write_table(("", "", ""), _rows(numbers), title=f"filter {asked.name}", wraps=2)
-    if asked.refused:
-        write_line(f"\nNo run takes this filter: {asked.refused}")
-
-
-def _rows(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:
-    factors, moduli = numbers["noise_factor"], [pole["modulus"] for pole in numbers["poles"]]
-    limit, gain, stable = factors["limit"], numbers["gain"], numbers["stable"]
+def _rows(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    factors, stable = numbers["noise_factor"], numbers["stable"]
     rows = [
-        ("b", _list(numbers["b"]), "weights of the newest gradients"),
-        ("a", _list(numbers["a"]), "minus the weights of the last outputs"),
-        ("gain", _number(gain), "a constant gradient comes out " + _gain_words(gain, stable)),
-        *(
-            ("pole", _pole(pole), f"modulus {pole['modulus']:.4g}" + (", outside" if pole["modulus"] > 1 else ""))
-            for pole in numbers["poles"]
-        ),
-        ("stable", "yes" if stable else "no", _stable_words(moduli)),
+        ("b", _list(numbers["b"])),
+        ("a", _list(numbers["a"])),
+        ("gain", _number(numbers["gain"])),
+        *(("pole", _pole(pole)) for pole in numbers["poles"]),
+        ("stable", "yes" if stable else "no: a pole has a modulus of 1 or more"),
     ]
     if stable:
-        cutoff = numbers["cutoff"]
+        cutoff, passes = numbers["cutoff"], "none"
+        if cutoff is not None:
+            passes = f"{cutoff:.4g} cycles/step, a period of {1 / cutoff:.3g} steps; {2 * cutoff:.3g} as --cutoff"
         rows += [
-            ("delay", f"{_number(numbers['delay'])} steps", "mean age of the gradients in the output"),
-            ("half-life", f"{_number(numbers['half_life'])} steps", "until the slowest part of the memory halves"),
-            ("cutoff at -3 dB", *_cutoff_words(cutoff)),
+            ("delay", f"{_number(numbers['delay'])} steps"),
+            ("half-life", f"{_number(numbers['half_life'])} steps"),
+            ("cutoff at -3 dB", passes),
         ]
-    for step in _STEPS:
-        said = "share of the noise's variance in the output" if step == _STEPS[0] else ""
-        rows.append((f"noise after {step:,} step{'s' if step > 1 else ''}", _number(factors[str(step)]), said))
-    if limit is not None and limit > 1:
-        said = "more noise than without a filter"
-    elif limit:
-        said = f"as in a mean of {1 / limit:.3g} gradients; standard deviation times {math.sqrt(limit):.3g}"
-    else:
-        said = "the weights do not settle"
-    return [*rows, ("noise in the long run", _number(limit), said)]
-
-
-def _gain_words(gain: float | None, stable: bool) -> str:
-    if not stable or gain is None:
-        return "larger and larger, or swinging"
-    if abs(gain - 1) < 1e-9:
-        return "unchanged in the long run"
-    return f"times {gain:.4g}, were it not divided by c_t"
-
-
-def _stable_words(moduli: list[float]) -> str:
-    if not moduli:
-        return "it has no pole: its memory ends after the last b"
-    return "every pole must have a modulus below 1"
-
-
-def _cutoff_words(cutoff: float | None) -> tuple[str, str]:
-    if cutoff is None:
-        return "none", "no frequency loses half of its power"
-    said = f"half the power passes: a period of {1 / cutoff:.3g} steps; {2 * cutoff:.3g} as --cutoff"
-    return f"{_number(cutoff)} cycles/step", said
+    rows += [(f"noise after {counted(step, 'step')}", _number(factors[str(step)])) for step in _STEPS]
+    return [*rows, ("noise in the long run", _number(factors["limit"]))]
 
 
 def _tell_all(as_json: bool) -> None:
     every = [numbers_of_filter(Asked(name, named_filter(name))) for name in NAMED_FILTERS]
     if as_json:
-        write_json(plain({"filters": every}))
+        write_json({"filters": every})
         return
     head = ("filter", "gain", "largest pole", "delay", "half-life", "cutoff", "noise, 10 steps", "noise, long run")
     rows = []
@@ -178,14 +151,10 @@ def _draw_filter(asked: Asked, numbers: dict[str, Any], out: Path) -> None:
         analysis.noise_factor(asked.stage, steps),
         frequencies,
         np.abs(analysis.frequency_response(form, frequencies)) ** 2 if numbers["stable"] else frequencies * math.nan,
-        cutoff=_or_nan(numbers["cutoff"]),
-        limiting_noise_factor=_or_nan(numbers["noise_factor"]["limit"]),
+        cutoff=numbers["cutoff"],
+        limiting_noise_factor=numbers["noise_factor"]["limit"],
         title=f"filter {asked.name}",
     )
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _number(value: float | None) -> str:
@@ -197,9 +166,8 @@ def _list(values: list[float]) -> str:
 
 
 def _pole(pole: dict[str, float]) -> str:
-    if pole["imaginary"] == 0:
-        return f"{pole['real']:.4g}"
-    return f"{pole['real']:.4g} {'+' if pole['imaginary'] > 0 else '-'} {abs(pole['imaginary']):.4g}i"
+    imaginary = f" {pole['imaginary']:+.4g}i" if pole["imaginary"] else ""
+    return f"{pole['real']:.4g}{imaginary}, modulus {pole['modulus']:.4g}"
 
 
 DESIGNS = ("butterworth", "chebyshev")
@@ -289,13 +257,15 @@ def inspect_gradients(
     gradients = load_gradients(folder)
     numbers = numbers_of_gradients(gradients)
     if out is not None:
-        _draw_gradients(gradients, out, f"{folder.name or folder.resolve().name}: released gradients")
-    if as_json:
-        write_json(plain({**numbers, **({"picture": str(out)} if out else {})}))
-        return
-    _tell_gradients(gradients, numbers)
-    if out is not None:
-        write_line(f"\npicture: {out}")
+        both, width = _correlations(gradients), gradients.released.shape[1]
+        frequencies = np.geomspace(min(0.25, 1 / len(both[0])), 0.5, 400)
+        densities = [spectrum.power_spectral_density(item, frequencies) / width for item in both]
+        floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
+        title = f"{folder.name or folder.resolve().name}: released gradients"
+        plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
+    if not _told_as_json(numbers, out, as_json):
+        _tell_gradients(gradients, numbers)
+        _tell_picture(out)
 
 
 def numbers_of_gradients(gradients: Gradients) -> dict[str, Any]:
@@ -369,8 +339,7 @@ def _tell_gradients(gradients: Gradients, numbers: dict[str, Any]) -> None:
     ]  # fmt: skip
     write_table(head, rows, title="share of the power at low frequencies", right=3)
     write_line()
-    lines = [*_power(gradients, numbers), *_signal(numbers["signal_to_noise"]), _moments(numbers["negative_share"])]
-    for name, value in lines:
+    for name, value in _lines(gradients, numbers).items():
         write_line(f"{name:<28}{value}")
     if numbers["signal_to_noise"]["before"]:
         write_line(
@@ -379,59 +348,40 @@ def _tell_gradients(gradients: Gradients, numbers: dict[str, Any]) -> None:
         )
 
 
-def _power(gradients: Gradients, numbers: dict[str, Any]) -> list[tuple[str, str]]:
-    power, floor = numbers["power_per_coordinate"], numbers["noise_floor_per_coordinate"]
+def _lines(gradients: Gradients, numbers: dict[str, Any]) -> dict[str, str]:
+    """Return what the record shows beside the power at low frequencies, by name."""
+    power, floor, s = numbers["power_per_coordinate"], numbers["noise_floor_per_coordinate"], gradients.noise_std
+    ratios, share = numbers["signal_to_noise"], numbers["negative_share"]
     told = (
-        f"{floor:.4g} per coordinate (s^2, s = {gradients.noise_std:.4g}), "
-        f"{numbers['noise_floor']:.4g} for all {gradients.dimension:,}"
+        f"{floor:.4g} per coordinate (s^2, s = {s:.4g}), {numbers['noise_floor']:.4g} for all {gradients.dimension:,}"
     )
     if not floor:
         told = "0: this run has no noise and is not private"
     elif not gradients.white_noise:
-        told = f"not flat: the noise is correlated, or scaled by coordinate (seed noise s = {gradients.noise_std:.4g})"
-    return [
-        ("power per coordinate", f"{power['before']:.4g} before, {power['after']:.4g} after the filter"),
-        ("noise floor", told),
-    ]
-
-
-def _signal(ratios: dict[str, Any]) -> list[tuple[str, str]]:
-    if not ratios["before"]:
-        return []
-    before = ("signal to noise, before", _ratio(ratios["before"]))
-    if not ratios["after"]:
-        return [before, ("signal to noise, after", _why_not(ratios["fit_residual"]))]
-    factor = f"{ratios['noise_factor']:.4g} of the variance, read off the filter's inputs and outputs"
-    return [before, ("signal to noise, after", _ratio(ratios["after"])), ("noise left by the filter", factor)]
-
-
-def _moments(share: dict[str, float] | None) -> tuple[str, str]:
-    name = "second moments below zero"
-    if not share:
-        return name, "none recorded: the update has no second moment"
-    first, last = _percent(share["first_tenth"]), _percent(share["last_tenth"])
-    return name, f"{first} of the coordinates in the first tenth of the steps, {last} in the last"
+        told = f"not flat: the noise is correlated, or scaled by coordinate (seed noise s = {s:.4g})"
+    after = f"{power['before']:.4g} before, {power['after']:.4g} after the filter"
+    lines = {"power per coordinate": after, "noise floor": told}
+    if ratios["before"]:
+        lines["signal to noise, before"] = _ratio(ratios["before"])
+        left = (
+            f"no fixed weights make the output from the last inputs ({_percent(ratios['fit_residual'])} of it is left)"
+        )
+        why = "the filter's output is zero" if ratios["fit_residual"] <= _SMALL_RESIDUAL else left
+        lines["signal to noise, after"] = _ratio(ratios["after"]) if ratios["after"] else f"cannot be told: {why}"
+    if ratios["after"]:
+        factor = f"{ratios['noise_factor']:.4g} of the variance, read off the filter's inputs and outputs"
+        lines["noise left by the filter"] = factor
+    moments = "none recorded: the update has no second moment"
+    if share:
+        first, last = _percent(share["first_tenth"]), _percent(share["last_tenth"])
+        moments = f"{first} of the coordinates in the first tenth of the steps, {last} in the last"
+    return lines | {"second moments below zero": moments}
 
 
 def _ratio(ratio: dict[str, float]) -> str:
     value, error = ratio["value"], ratio["error"]
     told = f"{value:.3g} (noise alone gives 0 ± {error:.2g})"
     return told if abs(value) > 2 * error else f"{told}: too little signal for this record to show"
-
-
-def _why_not(residual: float) -> str:
-    if residual <= _SMALL_RESIDUAL:
-        return "cannot be told: the filter's output is zero"
-    left = _percent(residual)
-    return f"cannot be told: no fixed weights make the output from the last inputs ({left} of it is left over)"
-
-
-def _draw_gradients(gradients: Gradients, out: Path, title: str) -> None:
-    both, width = _correlations(gradients), gradients.released.shape[1]
-    frequencies = np.geomspace(min(0.25, 1 / len(both[0])), 0.5, 400)
-    densities = [spectrum.power_spectral_density(item, frequencies) / width for item in both]
-    floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
-    plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
 
 
 def _percent(value: float | None) -> str:

@@ -1,23 +1,26 @@
-"""``dpcore verify``: whether a statement follows from its own settings."""
+"""``dpcore statement``, ``verify`` and ``methods``: what a run says of its privacy, whether it follows, and papers."""
 
 from __future__ import annotations
 
+import inspect
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Json, parsers
+from dpcore.cli.options import Json, count, flag, option, parsers
 from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
-from dpcore.cli.stored import overview, stored
+from dpcore.cli.stored import as_statement, overview, stored
 from dpcore.cli.train.run_folder import COMPARISON, RUNS, holds
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
-from dpcore.errors import DpcoreError
+from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.ledger import Ledger, RunRecord
-from dpcore.plan.plan import Plan
+from dpcore.methods import METHODS, PAPERS
 from dpcore.spec.canonical import read_json_file
 from dpcore.statement.card import facts
 from dpcore.statement.statement import Statement
@@ -26,9 +29,6 @@ from dpcore.statement.verify import holds as all_hold
 from dpcore.statement.verify import verify as check
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
 from dpcore.statement.verify.folder import beside, looked_at
-
-# The files of a folder that ``dpcore verify`` compares with its statement, config.json among them.
-
 
 CONFIG = "config.json"
 # A calibrated run comes to its target, and not far below it: the search ends within a thousandth.
@@ -60,15 +60,13 @@ def comparison_findings(folder: Path, content: Mapping[str, Any], runs: Mapping[
         parts = [f"\n\n{row}\n\n{Statement.unchecked(run).text()}" for row, run in runs.items()]
         text = (folder / name).read_bytes().decode("utf-8")
         same = text.endswith("".join([str(content["tuning"]["words"]), "\n", *parts]))
+        found = Finding(name, OK, "what the statements of these runs say")
+        if not same:
+            found = Finding(name, FAILED, f"{name} is not what statement.json and its runs say")
     except OSError as cause:
         found = Finding(name, FAILED, f"{name} cannot be read ({cause.strerror})")
     except (DpcoreError, LookupError, TypeError, ValueError):
         found = Finding(name, FAILED, f"{name} cannot be compared with statement.json")
-    else:
-        words = (
-            "what the statements of these runs say" if same else f"{name} is not what statement.json and its runs say"
-        )
-        found = Finding(name, OK if same else FAILED, words)
     named = {str(path) for path in content["run_folders"].values()}
     others = {path.relative_to(folder).as_posix() for path in folder.glob(f"{RUNS}/*")} - named
     return [found, _unchecked(folder, {name, "statement.json", RUNS}, sorted(others))]
@@ -112,29 +110,16 @@ def _problem(folder: Path, given: Mapping[str, Any], statement: Statement) -> st
         found = difference(stated, derived, where=where)
         if found is not None:
             return found
-    return _target(settings, statement, plan) or _ledger(given, statement) or _model(folder, settings)
-
-
-def _target(settings: Settings, statement: Statement, plan: Plan) -> str | None:
-    """The noise was calibrated for the planned steps; those of branches that were left came on top."""
     target = settings.epsilon
-    if target is None or statement.steps_abandoned or not statement.epsilon_planned or plan.steps == 0:
-        return None
-    planned = min(statement.epsilon_planned.values())
-    if planned > target * (1 + 1e-6) or (planned < _NEAR * target and target <= _LARGEST_TARGET):
-        return f"its target is epsilon = {target:g}, and the planned steps come to {planned:.4g}"
-    return None
-
-
-def _ledger(given: Mapping[str, Any], statement: Statement) -> str | None:
-    if "ledger" not in given or (given["ledger"] is None) == (not statement.ledger):
-        return None
-    return f"its ledger is {given['ledger']!r}, and the statement has {'one' if statement.ledger else 'none'}"
-
-
-def _model(folder: Path, settings: Settings) -> str | None:
-    """The card says which data and which model."""
-    try:
+    # Noise is calibrated for the planned steps; those of branches that were left come on top.
+    if target is not None and not statement.steps_abandoned and statement.epsilon_planned and plan.steps:
+        planned = min(statement.epsilon_planned.values())
+        if planned > target * (1 + 1e-6) or (planned < _NEAR * target and target <= _LARGEST_TARGET):
+            return f"its target is epsilon = {target:g}, and the planned steps come to {planned:.4g}"
+    ledger = given.get("ledger")
+    if "ledger" in given and (ledger is None) != (not statement.ledger):
+        return f"its ledger is {ledger!r}, and the statement has {'one' if statement.ledger else 'none'}"
+    try:  # the card says which data and which model
         rows = facts((folder / "README.md").read_text("utf-8"))
     except (OSError, ValueError):
         return None
@@ -152,22 +137,6 @@ def verify(
     as_json: Json = False,
 ) -> int:  # fmt: skip
     """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
-    found = _findings(path, ledger)
-    good = all(all_hold(findings) for findings in found.values())
-    if as_json:
-        checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}
-        write_json({"holds": good, "path": str(path), "checks": checks.get("", checks)})
-    else:
-        for name, findings in found.items():
-            if name:
-                write_line(f"\n{visible(name)}")
-            _table(findings)
-        write_line(_verdict(found.values()))
-    return 0 if good else 1
-
-
-def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
-    """Return what is found of each statement, and where `path` is a folder, of the files beside it."""
     statements, whole = stored(path), overview(path)
     found = {}
     for name, (folder, content) in statements.items():
@@ -177,17 +146,24 @@ def _findings(path: Path, ledger: Path | None) -> dict[str, list[Finding]]:
     if whole is not None:
         runs = {name: content for name, (_, content) in statements.items()}
         found["The comparison's own files"] = comparison_findings(path, whole, runs)
-    return found
+    good = all(all_hold(findings) for findings in found.values())
+    if as_json:
+        checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}
+        write_json({"holds": good, "path": str(path), "checks": checks.get("", checks)})
+    else:
+        from rich.markup import escape
 
-
-def _table(findings: list[Finding]) -> None:
-    from rich.markup import escape
-
-    styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
-    rows = [
-        (escape(one.check), f"[{styles[one.status]}]{one.status}[/]", escape(visible(one.words))) for one in findings
-    ]
-    write_table(("check", "", "found"), rows, wraps=2)
+        styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
+        for name, findings in found.items():
+            if name:
+                write_line(f"\n{visible(name)}")
+            rows = [
+                (escape(one.check), f"[{styles[one.status]}]{one.status}[/]", escape(visible(one.words)))
+                for one in findings
+            ]
+            write_table(("check", "", "found"), rows, wraps=2)
+        write_line(_verdict(found.values()))
+    return 0 if good else 1
 
 
 def _verdict(found: Collection[list[Finding]]) -> str:
@@ -253,3 +229,44 @@ def _event(name: str, stated: Mapping[str, Any], held: Mapping[str, Any]) -> Fin
     if problem is None:
         return Finding(name, OK, "the one that the ledger holds")
     return Finding(name, FAILED, f"is not the one that the ledger holds: {problem}")
+
+
+_WIDTH, _INDENT = 80, "  "
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods, each with the paper that it comes from."""
+    said = {name: (inspect.getdoc(make) or name).splitlines()[0].replace("`", "") for name, make in METHODS.items()}
+    if as_json:
+        papers = {name: [{**asdict(paper), "url": paper.url} for paper in PAPERS[name]] for name in METHODS}
+        write_json({name: {"summary": said[name], "papers": papers[name]} for name in METHODS})
+        return
+    for name, sentence in said.items():
+        write_line(name)
+        for text in (sentence, *(paper.text() for paper in PAPERS[name])):
+            for line in wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False):
+                write_line(line)
+
+
+_NARROWEST, _WIDEST = 40, 1000
+
+
+def statement(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
+    width: Annotated[int | None, option(count, "N", "Characters a line; the terminal's, at most 100.")] = None,
+    full: Annotated[bool, flag("--full", "All settings, events and assumptions, not a summary in ten lines.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a stored privacy statement in short. dpcore verify checks it."""
+    if width is not None and not _NARROWEST <= width <= _WIDEST:
+        raise ArgumentError(f"width={width!r}: must lie between {_NARROWEST} and {_WIDEST}")
+    found = {name: as_statement(path, content) for name, (_, content) in stored(path).items()}
+    if as_json:
+        contents = {name: item.to_dict() for name, item in found.items()}
+        write_json(contents.get("", contents))
+        return
+    columns = min(100, shutil.get_terminal_size().columns) if width is None else width
+    for name, item in found.items():
+        if name:
+            write_line(f"{visible(name)}\n")
+        write_line(item.summary(max(columns, _NARROWEST), full=full))

@@ -35,12 +35,11 @@ TENSORBOARD = "tensorboard"
 
 
 class RunFolder:
-    """One folder for one run, made if it does not exist.
+    """One folder for one run, made if it does not exist, or taken up as it stands if it is `existing`.
 
     With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
     A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
-    in. An `existing` one is taken up as it stands: the caller has looked at what is in it. `written` are the files that
-    were put there since, and `stated` the last statement among them.
+    in. `written` are the files that were put there since, and `stated` the last statement among them.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN, existing: bool = False) -> None:
@@ -53,19 +52,14 @@ class RunFolder:
         if holds(path, kind):
             with locked(path):
                 _clear(path, kind)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as cause:
-            raise DataError(f"out={str(path)!r}: cannot be made ({cause.strerror})") from cause
+        path.mkdir(parents=True, exist_ok=True)
 
     @property
     def checkpoint(self) -> Path:
         """Where a run that can be resumed keeps its checkpoint."""
         return checkpoint_of(self.path)
 
-    def write_config(
-        self, settings: dict[str, Any], ledger: Path | None, versions: dict[str, str] | None = None
-    ) -> None:
+    def write_config(self, settings: dict[str, Any], ledger: Path | None, versions: Any = None) -> None:
         """Write config.json: first of all files, and the mark by which a folder is known.
 
         The ledger is among the settings: a repetition by ``--config`` that left it would release without paying.
@@ -135,11 +129,7 @@ def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> Non
             "another folder"
         )
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise DataError(f"out={str(path)!r}: cannot be made ({there} is a file); name another folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise DataError(f"out={str(path)!r}: cannot be written ({there} is read-only); name another folder")
-    try:  # where access is granted and nothing can be made: /proc, a full quota
+    try:
         Path(mkdtemp(prefix=".dpcore-", dir=there)).rmdir()
     except OSError as cause:
         raise DataError(

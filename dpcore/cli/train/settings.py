@@ -9,23 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
-from dpcore.cli.options import (
-    count,
-    flag,
-    group_norms,
-    multiplier,
-    name_or_file,
-    one_of,
-    option,
-    real,
-    reals,
-    whole,
-)
+from dpcore.cli.options import count, flag, group_norms, multiplier, name_or_file, one_of, option, real, reals, whole
 from dpcore.errors import ArgumentError
 from dpcore.methods import BASES, METHODS, VARIANTS, keywords
 from dpcore.plan.plan import Plan
@@ -217,7 +205,7 @@ class Settings:
     @property
     def update(self) -> str:
         """The update rule."""
-        return self.base or _own_update(self.method)
+        return self.base or type(METHODS[self.method](lr=1.0).update).__name__.lower()
 
     @property
     def learning_rate(self) -> float:
@@ -274,12 +262,6 @@ class Settings:
 def settings_from(given: dict[str, Any]) -> Settings:
     """Return the settings of the options that were given: those that are not None."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
-
-
-@cache
-def _own_update(method: str) -> str:
-    """Return the update rule of a method whose base is not given."""
-    return type(METHODS[method](lr=1.0).update).__name__.lower()
 
 
 def _listed(names: list[str]) -> str:

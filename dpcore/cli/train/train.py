@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,27 +12,15 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from dpcore import accounting
 from dpcore.accounting.branches import Branch, Branches, count
-from dpcore.cli import datasets, plots
-from dpcore.cli.gradients import save_gradients
+from dpcore.cli import datasets
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.options import Json, flag, takes
 from dpcore.cli.output import remark, remarks, write_json, write_line
-from dpcore.cli.train.run_folder import (
-    NAMES,
-    RESULTS,
-    TENSORBOARD,
-    RunFolder,
-    check_folder,
-    content_of,
-    holds,
-    locked,
-    next_folder,
-)
+from dpcore.cli.train.run_folder import NAMES, RESULTS, RunFolder, check_folder, content_of, holds, locked, next_folder
 from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DivergenceError, DpcoreError
 from dpcore.ledger import Ledger
@@ -44,9 +32,6 @@ from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, forma
 if TYPE_CHECKING:
     from dpcore.cli.train.training import Outcome, Training
     from dpcore.plan.plan import Plan
-
-# Settings from a TOML file (or from a run folder's config.json): the options' own names, without the dashes.
-
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
@@ -79,12 +64,8 @@ def use_config(context: typer.Context, path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    known = {
-        option.removeprefix("--").replace("-", "_"): str(parameter.name)
-        for parameter in context.command.params
-        for option in parameter.opts
-        if option.startswith("--")
-    }
+    options = ((option, str(item.name)) for item in context.command.params for option in item.opts)
+    known = {key[2:].replace("-", "_"): name for key, name in options if key.startswith("--")}
     known = {key: name for key, name in known.items() if key not in _NOT_SETTINGS}
     defaults = {}
     for key, value in read_config(path).items():
@@ -105,9 +86,6 @@ def use_config(context: typer.Context, path: Path | None) -> Path | None:
         defaults[known[plain_key]] = value
     context.default_map = defaults
     return path
-
-
-# One run, from its settings to its finished folder.
 
 
 BUDGET_STATUS = 3
@@ -131,13 +109,17 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     plan = settings.plan(len(dataset))
     remark(accounting.delta_remark(settings.delta, len(dataset)))
     with joined(settings) as rank:
-        if rank:
-            return follow(settings, dataset)
-        remarks().print(first_line(settings, dataset, plan), markup=False)
+        if not rank:
+            remarks().print(first_line(settings, dataset, plan), markup=False)
         # After the quick checks: torch takes a second to import.
         from dpcore.cli.train.training import Training
 
         training = Training(settings, dataset, ledger)
+        if rank:  # beside the first process, without a word
+            training.private.begin()
+            with deferred() as interruption:
+                outcome = training.run(interruption)
+            return 0 if outcome.diverged or outcome.complete else interruption.status
         for sentence in training.remarks:
             remark(sentence)
         if ledger is not None:
@@ -147,7 +129,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
         with deferred() as interruption:
             folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
             with locked(folder.path):
-                return train_to_end(training, folder, ledger, interruption, as_json)
+                return train_to_end(training, folder, interruption, as_json)
 
 
 def check_beside(settings: Settings, ledger: Path | None) -> None:
@@ -160,152 +142,68 @@ def check_beside(settings: Settings, ledger: Path | None) -> None:
 
 def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str:
     """Say what is about to be trained."""
+    noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
     if settings.epsilon is not None:
         noise = f"noise for epsilon = {format_number(settings.epsilon)} at delta = {format_number(settings.delta)}"
-    else:
-        noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
     return (
         f"Training {settings.model} on {dataset.name} by {settings.method}: {counted(len(dataset), 'example')}, "
         f"{counted(plan.steps, 'step')}, {noise}"
     )
 
 
-def train_to_end(
-    training: Training, folder: RunFolder, ledger: Path | None, interruption: Interruption, as_json: bool
-) -> int:
+def train_to_end(training: Training, folder: RunFolder, interruption: Interruption, as_json: bool) -> int:
     """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
     from dpcore.cli.train.training import cost
-    from dpcore.torch import save_state
 
-    settings = training.settings
-
-    def save() -> None:
-        save_state(folder.checkpoint, {**training.state_dict(), "ledger": str(Path(ledger or "").absolute())})
-
-    if ledger is not None:
-        remark(cost(training.plan.steps))
-        save()  # after a resume too: the checkpoint then knows what the last kill left, and it is not told twice
+    console, steps = remarks(), training.private.plan.steps
+    target = format_epsilon(training.private.epsilon(planned=True), digits=3)
+    if training.ledger is not None:
+        remark(cost(steps))
+        training.save(folder.checkpoint)  # after a resume too: it then knows what the last kill left, and says it once
     try:
-        with Display(remarks(), training.plan.steps, settings.epochs, training.epsilon_after) as display:
-            saving = save if ledger is not None else None
-            outcome = train_into(training, folder, interruption, display.steps, display.evaluated, saving, halt=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("training", total=steps)
+
+            def tell(taken: int, evaluation: Mapping[str, Any] | None) -> None:
+                bar.update(task, completed=taken)
+                if evaluation is not None:
+                    console.print(
+                        f"epoch {evaluation['epoch']:.4g} of {training.settings.epochs}: held-out accuracy "
+                        f"{100 * evaluation['test_accuracy']:.1f}%, epsilon "
+                        f"{format_epsilon(evaluation['epsilon'], digits=3)} of {target}"
+                    )
+
+            outcome = training.run(interruption, folder, tell)
     except Stopped as stop:
         raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
     except Exception:
         remark(_left(folder))
         raise
+    if outcome.diverged or outcome.complete:
+        folder.checkpoint.unlink(missing_ok=True)
     if outcome.diverged:
-        folder.checkpoint.unlink(missing_ok=True)
-        raise DivergenceError(_diverged(folder, settings, outcome))
-    complete = outcome.steps_taken == outcome.statement.steps_planned
-    if complete:
-        folder.checkpoint.unlink(missing_ok=True)
+        stated = outcome.statement
+        raise DivergenceError(
+            f"training diverged: after {stated.steps_taken:,} of {stated.steps_planned:,} steps {outcome.diverged} no "
+            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; what was spent is spent, "
+            f"epsilon = {format_epsilon(stated.best_epsilon)} at delta = {format_number(stated.delta)}: "
+            f"{folder.path / 'statement.txt'}"
+        )
     _tell(folder, training, outcome, interruption, as_json)
     if outcome.budget:
         return BUDGET_STATUS
-    return 0 if complete else interruption.status
-
-
-def train_into(
-    training: Training,
-    folder: RunFolder,
-    interruption: Interruption,
-    tell: Callable[[int, int], None],
-    log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
-    save: Callable[[], None] | None = None,
-    *,
-    halt: bool = False,
-) -> Outcome:
-    """Train a run that is built, alone or of a comparison, and write all files of its folder but config.json.
-
-    With `halt` a run that diverges ends there, and leaves its statement and no model.
-    """
-    from dpcore.cli.train.training import suited
-
-    folder.write_metrics(training.evaluations)
-    board: Any = None
-    if training.settings.tensorboard:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # Of a run that goes on after a step, what stands there of later ones is shown no more.
-        board = SummaryWriter(str(folder.path / TENSORBOARD), purge_step=training.private.steps_taken + 1)
-
-    def log_all(evaluation: dict[str, Any]) -> None:
-        folder.log(evaluation)
-        log(evaluation)
-        if board is not None:  # evaluations only: each value has a time, and a step's tells the size of its batch
-            for name in ("test_accuracy", "test_loss", "epsilon", "learning_rate"):
-                board.add_scalar(name, evaluation[name], evaluation["step"])
-            board.flush()
-
-    with suited(training):
-        outcome = training.run(interruption, tell, log_all, folder.write_statement, save, halt=halt)
-    if board is not None:
-        statement = outcome.statement
-        board.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
-        board.close()
-    if not outcome.diverged:
-        _finish(folder, training, outcome)
-    return outcome
-
-
-class Display(Progress):
-    """A bar on a terminal, one line an epoch elsewhere; of `steps` and `epochs` planned."""
-
-    def __init__(self, console: Console, steps: int, epochs: int, epsilon_after: Callable[[int], float]) -> None:
-        self._epochs, self._epsilon_after = epochs, epsilon_after
-        self._target = format_epsilon(epsilon_after(steps), digits=3)
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}"),
-            TextColumn("epsilon {task.fields[epsilon]} of " + self._target),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self.add_task("training", total=steps, accuracy="--", epsilon="0")
-
-    def steps(self, taken: int, _planned: int) -> None:
-        """Move the bar."""
-        if self.console.is_terminal:
-            spent = format_epsilon(self._epsilon_after(taken), digits=3)
-            self.update(self._task, completed=taken, epsilon=spent)
-
-    def evaluated(self, evaluation: Mapping[str, Any]) -> None:
-        """Show the held-out accuracy."""
-        accuracy = f"{100 * evaluation['test_accuracy']:.1f}%"
-        spent = format_epsilon(evaluation["epsilon"], digits=3)
-        self.update(self._task, completed=evaluation["step"], accuracy=accuracy, epsilon=spent)
-        self.console.print(
-            f"epoch {evaluation['epoch']:.4g} of {self._epochs}: held-out accuracy {accuracy}, "
-            f"epsilon {spent} of {self._target}"
-        )
+    return 0 if outcome.complete else interruption.status
 
 
 def _warn_of_budget(ledger: Path, training: Training) -> None:
-    opened, plan = Ledger.open(ledger), training.plan
-    if opened.budget is None:
-        return
-    left = opened.remaining()
+    opened, plan = Ledger.open(ledger), training.private.plan
+    left = None if opened.budget is None else opened.remaining()
     # A run whose first step is refused ends with an error of its own.
-    if left.fits(plan.event_after(1)) and not left.fits(plan.event):
+    if left is not None and left.fits(plan.event_after(1)) and not left.fits(plan.event):
         remark(
             f"the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
             "it is crossed, and what was spent until then is spent"
         )
-
-
-def _diverged(folder: RunFolder, settings: Settings, outcome: Outcome) -> str:
-    statement = outcome.statement
-    return (
-        f"training diverged: after {outcome.steps_taken:,} of {statement.steps_planned:,} steps {outcome.diverged} no "
-        f"longer finite; lower --lr ({settings.lr:g}). No model was kept; what was spent is spent, epsilon = "
-        f"{format_epsilon(statement.best_epsilon)} at delta = {format_number(statement.delta)}: "
-        f"{folder.path / 'statement.txt'}"
-    )
 
 
 def _left(folder: RunFolder) -> str:
@@ -331,41 +229,22 @@ def _command(folder: RunFolder) -> str:
     return f"dpcore train --resume {quote(str(folder.path))}"
 
 
-def _finish(folder: RunFolder, training: Training, outcome: Outcome) -> None:
-    from dpcore.torch.export import files
-
-    settings, evaluations, state = training.settings, training.evaluations, training.private.output_state_dict()
-    trained = {"data": settings.data, "model": settings.model,
-        "parameters": sum(tensor.numel() for tensor in state.values()),
-        "held-out accuracy": f"{100 * evaluations[-1]['test_accuracy']:.2f} %"}  # fmt: skip
-    title = f"{settings.data}, {settings.model}, {settings.method}"
-    for name, content in files(outcome.statement, state, title=title, trained=trained).items():
-        folder.write(name, content)
-    if settings.record_gradients is not None:
-        folder.written.add(save_gradients(folder.path, **training.private.recorded).name)
-    curves = ([item[key] for item in evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
-    picture = folder.path / "learning-curve.png"
-    beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
-    folder.written.add(plots.learning_curve(picture, *curves, **beside).name)
-
-
 def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
     statement, last = outcome.statement, training.evaluations[-1]
-    stopped = outcome.steps_taken < statement.steps_planned
     # Another run of the ledger may still give back what it reserved.
     when = ", if the ledger has room again" if outcome.budget else ""
     who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
-        spent = {"epsilon": plain(statement.best_epsilon), "delta": statement.delta}
-        write_json({"status": f"stopped by {who}" if stopped else "complete", **spent,
+        spent = {"epsilon": statement.best_epsilon, "delta": statement.delta}
+        write_json({"status": "complete" if outcome.complete else f"stopped by {who}", **spent,
             "test_accuracy": last["test_accuracy"],
             "test_loss": last["test_loss"], "run_folder": str(folder.path),
             **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
             "settings": training.settings.to_dict(), "statement": statement.to_dict()})  # fmt: skip
         return
-    if stopped:
+    if not outcome.complete:
         write_line(
-            f"Stopped by {who} after {outcome.steps_taken:,} of {statement.steps_planned:,} steps; "
+            f"Stopped by {who} after {statement.steps_taken:,} of {statement.steps_planned:,} steps; "
             "what was spent until then is spent."
         )
     write_line(f"held-out accuracy  {100 * last['test_accuracy']:.2f}%")
@@ -387,10 +266,7 @@ def _started() -> bool:
 
 @contextmanager
 def joined(settings: Settings) -> Iterator[int]:
-    """Join the other processes that torchrun started, for the length of the block; gives this one's rank.
-
-    Without torchrun this process is alone, of rank 0.
-    """
+    """Join the other processes that torchrun started, for the length of the block; give this one's rank, or 0."""
     if not _started():
         yield 0
         return
@@ -406,20 +282,6 @@ def joined(settings: Settings) -> Iterator[int]:
         yield dist.get_rank()
     finally:
         dist.destroy_process_group()
-
-
-def follow(settings: Settings, dataset: datasets.Dataset) -> int:
-    """Train beside the first process, without a word; return the exit status."""
-    from dpcore.cli.train.training import Training, suited
-
-    training = Training(settings, dataset)
-    training.private.begin()
-    with deferred() as interruption, suited(training):
-        outcome = training.run(interruption, halt=True)
-    return 0 if outcome.diverged or outcome.steps_taken == outcome.statement.steps_planned else interruption.status
-
-
-# ``dpcore train --resume``: a run that was stopped or killed goes on, and nothing that it paid for is lost.
 
 
 _BESIDE = {"resume", "ledger", "as_json", "debug"}
@@ -446,15 +308,17 @@ def check_resumed(context: typer.Context, path: Path) -> None:
 
 
 def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
-    """Go on with the run in a folder, which has these settings, from its checkpoint; return the exit status.
-
-    `ledger` is where the run's ledger is now; by default where it was.
-    """
+    """Go on with the run in a folder, which has these settings; `ledger` is where its ledger is now, if it moved."""
     with locked(path):
         folder = RunFolder(path, existing=True)
         stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
         if not folder.checkpoint.exists():
-            raise DataError(f"resume={str(path)!r}: {_why_not(stated, folder.checkpoint)}")
+            why = f"its checkpoint, {folder.checkpoint}, is missing; put it back (it lies beside the folder)"
+            if not stated.get("ledger"):
+                why = "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
+            if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
+                why = "is complete"
+            raise DataError(f"resume={str(path)!r}: {why}")
         dataset = datasets.load(settings.data, settings.data_dir)
         settings = settings.resolved(len(dataset))
         check_beside(settings, ledger)
@@ -476,15 +340,7 @@ def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) ->
         # Its digests are those of a model and a statement that do not stay.
         (path / "README.md").unlink(missing_ok=True)
         with deferred() as interruption:
-            return train_to_end(training, folder, ledger, interruption, as_json)
-
-
-def _why_not(stated: Mapping[str, Any], checkpoint: Path) -> str:
-    if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
-        return "is complete"
-    if not stated.get("ledger"):
-        return "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
-    return f"its checkpoint, {checkpoint}, is missing; put it back (it lies beside the folder, and moves with it)"
+            return train_to_end(training, folder, interruption, as_json)
 
 
 def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, Any], folder: RunFolder) -> None:
@@ -520,27 +376,23 @@ def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
 
 def _how(training: Training, saved: Mapping[str, Any]) -> str:
     """Say where the run goes on, and what that costs."""
-    state, steps, now = saved["optimizer"]["dpcore"]["public"], training.plan.steps, training.private.statement()
+    state, private = saved["optimizer"]["dpcore"]["public"], training.private
+    steps, now = private.plan.steps, private.statement()
     known = {name: Branch(*branch) for name, branch in state["branches"].items()}
     lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)
-    where = f"Going on after step {training.private.steps_taken:,} of {steps:,}, with fresh noise"
+    where = f"Going on after step {private.steps_taken:,} of {steps:,}, with fresh noise"
     if not lost:
         return f"{where}. This costs 0 steps: nothing was released since."
     return (
         f"{where}. This costs {counted(lost, 'step')}, which may have been released since the checkpoint and stay "
         f"counted; with {counted(now.steps_abandoned, 'abandoned step')} in all the whole run comes to epsilon = "
-        f"{format_epsilon(training.epsilon_after(steps))}."
+        f"{format_epsilon(training.private.epsilon(planned=True))}."
     )
 
 
-LedgerFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Pay for every step from this ledger, and stop before its budget is crossed (dpcore ledger create).",
-        rich_help_panel=PRIVACY,
-    ),
-]
+LedgerFile = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=PRIVACY,
+    help="Pay for every step from this ledger, and stop before its budget is crossed (dpcore ledger create).",
+)]  # fmt: skip
 
 
 @takes(Settings)

@@ -1,4 +1,4 @@
-"""One training run: private steps, held-out evaluations, and a statement that is true at every moment."""
+"""One training run: private steps, held-out evaluations, and the files of its folder, true at every moment."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from dpcore import accounting
+from dpcore.cli import plots
 from dpcore.cli.datasets import Dataset
+from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
+from dpcore.cli.train.run_folder import TENSORBOARD, RunFolder
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning, TrainingWarning
+from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning
 from dpcore.ledger.allowance import largest
-from dpcore.plan.plan import Plan
 from dpcore.spec import backends as config
 from dpcore.spec.canonical import plain
-from dpcore.statement.guarantee import guarantee
+from dpcore.statement.build import guarantee
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE
-from dpcore.torch import HeldOut, make_private
+from dpcore.torch import HeldOut, make_private, save_state
+from dpcore.torch.export import files
 from dpcore.torch.model import models
 
-# The checkpoint of a run that a ledger pays for: one file, replaced whole, and as secret as the data.
-#
-# It holds the run's keys: whoever has it can subtract the noise. So it is readable by its owner only, and does not lie
-# in the run folder, whose files are all public (`RunFolder.checkpoint`). A crash costs the steps since the last one.
-
-
+# The checkpoint of a run that a ledger pays for is one file, replaced whole, and as secret as the data: it holds the
+# run's keys, and whoever has them can subtract the noise. So it is readable by its owner only, and does not lie in the
+# run folder, whose files are all public (`RunFolder.checkpoint`). A crash costs the steps since the last one.
 PARTS = {"settings", "evaluations", "model", "optimizer", "ledger"}
 SECONDS: Final = 60.0
 """At the latest after so long."""
@@ -150,18 +151,21 @@ def _device(backend: str) -> torch.device:
 
 
 class Outcome(NamedTuple):
-    """How the training of a run ended, and the statement for it.
+    """How the training of a run ended, and the statement for the steps that lead to its parameters.
 
-    `steps_taken` lead to the parameters; the statement counts more where a run was killed and resumed. `budget` says
-    why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite. `seconds` is how long it
-    took, which tells the sizes of the batches: it is not for the run's folder.
+    `budget` says why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite. `seconds` is
+    how long it took, which tells the sizes of the batches: it is not for the run's folder.
     """
 
     statement: Statement
-    steps_taken: int
     budget: str
     diverged: str
     seconds: float
+
+    @property
+    def complete(self) -> bool:
+        """Whether all planned steps were taken."""
+        return self.statement.steps_taken == self.statement.steps_planned
 
 
 class Training:
@@ -172,7 +176,7 @@ class Training:
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
-        self.settings = settings
+        self.settings, self.ledger = settings, ledger
         self.evaluations: list[dict[str, Any]] = []
         self.model, arguments = arguments_of(settings, dataset)
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as told:
@@ -183,43 +187,29 @@ class Training:
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
-        # The commands say all of it in remarks of their own.
-        self.remarks = [str(one.message) for one in told if one.category is TrainingWarning]
-        for one in told:
-            if one.category not in (DeltaWarning, TrainingWarning):
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-        test = torch.tensor(dataset.test_inputs), torch.tensor(dataset.test_targets)
-        metrics = {"test_accuracy": _accuracy, "test_loss": _loss}
-        self._held_out = HeldOut(self.private, test, metrics, batch_size=_EVALUATION_BATCH)
+        # Commands remark on delta by themselves, before torch is imported.
+        self.remarks = [str(one.message) for one in told if one.category is not DeltaWarning]
+        self._test = torch.tensor(dataset.test_inputs), torch.tensor(dataset.test_targets)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
         self.steps_per_epoch = len(self.private.loader)
 
-    @property
-    def plan(self) -> Plan:
-        """The run's plan; a checkpoint may bring the last digits of its noise multiplier."""
-        return self.private.plan
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the run can go on from; `torch.load` reads it with `weights_only`. **Secret**: has the keys."""
-        return {"settings": plain(self.settings.to_dict()), "evaluations": list(self.evaluations),
-            "model": self.model.state_dict(), "optimizer": self.private.optimizer.state_dict()}  # fmt: skip
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, which `read_checkpoint` reads. **Secret**: it has the keys."""
+        save_state(path, {"settings": plain(self.settings.to_dict()), "evaluations": list(self.evaluations),
+            "model": self.model.state_dict(), "optimizer": self.private.optimizer.state_dict(),
+            "ledger": str(Path(self.ledger or "").absolute())})  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict` of a run with the same settings."""
+        """Go on from the checkpoint of a run with the same settings."""
         self.model.load_state_dict(state["model"])
         self.private.optimizer.load_state_dict(state["optimizer"])
         self.evaluations = list(state["evaluations"])
 
-    def epsilon_after(self, steps: int) -> float:
-        """Return the smallest of the accountants' epsilons after so many steps."""
-        event = self.private.event_after(steps)
-        return accounting.smallest_epsilon(event, self.settings.delta)[0]
-
     def statement(self, steps: int, note: str = "") -> Statement:
         """Return the statement for the first `steps` steps, and for what else may have been released by now."""
         now: Statement = self.private.statement()
-        event, planned = self.private.event_after(steps), self.private.event_after(self.plan.steps)
+        event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
         return replace(
             now, steps_taken=steps, caveats=(*now.caveats, HELD_OUT), note=note, **guarantee(event, planned, now.delta)
         )
@@ -227,70 +217,86 @@ class Training:
     def run(
         self,
         interruption: Interruption,
-        tell: Callable[[int, int], None] = lambda _taken, _planned: None,
-        log: Callable[[dict[str, Any]], None] = lambda _evaluation: None,
-        state: Callable[[Statement], None] | None = None,
-        save: Callable[[], None] | None = None,
+        folder: RunFolder | None = None,
+        tell: Callable[[int, dict[str, Any] | None], None] = lambda _taken, _evaluation: None,
         *,
-        halt: bool = False,
+        alone: bool = True,
     ) -> Outcome:
         """Train to the end of the plan, or until a signal asks to stop or a ledger's budget ends.
 
-        With `halt` also until the parameters or the held-out loss are not finite: both are free to look at, since the
-        ones are released and the other is of them and of data that are not in the training set.
+        All files of `folder` but config.json are written here. A statement stands there *before* the steps that it
+        covers are taken, and again when they were: whoever kills the process in between finds a statement that counts
+        too much, never too little.
 
-        `tell` is called with the steps taken and planned, a few times a second, and `log` with each evaluation. Neither
+        A run that is `alone`, not one of a comparison, also ends if the parameters or the held-out loss are not finite,
+        and then leaves no model. Both are free to look at: the ones are released, and the other is of them and of data
+        that are not in the training set. If a ledger pays for it, it saves checkpoints.
+
+        `tell` is called with the steps taken, a few times a second, and with each evaluation. Neither it nor the folder
         hears of a training loss, a batch's size, a clipped share or a step's duration: those are functions of the
         private data, or of the secret sample, that no noise covers.
-
-        `state` is given a statement *before* the steps that it covers are taken, and again when they were: whoever
-        kills the process in between finds a statement that counts too much, never too little. `save` is called where a
-        checkpoint is due: `dpcore.cli.train.training`, after each evaluation, and at an early end.
         """
-        begun, started, told = self.private.steps_taken, time.perf_counter(), -math.inf
-        taken, evaluated = begun, self.evaluations[-1]["step"] if self.evaluations else -1
-        saves = None if save is None else Autosave(save, self.plan.steps, begun)
+        private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
+        started, told, saves = time.perf_counter(), -math.inf, None
+        evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
+        board = self._board(folder)
+        held_out = HeldOut(private, self._test, _METRICS, trackers=board, batch_size=_EVALUATION_BATCH)
+        if folder is not None:
+            folder.write_metrics(self.evaluations)
+            if alone and self.ledger is not None:
+                saves = Autosave(partial(self.save, folder.checkpoint), planned, begun)
         budget, diverged, stopped = "", "", False
-        for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
-            reserved = min(epoch * self.steps_per_epoch, self.plan.steps)
-            if state is not None:
-                state(self.statement(reserved, _RESERVED.format(epoch=epoch)))
-            try:
-                for batch in self.private.loader:
-                    self.private.step(batch)
-                    taken += 1
-                    if time.monotonic() - told > _SECONDS_BETWEEN_REPORTS or taken == self.plan.steps:
-                        told = time.monotonic()
-                        tell(taken, self.plan.steps)
-                    if halt and not self._finite():
-                        diverged = "the parameters are"
-                    if (stopped := self._stopped(interruption)) or diverged:
-                        break
+        with suited(self):
+            for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
+                if folder is not None:
+                    reserved = min(epoch * self.steps_per_epoch, planned)
+                    folder.write_statement(self.statement(reserved, _RESERVED.format(epoch=epoch)))
+                try:
+                    for batch in private.loader:
+                        private.step(batch)
+                        if time.monotonic() - told > _SECONDS_BETWEEN_REPORTS or private.steps_taken == planned:
+                            told = time.monotonic()
+                            tell(private.steps_taken, None)
+                        if alone and not self._finite():
+                            diverged = "the parameters are"
+                        if (stopped := self._stopped(interruption)) or diverged:
+                            break
+                        if saves is not None:
+                            saves.after(private.steps_taken)
+                except BudgetError as end:
+                    if private.steps_taken == 0:
+                        raise
+                    budget = str(end)
+                if not diverged and evaluated < private.steps_taken:
+                    found, evaluated = self._evaluate(held_out), private.steps_taken
+                    if alone and not math.isfinite(found["test_loss"]):
+                        diverged = "the held-out loss is"
+                    if folder is not None:
+                        folder.log(found)
+                    tell(evaluated, found)
                     if saves is not None:
-                        saves.after(taken)
-            except BudgetError as end:
-                if taken == 0:
-                    raise
-                budget = str(end)
-            if not diverged and evaluated < taken:
-                found, evaluated = self._evaluate(taken), taken
-                if halt and not math.isfinite(found["test_loss"]):
-                    diverged = "the held-out loss is"
-                log(found)
-                if saves is not None:
-                    saves.now(taken)
-            if stopped or budget or diverged or self._stopped(interruption):
-                break
-        self.private.close()
-        note = f"Stopped by {interruption.name} before the planned end." if taken < self.plan.steps else ""
+                        saves.now(evaluated)
+                if stopped or budget or diverged or self._stopped(interruption):
+                    break
+        private.close()
+        note = f"Stopped by {interruption.name} before the planned end." if private.steps_taken < planned else ""
         if budget:
             note = f"Stopped by the ledger's budget: {budget}."
         if diverged:
             note = f"Training diverged: {diverged} no longer finite. No model was kept."
-        statement = self.statement(taken, note)
-        if state is not None:
-            state(statement)
-        return Outcome(statement, taken, budget, diverged, time.perf_counter() - started)
+        statement = self.statement(private.steps_taken, note)
+        if folder is not None:
+            self._finish(folder, statement, board, keep=not diverged)
+        return Outcome(statement, budget, diverged, time.perf_counter() - started)
+
+    def _board(self, folder: RunFolder | None) -> list[Any]:
+        """Return TensorBoard's writer. It gets evaluations only: values have times, which tell the sizes of batches."""
+        if folder is None or not self.settings.tensorboard:
+            return []
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Of a run that goes on after a step, what stands there of later ones is shown no more.
+        return [SummaryWriter(str(folder.path / TENSORBOARD), purge_step=self.private.steps_taken + 1)]
 
     def _finite(self) -> bool:
         """Whether the parameters are numbers still: one sum, so that a device is waited for once."""
@@ -299,16 +305,16 @@ class Training:
     def _stopped(self, interruption: Interruption) -> bool:
         """Whether this process or another was asked to stop: all stop after the same step."""
         if stopped := self.private.any_process(bool(interruption)):
-            interruption.take_over()
+            interruption.signal = interruption.signal or SIGTERM  # which torchrun sends to all
         return stopped
 
-    def _evaluate(self, taken: int) -> dict[str, Any]:
-        found: dict[str, Any] = self._held_out.evaluate()
-        if self._held_out.history:  # in the first process
-            logged = self._held_out.history[-1]
+    def _evaluate(self, held_out: HeldOut) -> dict[str, Any]:
+        found: dict[str, Any] = held_out.evaluate()
+        if held_out.history:  # in the first process
+            logged = held_out.history[-1]
             found = {
-                "epoch": round(taken / self.steps_per_epoch, 6),
-                "step": taken,
+                "epoch": round(logged["step"] / self.steps_per_epoch, 6),
+                "step": logged["step"],
                 "epsilon": logged["epsilon"],
                 "delta": self.settings.delta,
                 **found,
@@ -316,6 +322,28 @@ class Training:
             }
         self.evaluations.append(found)
         return found
+
+    def _finish(self, folder: RunFolder, statement: Statement, board: list[Any], *, keep: bool) -> None:
+        """Write the last statement, and what a run has only at its end."""
+        folder.write_statement(statement)
+        for writer in board:
+            writer.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
+            writer.close()
+        if not keep:
+            return
+        settings, state = self.settings, self.private.output_state_dict()
+        trained = {"data": settings.data, "model": settings.model,
+            "parameters": sum(tensor.numel() for tensor in state.values()),
+            "held-out accuracy": f"{100 * self.evaluations[-1]['test_accuracy']:.2f} %"}  # fmt: skip
+        title = f"{settings.data}, {settings.model}, {settings.method}"
+        for name, content in files(statement, state, title=title, trained=trained).items():
+            folder.write(name, content)
+        if settings.record_gradients is not None:
+            folder.written.add(save_gradients(folder.path, **self.private.recorded).name)
+        curves = ([item[key] for item in self.evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
+        beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
+        picture = plots.learning_curve(folder.path / "learning-curve.png", *curves, **beside)
+        folder.written.add(picture.name)
 
 
 def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -327,11 +355,14 @@ def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return loss.nan_to_num(math.inf, math.inf)  # a record holds no NaN
 
 
+_METRICS = {"test_accuracy": _accuracy, "test_loss": _loss}
+
+
 @contextmanager
 def suited(training: Training) -> Iterator[None]:
     """Let a small model's steps run in one thread while the block runs, unless the environment says how many."""
     former = torch.get_num_threads()
-    products = sum(p.numel() for p in training.model.parameters()) * training.plan.batch_size
+    products = sum(p.numel() for p in training.model.parameters()) * training.private.plan.batch_size
     small = training.settings.model in _DENSE and products < _SMALL
     if small and not any(name in os.environ for name in _CHOSEN):
         torch.set_num_threads(1)

@@ -23,8 +23,7 @@ from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
 from dpcore.spec.stream import RNGS
 from dpcore.spec.version import __version__
 from dpcore.statement.assumptions import OWN_SAMPLER, ROUNDED, as_now
-from dpcore.statement.build import NO_KEY, state
-from dpcore.statement.guarantee import ROUTES
+from dpcore.statement.build import NO_KEY, ROUTES, state
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_lower
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, SAME, TRUSTED, Finding, difference, is_digest, same
@@ -64,7 +63,12 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
         content = read_json(statement) if isinstance(statement, str) else statement
         raw = content.to_dict() if isinstance(content, Statement) else content
         read = Statement.unchecked(raw)
-        found = [Finding("form", OK, f"format {raw['format']}"), *_hashes(raw, read)]
+        found = [Finding("form", OK, f"format {raw['format']}")]
+        for name, what in (("settings_hash", "the settings were"), ("statement_hash", "something was")):
+            label, derived = name.replace("_", " "), getattr(read, name)
+            words = f"{what} changed after the statement was written"
+            same_hash = raw[name] == derived
+            found.append(Finding(label, OK, derived[:16] + "...") if same_hash else Finding(label, FAILED, words))
         trusted, problem = list(_trusted(read)), too_much(read)
     except RecursionError:
         return [Finding("form", FAILED, "is nested too deeply")]
@@ -76,7 +80,13 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
         found.append(Finding("delta", FAILED, "delta_is_below_1/n is not what delta and n say"))
     # What overflows in numbers that no run has is found by its result.
     with np.errstate(all="ignore"):
-        found += _checked(read)
+        rebuilt_with: list[Finding] = []
+        try:
+            plan, rebuilt_with = rebuilt(read)
+            rebuilt_with += _compared(read, plan)
+        except _WRONG as cause:
+            rebuilt_with.append(Finding("plan", FAILED, _words(cause)))
+    found += rebuilt_with
     found += _ledger_total(read)
     return [*found, *trusted]
 
@@ -84,26 +94,6 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
 def holds(findings: Iterable[Finding]) -> bool:
     """Whether no check failed."""
     return all(finding.status != FAILED for finding in findings)
-
-
-def _checked(read: Statement) -> list[Finding]:
-    found = list[Finding]()
-    try:
-        plan, found = rebuilt(read)
-        found += _compared(read, plan)
-    except _WRONG as cause:
-        found.append(Finding("plan", FAILED, _words(cause)))
-    return found
-
-
-def _hashes(raw: Mapping[str, Any], read: Statement) -> Iterable[Finding]:
-    for name in ("settings_hash", "statement_hash"):
-        label, derived = name.replace("_", " "), getattr(read, name)
-        if raw[name] == derived:
-            yield Finding(label, OK, derived[:16] + "...")
-        else:
-            what = "the settings were" if name == "settings_hash" else "something was"
-            yield Finding(label, FAILED, f"{what} changed after the statement was written")
 
 
 def _trusted(statement: Statement) -> Iterable[Finding]:
@@ -155,13 +145,10 @@ def _ledger_total(statement: Statement) -> Iterator[Finding]:
         yield Finding(name, FAILED, words)
 
 
-# The stored statement compared with the one that the rebuilt plan makes: one finding or more for each field.
-
-
 def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
     """State the rebuilt plan again, and compare field by field."""
     yield from _randomness(statement)
-    said = statement.randomness
+    said, coordinates = statement.randomness, statement.noise.get("grid", {}).get("coordinates")
     derived = state(
         plan,
         statement.delta,
@@ -172,7 +159,7 @@ def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
         rng=said["rng"],
         caller_noise=said["key"] == NO_KEY,
         ledger=statement.ledger,
-        dimension=_dimension(statement.noise),
+        dimension=coordinates if type(coordinates) is int and 0 < coordinates < 2**53 else None,
     )
     yield _field("unit", statement.unit, derived.unit, f"one {statement.unit}")
     yield from _sampler(statement, derived, plan)
@@ -196,7 +183,13 @@ def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
     )
     yield _field("noise", noise, derived.noise, f"{words} x sensitivity {plan.sensitivity_at().contribution:.6g}")
     yield from _assumptions(statement, derived)
-    yield _delta(statement)
+    if (n := statement.dataset_size) is None:
+        yield Finding("delta", TRUSTED, "the number of examples is not stated")
+    elif statement.delta_is_small:
+        yield Finding("delta", OK, f"{statement.delta:g} is below 1/n = {1 / n:.3g}")
+    else:
+        words = f"{statement.delta:g} is not below 1/n = {1 / n:.3g}: it allows an example to be published outright"
+        yield Finding("delta", REMARK, words)
     yield from _events(statement, derived, plan)
     yield from _spent(statement, derived)
 
@@ -205,12 +198,6 @@ def _field(check: str, stated: Any, derived: Any, words: str, tolerance: float |
     where = "" if isinstance(stated, dict) else check
     problem = difference(stated, derived, where=where, **({} if tolerance is None else {"tolerance": tolerance}))
     return Finding(check, OK, words) if problem is None else Finding(check, FAILED, problem)
-
-
-def _dimension(noise: dict[str, Any]) -> int | None:
-    """Return the number of coordinates that a statement gives the grid; None if it has none."""
-    said = noise.get("grid", {}).get("coordinates")
-    return said if type(said) is int and 0 < said < 2**53 else None
 
 
 def _randomness(statement: Statement) -> Iterator[Finding]:
@@ -256,16 +243,6 @@ def _assumptions(statement: Statement, derived: Statement) -> Iterator[Finding]:
     further = len(stated - set(needed))
     if further:
         yield Finding("assumptions", TRUSTED, f"{counted(further, 'further sentence')}, which no setting requires")
-
-
-def _delta(statement: Statement) -> Finding:
-    n = statement.dataset_size
-    if n is None:
-        return Finding("delta", TRUSTED, "the number of examples is not stated")
-    if statement.delta_is_small:
-        return Finding("delta", OK, f"{statement.delta:g} is below 1/n = {1 / n:.3g}")
-    words = f"{statement.delta:g} is not below 1/n = {1 / n:.3g}: it allows an example to be published outright"
-    return Finding("delta", REMARK, words)
 
 
 def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:

@@ -24,9 +24,13 @@ def beside(folder: Path, statement: Statement) -> Iterator[Finding]:
     """Give the findings on each file of a run's folder, or an export, that follows from its statement."""
     card = _read(folder / CARD)
     digests = {} if card is None else listed(card)
-    if card is None:
-        yield from _without_card(folder, statement)
-    else:
+    if card is None and (folder / MODEL).exists():
+        # A run that is under way, or was killed, has no card yet.
+        if statement.note.startswith(WRITTEN_BEFORE):
+            yield Finding(CARD, REMARK, f"the run is under way, or was killed: {MODEL} is of an earlier end of it")
+        else:
+            yield Finding(CARD, FAILED, f"{CARD} is missing, which lists the SHA-256 of {MODEL}")
+    if card is not None:
         yield _as_written(
             CARD,
             card,
@@ -52,16 +56,6 @@ def looked_at(folder: Path) -> set[str]:
     """Return the names of the files that `beside` compares."""
     card = _read(folder / CARD)
     return {STATEMENT, TEXT, CARD} | (set() if card is None else set(listed(card)))
-
-
-def _without_card(folder: Path, statement: Statement) -> Iterator[Finding]:
-    """A model without its card is missed; a run that is under way, or was killed, has none yet."""
-    if not (folder / MODEL).exists():
-        return
-    if statement.note.startswith(WRITTEN_BEFORE):
-        yield Finding(CARD, REMARK, f"the run is under way, or was killed: {MODEL} is of an earlier end of it")
-    else:
-        yield Finding(CARD, FAILED, f"{CARD} is missing, which lists the SHA-256 of {MODEL}")
 
 
 def _as_written(name: str, found: str, again: Callable[[], str], statement: Statement, words: str) -> Finding:

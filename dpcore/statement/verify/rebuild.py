@@ -9,7 +9,7 @@ is reported as trusted: a matrix known by a digest, stages or a sampler of the c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -32,11 +32,9 @@ from dpcore.statement.statement import Statement
 from dpcore.statement.verify.finding import FAILED, SAME, TRUSTED, Finding, is_digest
 
 _MADE_OF_SETTINGS: Final = (Tree, TreeOptimal, SquareRoot, BandedToeplitz, BandedInverseToeplitz, BLT)
-_STRATEGIES: Final[dict[str, Callable[..., Any]]] = {
-    "identity": Identity,
-    **{strategy.kind: strategy for strategy in _MADE_OF_SETTINGS},
-}
-_UPDATES: Final = ("SGD", "Momentum", "Adam", "AdamW", "AdaGrad", "Accelerated")
+_STRATEGIES: Final[Any] = {"identity": Identity, **{strategy.kind: strategy for strategy in _MADE_OF_SETTINGS}}
+_UPDATES: Final = {name: getattr(updates, name) for name in ("SGD", "Momentum", "Adam", "AdamW", "AdaGrad",
+    "Accelerated")}  # fmt: skip
 
 
 def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
@@ -62,7 +60,10 @@ def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
         clip, tensors = _clip(statement, found)
         if method["batch_size"] is None:
             raise DataError("the method does not state what its averages are divided by")
-        query = _scaled(method["query"])
+        query: Query = saying(Plain, method["query"])
+        if method["query"].get("kind") == Preconditioned.__name__:  # it scales as the described one does
+            settings = {name: value for name, value in method["query"].items() if name != "kind"}
+            query = Preconditioned(**{**settings, "query": saying(Plain, settings["query"])})
         made = Method(update=update, query=query, clip=clip, noise=noise, batch_size=method["batch_size"])
         return plan(made, drawing, statement.steps_planned, tensors, **more), found
     except KeyError as cause:
@@ -85,22 +86,13 @@ def _made(kinds: Mapping[str, Any], description: Mapping[str, Any]) -> Any:
 
 
 def _update(description: Mapping[str, Any], found: list[Finding]) -> Any:
-    made = _made({name: getattr(updates, name) for name in _UPDATES}, description)
-    if made is not None:
+    if (made := _made(_UPDATES, description)) is not None:
         return made
     words = f"{description.get('kind')}: of an unknown kind; that it releases nothing unstated is its word"
     found.append(Finding("update", TRUSTED, words))
     source = description.get("second_moment")
     known = source if source in SECOND_MOMENTS else "filtered"
     return saying(updates.Adam, description, lr=1.0, second_moment=known, allow_nonprivate=True)
-
-
-def _scaled(description: Mapping[str, Any]) -> Query:
-    """Return a query that scales as the described one does."""
-    if description.get("kind") != "Preconditioned":
-        return saying(Plain, description)  # type: ignore[no-any-return]
-    inner = saying(Plain, description["query"])
-    return Preconditioned(**{**{name: v for name, v in description.items() if name != "kind"}, "query": inner})
 
 
 def _clip(statement: Statement, found: list[Finding]) -> tuple[Any, tuple[str, ...]]:
@@ -122,8 +114,7 @@ def _clip(statement: Statement, found: list[Finding]) -> tuple[Any, tuple[str, .
         adaptive = _made({AdaptiveClip.__name__: AdaptiveClip}, adaptive)
         if adaptive is None:
             raise DataError(f"the adaptive clip is of an unknown kind, {said['adaptive'].get('kind')!r}")
-    made = _made({Clip.__name__: GroupedClip}, {**said, "adaptive": adaptive})
-    return made, names
+    return _made({Clip.__name__: GroupedClip}, {**said, "adaptive": adaptive}), names
 
 
 def _noise(statement: Statement, found: list[Finding]) -> Any:
@@ -171,12 +162,10 @@ def _check_digests(said: Mapping[str, Any], found: list[Finding]) -> None:
     if "users_sha256" not in said:
         return
     examples, most, users = said["examples"], said["max_examples_per_user"], said["dataset_size"]
+    finding = Finding("users", FAILED, f"{examples!r} examples, at most {most!r} of each of {users}: impossible")
     if isinstance(examples, int) and examples >= users and isinstance(most, int) and most >= 1:
-        found.append(Finding("users", TRUSTED, f"{examples} examples of {users}: only a digest of whose is whose"))
-    else:
-        found.append(
-            Finding("users", FAILED, f"{examples!r} examples, at most {most!r} of each of {users}: impossible")
-        )
+        finding = Finding("users", TRUSTED, f"{examples} examples of {users}: only a digest of whose is whose")
+    found.append(finding)
 
 
 def _largest_batch(statement: Statement, update: Any, found: list[Finding]) -> int | None:

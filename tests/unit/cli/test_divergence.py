@@ -17,7 +17,6 @@ from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
-from dpcore.cli.train.train import train_into
 from dpcore.cli.train.train import train_to_end as train
 from dpcore.cli.train.training import Training
 from dpcore.errors import DivergenceError
@@ -52,7 +51,7 @@ def test_a_run_that_diverges_ends_with_what_it_spent_and_no_model(
     folder = RunFolder(tmp_path / "run")
     poison(run, {5: value}, monkeypatch)
     with pytest.raises(DivergenceError) as caught:
-        train(run, folder, None, Interruption(), as_json=False)
+        train(run, folder, Interruption(), as_json=False)
     capsys.readouterr()
     stated = json.loads((folder.path / "statement.json").read_text())
     assert stated["steps_taken"] == 5 < stated["steps_planned"] == 12
@@ -69,8 +68,8 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(monkeypatch: pytest.Mon
     """Parameters that still are numbers, of which no prediction is one."""
     run = training()
     poison(run, {3: -3e38, 4: 3e38}, monkeypatch)
-    outcome = run.run(Interruption(), halt=True)
-    assert (outcome.diverged, outcome.steps_taken) == ("the held-out loss is", 4)
+    outcome = run.run(Interruption())
+    assert (outcome.diverged, outcome.statement.steps_taken) == ("the held-out loss is", 4)
     assert "held-out loss" in outcome.statement.note
 
 
@@ -78,8 +77,8 @@ def test_a_comparison_goes_on_to_the_end(tmp_path: Path, monkeypatch: pytest.Mon
     """One learning rate of a search that is too large is a result."""
     run = training()
     poison(run, {5: math.nan}, monkeypatch)
-    outcome = train_into(run, RunFolder(tmp_path / "run"), Interruption(), lambda *_: None)
-    assert (outcome.diverged, outcome.steps_taken) == ("", 12)
+    outcome = run.run(Interruption(), RunFolder(tmp_path / "run"), alone=False)
+    assert (outcome.diverged, outcome.statement.steps_taken) == ("", 12)
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 

@@ -34,8 +34,7 @@ from dpcore.stages.noise import IndependentGaussian
 from dpcore.stages.strategies import Dense
 from dpcore.stages.updates import SGD
 from dpcore.statement import Statement
-from dpcore.statement.build import state
-from dpcore.statement.guarantee import guarantee
+from dpcore.statement.build import guarantee, state
 from dpcore.statement.text import visible
 from dpcore.statement.verify import holds, verify
 
