@@ -210,7 +210,12 @@ def _spent(shown: Ledger, total: Total) -> str:
         return f"Spent, or kept for plans fixed beforehand: all {whole}, by {who}. Nothing is left for another run."
     used, kept = (100 * part / total.limit if part else 0.0 for part in (total.spent, total.kept))
     middle = f"; kept for plans fixed beforehand: {kept:.1f}%" if kept else ""
-    return f"Spent: {used:.1f}% {whole}, by {who}{middle}; left: {max(0.0, 100 - used - kept):.1f}%."
+    left = max(0.0, 100 - used - kept)
+    one = 1.0 if epsilon >= 1 else epsilon / 10
+    fit = counted(shown.remaining().runs(one), "more run")
+    return (
+        f"Spent: {used:.1f}% {whole}, by {who}{middle}; left: {left:.1f}%, or {fit} of epsilon = {format_number(one)}."
+    )
 
 
 def _tell(total: Total) -> None:
@@ -218,8 +223,8 @@ def _tell(total: Total) -> None:
     at = f"at delta = {format_number(total.delta)}"
     if total.adjacency is not None:
         at += f", {total.adjacency} adjacency"
-    bounds = {"so far, if all were fixed beforehand": total.fixed}
-    if not total.alone:
+    bounds = {"so far, if all were fixed beforehand": total.fixed} if total.runs else {}
+    if total.runs and total.budget is None:
         bounds["so far, however they were chosen"] = total.odometer
     if total.plan is not None:
         bounds[f"whole, {counted(len(total.fixed_runs), 'plan')} fixed beforehand"] = total.plan
