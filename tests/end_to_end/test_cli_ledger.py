@@ -69,9 +69,9 @@ def test_show(capsys):
     (line,) = [line for line in printed.splitlines() if "first [try]" in line]
     assert line.split()[-4:-1] == ["/", "1", "0"]
     spent = 100 * total.spent / total.limit
-    first = f"Spent: {spent:.1f}% of a budget of epsilon = 3 at delta = 1e-5, by 2 runs; left: {100 - spent:.1f}%."
-    assert printed.splitlines()[0] == first
-    assert "however they were chosen         epsilon = " in printed
+    first = f"Spent: {spent:.1f}% of a budget of epsilon = 3 at delta = 1e-5, by 2 runs; left: {100 - spent:.1f}%"
+    assert printed.splitlines()[0] == f"{first}, or {ledger.remaining().runs(1.0)} more runs of epsilon = 1."
+    assert "however they were chosen  " not in printed  # the budget holds for that
     assert "with all to come, however it is chosen   epsilon = 3 at delta = 1e-5, add-remove adjacency" in printed
     # The advice at the end can be typed, with numbers in the place of the capitals.
     advice = printed.splitlines()[-1].partition(" dpcore ")[2]

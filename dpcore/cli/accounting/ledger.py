@@ -190,8 +190,8 @@ def _budget(shown: Ledger) -> str:
     """Return the budget, and how runs add up."""
     how = "Gaussian (GDP) filter"
     if shown.filter.kind == "rdp":
-        order = "to be fixed with the first row" if shown.order is None else f"{shown.order:g}"
-        how = f"Renyi filter of order {order}"
+        order = ", whose order the first row fixes" if shown.order is None else f" of order {shown.order:g}"
+        how = f"Renyi filter{order}"
     if shown.budget is None:
         return f"none; {how}"
     epsilon, delta = shown.budget
@@ -226,7 +226,7 @@ def _tell(total: Total) -> None:
     bounds = {"so far, if all were fixed beforehand": total.fixed} if total.runs else {}
     if total.runs and total.budget is None:
         bounds["so far, however they were chosen"] = total.odometer
-    if total.plan is not None:
+    if total.plan not in (None, total.fixed):
         bounds[f"whole, {counted(len(total.fixed_runs), 'plan')} fixed beforehand"] = total.plan
     if total.budget is not None:
         bounds["with all to come, however it is chosen"] = total.budget
