@@ -14,8 +14,7 @@ from dpcore.torch.held_out import HeldOut
 from dpcore.torch.learning_rate import LearningRates, find_learning_rate
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
-from dpcore.torch.optimizer import PrivateOptimizer
-from dpcore.torch.run import PrivateRun
+from dpcore.torch.run import PrivateOptimizer, PrivateRun
 from dpcore.torch.state.checkpoint import public_state, save_state
 
 __all__ = [

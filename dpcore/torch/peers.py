@@ -40,8 +40,7 @@ def peers_of(process_group: Any, model: nn.Module) -> Peers:
     group = dist.group.WORLD if process_group is None else process_group
     _check_backend(dist.get_backend_config(group), next((p.device.type for p in model.parameters()), "cpu"))
     if is_sharded(model):
-        from dpcore.torch.check_shards import check_shards
-        from dpcore.torch.shards import Sharded
+        from dpcore.torch.shards import Sharded, check_shards
 
         check_shards(model, group)
         return Sharded(group)
@@ -72,8 +71,7 @@ def gradient_of(model: nn.Module, loss: Loss, peers: Peers) -> PerExampleGradien
     """Return what finds the gradients of a model, which may be sharded over the processes."""
     if not peers.shards:
         return PerExampleGradient(model, loss)
-    from dpcore.torch.gradients.sharded import ShardedGradient
-    from dpcore.torch.shards import Sharded
+    from dpcore.torch.shards import Sharded, ShardedGradient
 
     assert isinstance(peers, Sharded)
     return ShardedGradient(model, loss, peers.note)
@@ -83,7 +81,7 @@ def way_of(peers: Peers, method: Method, gradients: str) -> str:
     """Return the way that gradients are found, which was asked for; of a sharded model there is one."""
     if not peers.shards:
         return gradients
-    from dpcore.torch.check_shards import check_run_of_shards
+    from dpcore.torch.shards import check_run_of_shards
 
     return check_run_of_shards(method, gradients)
 

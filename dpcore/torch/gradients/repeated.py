@@ -14,8 +14,7 @@ from typing import Any
 
 from dpcore.errors import SpeedWarning
 from dpcore.stages.clipping.blocks import Block
-from dpcore.torch.gradients.program import Program
-from dpcore.torch.gradients.proved import Inputs
+from dpcore.torch.gradients.proved import Inputs, Program
 from dpcore.torch.model.functional import Values
 
 CAPTURES = 8

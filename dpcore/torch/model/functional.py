@@ -71,7 +71,7 @@ State = dict[str, torch.Tensor]
 class Values:
     """How a model runs with the values of a point in the places of its trained parameters, which have these `names`.
 
-    Here they are handed over at the call. `dpcore.torch.gradients.sharded` has the one for models of fully_shard.
+    Here they are handed over at the call. `dpcore.torch.shards` has the one for models of fully_shard.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:

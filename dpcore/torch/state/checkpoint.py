@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
 from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.mechanism.noise_state import described, is_lost
 from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.peers import Peers
 from dpcore.mechanism.recorder import Recorder
+from dpcore.spec.stream import check_key
 from dpcore.spec.whole_file import whole_file
 from dpcore.torch.data import batches
-from dpcore.torch.engine import Engine
-from dpcore.torch.state.check_state import KEYS, as_key
+
+if TYPE_CHECKING:
+    from dpcore.torch.run import Engine
 
 UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
 """Settings of an update that say what is released, or what the moments mean; its other settings are numbers that groups
@@ -68,7 +72,7 @@ def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, 
 
 
 def load(engine: Engine, state: Mapping[str, Any]) -> None:
-    """Take over a state that `dpcore.torch.state.check_state.check` accepted.
+    """Take over a state that `dpcore.torch.state.checkpoint.check` accepted.
 
     Where a ledger does not allow it (DataError, PrivacyError), nothing was changed.
     """
@@ -197,3 +201,169 @@ def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, Joined) else value.cpu().numpy() for name, value in tensors.items()}
+
+
+KEYS = ("noise_key", "sampling_key")
+
+_SAME_NOISE = 1e-6
+"""Relative: how far a noise multiplier that was calibrated on another machine, or by another SciPy, may be off."""
+
+
+def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Refuse a state that this run cannot go on from: what passes here can be loaded.
+
+    `present` is this run's own state, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like. Names the
+    first setting that differs (the steps already taken were released under the saved settings, and the plan would
+    account for them under its own), or what is missing or of another form; never a value of the secret part.
+    """
+    if "secret" not in state or "public" not in state:
+        raise ArgumentError(
+            "state_dict['dpcore']: must hold a public and a secret part; a public state cannot be resumed, since fresh "
+            "keys would not be the ones the statement speaks of"
+        )
+    if state.get("format") != present["format"]:
+        raise ArgumentError(
+            f"state_dict['dpcore']: its format is {state.get('format')!r}, this version reads {present['format']}"
+        )
+    for part in ("public", "secret"):
+        for name in present[part]:
+            if name not in state[part]:
+                raise ArgumentError(f"state_dict['dpcore'][{part!r}]: lacks {name!r}; take an undamaged checkpoint")
+    _check_public(engine, state["public"], present["public"])
+    own = described(engine.mechanism.plan.method.noise.strategy)
+    _check_secret(state["secret"], present["secret"], state["public"], own)
+
+
+def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    planned, own = (settings.get("steps") for settings in (public["settings"], mine["settings"]))
+    if planned != own:
+        raise ArgumentError(
+            f"state_dict: its run was planned for {planned} steps, this one for {own}: a run cannot be made longer, "
+            "since its noise is that of the planned steps; resume with the same data, batch size and epochs, or begin "
+            "another run, in one ledger"
+        )
+    difference = _difference("", public["settings"], mine["settings"])
+    if difference:
+        remedy = "make_private must get the settings of the run it resumes"
+        if difference.startswith("its noise_multiplier"):
+            remedy += ", and from target_epsilon and target_delta the noise follows"
+        raise ArgumentError(f"state_dict: {difference}; {remedy}")
+    for name, saved, own in (
+        ("layout", public["layout"], mine["layout"]),
+        ("rng", public["rng"], mine["rng"]),
+        ("arrays", _forms(public["arrays"]), _forms(mine["arrays"])),
+    ):
+        if saved != own:
+            raise ArgumentError(f"state_dict['dpcore']: its {name} must be those of this run's model and method")
+    for name in ("statistics", "corrections"):
+        if not _are_numbers(public[name]) or len(public[name]) != len(mine[name]):
+            raise ArgumentError(f"state_dict['dpcore']: its {name} must be {len(mine[name])} finite numbers")
+    for name in set(public["wide_parameters"]) & set(mine["wide_parameters"]):
+        if public["wide_parameters"][name].shape != mine["wide_parameters"][name].shape:
+            raise ArgumentError(f"state_dict['dpcore']: its copy of parameter {name!r} has another shape")
+    if not _is_count(public["step"]) or public["step"] > engine.mechanism.plan.steps:
+        raise ArgumentError(f"state_dict['dpcore']: its step {public['step']!r} lies outside of the plan")
+    if engine.mechanism.clip_norms is not None:
+        norms, (least, most) = public["clip_norms"], engine.mechanism.plan.clip_limits
+        if not _are_numbers(norms) or len(norms) != public["step"] + 1 or not least <= min(norms) <= max(norms) <= most:
+            raise ArgumentError(
+                "state_dict['dpcore']: its clip_norms must be one number for each step and one for the next, all from "
+                f"{least:g} to {most:g}"
+            )
+    _check_branches(public)
+    if not _is_count(public["microbatch_size"]) or public["microbatch_size"] < 1:
+        raise ArgumentError(f"state_dict['dpcore']: its microbatch_size {public['microbatch_size']!r} must be positive")
+    if public["recorded"] is not None:
+        _check_recorded(public["recorded"], engine.mechanism.layout.dimension)
+
+
+def _check_branches(public: Mapping[str, Any]) -> None:
+    """Refuse branches of which cannot be told which rows left: those of the present one lead to the state's step."""
+    known, present = public["branches"], public["branch"]
+    fits = isinstance(known, Mapping) and present in known
+    for item in known.values() if fits else ():
+        parts: Any = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
+        parent, first, mark = parts
+        fits = fits and isinstance(parent, str) and _is_count(first) and _is_count(mark) and first <= mark
+        fits = fits and (parent in known if parent else True)
+    if not fits or not known[present][1] <= public["step"] == known[present][2]:
+        raise ArgumentError("state_dict['dpcore']: its branches must be [parent, first, mark] by name")
+
+
+def _check_recorded(recorded: Any, dimension: int) -> None:
+    try:
+        width, steps = recorded["coordinates"], len(recorded["negative_share"])
+        fits = 1 <= width <= dimension
+        fits = fits and all(recorded[name].shape == (steps, width) for name in ("released", "filtered"))
+    except (TypeError, KeyError, AttributeError):
+        fits = False
+    if not fits:
+        raise ArgumentError("state_dict['dpcore']: its recorded gradients do not fit each other or this run")
+
+
+def _check_secret(
+    secret: Mapping[str, Any], mine: Mapping[str, Any], public: Mapping[str, Any], noise: list[str]
+) -> None:
+    """Refuse a damaged secret part, quoting none of it."""
+    for name in KEYS:
+        as_key(secret[name], name)
+    if not isinstance(public["noise"], (list, tuple)):
+        raise ArgumentError("state_dict['dpcore']: its noise must be what a state says of a strategy")
+    where, step = "state_dict['dpcore']['secret']", public["step"]
+    forms = _forms(secret["arrays"])
+    lost = forms is not None and is_lost(public["noise"], forms, noise, mine["arrays"])
+    if not lost and forms != _forms(mine["arrays"]):
+        raise ArgumentError(f"{where}: its arrays must be those of this run's model and strategy")
+    earlier = secret["earlier_keys"]
+    pairs = isinstance(earlier, Sequence) and all(isinstance(i, Sequence) and len(i) == 2 for i in earlier)
+    rows = [item[0] for item in earlier] if pairs else [-1]
+    if not all(_is_count(row) for row in rows) or rows != sorted({*rows}) or any(not 0 < row <= step for row in rows):
+        raise ArgumentError(f"{where}['earlier_keys']: must be pairs of a row and a key, rows ascending up to the step")
+    for _, text in earlier:
+        as_key(text, "earlier_keys")
+    if not isinstance(secret["origin"], str) or not _is_count(secret["forks"]) or secret["cursor"] != step:
+        raise ArgumentError(f"{where}: its origin, forks or cursor is damaged")
+    taken = secret["diagnostics"]
+    if taken is not None and not (_are_numbers(taken, finite=False) and len(taken) == step):
+        raise ArgumentError(f"{where}['diagnostics']: must be one number for each step taken")
+
+
+def as_key(text: Any, name: str) -> bytes:
+    """Return a key that was saved as 64 hexadecimal digits."""
+    try:
+        key = bytes.fromhex(text)
+        check_key(key)
+    except (TypeError, ValueError):
+        # `from None`: what is damaged may still be most of a key, which no traceback shall show.
+        raise ArgumentError(f"state_dict['dpcore']['secret'][{name!r}]: must be 64 hexadecimal digits") from None
+    return key
+
+
+def _forms(arrays: Any) -> dict[str, Any] | None:
+    """Shapes and dtypes by name, of whole vectors; None for what holds anything but tensors."""
+    known = torch.Tensor | Part | Joined
+    if not isinstance(arrays, Mapping) or not all(isinstance(value, known) for value in arrays.values()):
+        return None
+    return {name: (tuple(a.shape), str(a.dtype).removeprefix("torch.")) for name, a in arrays.items()}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_numbers(values: Any, finite: bool = True) -> bool:
+    if not isinstance(values, (list, tuple)):
+        return False
+    return all(isinstance(value, float) and (math.isfinite(value) or not finite) for value in values)
+
+
+def _difference(path: str, saved: Any, present: Any) -> str | None:
+    if isinstance(saved, Mapping) and isinstance(present, Mapping):
+        for key in dict.fromkeys((*saved, *present)):
+            found = _difference(f"{path}.{key}" if path else str(key), saved.get(key), present.get(key))
+            if found:
+                return found
+        return None
+    if path == "noise_multiplier" and math.isclose(saved or 0.0, present, rel_tol=_SAME_NOISE):
+        return None
+    return None if saved == present else f"its {path} is {saved!r}, this run's is {present!r}"

@@ -20,7 +20,7 @@ import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError, SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
-from dpcore.torch.gradients.program import Program
+from dpcore.torch.gradients.proved import Program
 from dpcore.torch.model import memory
 from dpcore.torch.model.memory import microbatch_size, peak_bytes
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values

@@ -1,6 +1,7 @@
-"""Recurrent layers as one operation of the graph each: the loop over time runs inside of it, in both directions.
+"""What stands for some functions of torch while a graph is captured: operations that the proof follows.
 
-torch's own layer gives the gradient of its weights summed over the examples, and unrolled it is tens of thousands of
+Bags of embeddings are lookups and sums, each example's own. Recurrent layers are one operation of the graph each: the loop
+over time runs inside of it, in both directions. torch's own layer gives the gradient of its weights summed over the examples, and unrolled it is tens of thousands of
 operations for a sequence of a thousand. Here the products with the input weight are one product of all times; the
 recurrent part is one operation that returns, going back, the gradient by what the gates are made of at every time. The
 gradients of both weights and biases are products and sums of these, outside of it, where the proof finds them.
@@ -229,7 +230,25 @@ def layer_of(kind: str, x: Tensor, states: Sequence[Tensor], weights: Sequence[T
     return _Recurrence.apply(kind, inputs, hidden, cells, w_hh.t(), inner, backward)  # type: ignore[no-untyped-call]
 
 
+def embedding_bag(
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    weight: torch.Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return what ``torch.nn.functional.embedding_bag`` does for bags (N, T): the sum of found rows, or their mean."""
+    if input.dim() != 2 or mode == "max" or max_norm is not None or scale_grad_by_freq:
+        raise NotCaptured("embedding_bag has a rule for bags of one length alone, summed or averaged, of a fixed table")
+    found = F.embedding(input, weight)
+    kept = torch.ones_like(input) if padding_idx is None else input != padding_idx % len(weight)
+    factors = kept.to(found.dtype) if per_sample_weights is None else kept * per_sample_weights
+    total = (found * factors.unsqueeze(2)).sum(1)
+    # Of a bag of padding alone the mean is 0.
+    return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
+
+
 REPLACED: dict[Any, Callable[..., Any]] = {
+    F.embedding_bag: embedding_bag,
     **{getattr(torch._VF, kind): layers(kind) for kind in GATES},
     **{getattr(torch._VF, f"{kind}_cell"): cell(kind) for kind in GATES},
 }
