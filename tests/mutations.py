@@ -194,7 +194,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("capture for ever", "if self._captured > CAPTURES + self._replayed // CAPTURES:", "if False:", "agreement/test_repeated_models.py"),
     ],
     "dpcore/torch/gradients/axis.py": [
-        ("let operations run over the examples", "if isinstance(mark, Axis) and mark.dim in _dimensions(dims, op.rank(name)):", "if False:",
+        ("let operations run over the examples", "if isinstance(mark, Axis) and mark.dim in _dimensions(dims, rank):", "if False:",
          "unit/torch/gradients/test_proof.py"),
         ("tell examples apart by their places", "if self.of(tensor) is None and _size_at(tensor, found.dim, rank) != 1:", "if False:",
          "unit/torch/gradients/test_proof.py"),

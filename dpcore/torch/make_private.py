@@ -293,21 +293,7 @@ _PIECE = 1 << 22
 
 
 def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -> None:
-    """Refuse labels of classes that the model does not have.
-
-    Parameters
-    ----------
-    labels : torch.Tensor
-        Of integers, of any shape; others are passed over.
-    classes : int
-        Of the model's output.
-    ignore_index : int
-        The label that `torch.nn.functional.cross_entropy` leaves out.
-
-    Raises
-    ------
-    ArgumentError
-        If a label is neither in [0, classes) nor `ignore_index`.
+    """Refuse integer labels that are neither in [0, classes) nor `ignore_index`; labels of other kinds are passed over.
 
     Notes
     -----

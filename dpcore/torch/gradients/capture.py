@@ -56,32 +56,17 @@ _DEVICE = torch.ops.prim.device.default
 class Captured:
     """A model's graph.
 
-    Attributes
-    ----------
-    graph : torch.fx.Graph
-        Takes parameters, then what else the model holds, then the batch's tensors; returns the gradients, of which some
-        may be None.
-    constants : torch.nn.Module
-        Holds the tensors that the graph reads as attributes.
-    count : int
-        The number of examples that it was captured at.
-    held : tuple of str
-        The model's own tensors that the graph reads beside trained parameters.
-    parameters, batch : int
-        How many placeholders are parameters, and the batch's.
-    digest : str
-        Equal for graphs that compute the same.
-    check_numbers : callable
-        Runs the code again at another number of examples, and raises NotCaptured where it makes other use of that
-        number than as a size.
+    It takes trained parameters, then what else the model holds, then the batch's tensors; it returns the gradients, of
+    which some may be None. The digest is equal for graphs that compute the same. `check_numbers` runs the code again at
+    another number of examples, and raises NotCaptured where it makes other use of that number than as a size.
     """
 
     graph: Graph
-    constants: nn.Module
-    count: int
-    held: tuple[str, ...]
-    parameters: int
-    batch: int
+    constants: nn.Module  # holds the tensors that the graph reads as attributes
+    count: int  # of examples, when it was captured
+    held: tuple[str, ...]  # the model's own tensors that the graph reads beside trained parameters
+    parameters: int  # how many placeholders are trained parameters
+    batch: int  # and the batch's
     digest: str
     check_numbers: Callable[[], None]
 
@@ -101,22 +86,9 @@ def capture(
 ) -> Captured:
     """Return the graph of a model in its present modes, for batches in the form of `example`.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-    names : sequence of str
-        The trained parameters.
-    loss : callable
-        Of one example's output and its targets, each as a batch of one.
-    example : tree of torch.Tensor
-        Only shapes, dtypes and devices are read.
-    made : Made, optional
-        Notes the tensors that the code is given and makes.
-
-    Raises
-    ------
-    NotCaptured
-        If the code does what a graph cannot hold.
+    `names` are the trained parameters, and `loss` is that of one example. Of `example` only shapes, dtypes and devices
+    are read. `made` notes the tensors that the code is given and makes. Raises NotCaptured if the code does what a graph
+    cannot hold.
     """
     named = dict(model.named_parameters())
     trained, _ = places(model, names)

@@ -32,21 +32,10 @@ _ROWS, _TILES, _PIECES = 1024, 1 << 21, 1 << 21
 
 @dataclass(frozen=True, eq=False)
 class Footprint:
-    """What one call of a graph takes.
+    """What one call of a graph takes, with arrays that have shapes alone, of `count` examples."""
 
-    Attributes
-    ----------
-    moments : (M, 2) array
-        While its operations run; the last one is of its results.
-    making : float
-        For each example, while blocks are made of the results, beside these.
-    blocks : list of Block
-        Of arrays that have shapes alone, of `count` examples.
-    count : int
-    """
-
-    moments: Moments
-    making: float
+    moments: Moments  # while its operations run; the last one is of its results
+    making: float  # for each example, while blocks are made of the results, beside these
     blocks: list[Block]
     count: int
 
@@ -65,17 +54,8 @@ class Footprint:
     ) -> int:
         """Return the bytes that a sum over so many examples takes at one time, at most.
 
-        Parameters
-        ----------
-        examples, points : int
-        dtype : torch.dtype
-            Of the backend's arrays.
-        parameters : int
-            Bytes of all parameters in it.
-        several : bool
-            Whether what is clipped is the sum of several rows.
-        scaled : bool
-            Whether norms and sums are of scaled vectors.
+        `dtype` is that of the backend's arrays, and `parameters` are the bytes of all parameters in it. With `several`
+        the sum of several rows is clipped; with `scaled` norms and sums are of scaled vectors.
         """
         one, times = np.array([1.0, examples]), examples / self.count
         pairs, rows = (times * size for size in self._held(dtype))

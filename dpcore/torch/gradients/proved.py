@@ -45,19 +45,10 @@ Gathers = Callable[[Graph, list[Node]], None]
 
 
 class Program:
-    """Blocks of the examples' gradients, of a graph that was proved to keep the examples apart.
+    """Blocks of the examples' gradients, of a graph that is proved to keep the examples apart, or NotProved is raised.
 
-    Parameters
-    ----------
-    captured : Captured
-        Of which nothing is changed.
-    gathers : callable, optional
-        Given the graph that runs and its placeholders, puts what gathers a sharded model's parameters into it.
-
-    Raises
-    ------
-    NotProved
-        If there is no proof.
+    Nothing of the captured graph is changed. `gathers`, given the graph that runs and its placeholders, puts what gathers
+    a sharded model's parameters into it.
     """
 
     def __init__(self, captured: Captured, gathers: Gathers | None = None) -> None:
@@ -98,17 +89,7 @@ class Program:
     def __call__(
         self, point: Sequence[torch.Tensor], held: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]
     ) -> list[Block]:
-        """Return one block for each parameter.
-
-        Parameters
-        ----------
-        point : sequence of torch.Tensor
-            Values of the trained parameters.
-        held : sequence of torch.Tensor
-            What the model holds else, as in `Captured.held`.
-        batch : sequence of torch.Tensor
-            The batch's tensors, of at least one example.
-        """
+        """Return one block for each parameter; what is given are `Inputs`."""
         examples = len(batch[0])
         if examples == 0:
             return [Rows(torch.zeros(0, math.prod(shape), device=self._device)) for shape in self.shapes]
@@ -250,22 +231,9 @@ _FORMS = 8
 class ProvedGradient:
     """The graphs of a model's loss, by the forms of batches and the modes of the model.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-    loss : callable
-        The user's own, which tells equal models from others.
-    loss_of : callable
-        The loss of one example's output and its targets, each as a batch of one; a scalar.
-    values : Values
-        How the model's parameters are put in place; they name the trained ones.
-    held : callable
-        Returns a snapshot of what model and loss hold.
-
-    Raises
-    ------
-    NotProved
-        By `prove` and by `current` for a batch of another form: there is no proof, with the operation and the line.
+    `loss` is the user's own, which tells equal models from others, and `loss_of` that of one example's output and its
+    targets. `values` put the trained parameters in place, and `held` snapshots what model and loss hold. `prove`, and
+    `current` for a batch of another form, raise NotProved where there is no proof, with the operation and the line.
     """
 
     def __init__(

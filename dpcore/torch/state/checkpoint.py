@@ -9,8 +9,9 @@ import copy
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -210,11 +211,11 @@ _SAME_NOISE = 1e-6
 
 
 def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse a state that this run cannot go on from: what passes here can be loaded.
+    """Refuse a state that this run cannot go on from, before anything is changed: what passes here can be loaded.
 
-    `present` is this run's own state, by `dpcore.torch.state.checkpoint.save`: what a whole one looks like. Names the
-    first setting that differs (the steps already taken were released under the saved settings, and the plan would
-    account for them under its own), or what is missing or of another form; never a value of the secret part.
+    `present` is this run's own state, by `save`: what a whole one looks like. Names the first setting that differs (the
+    steps already taken were released under the saved settings, and the plan would account for them under its own), or
+    what is missing or of another form; never a value of the secret part.
     """
     if "secret" not in state or "public" not in state:
         raise ArgumentError(
@@ -222,110 +223,102 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) 
             "keys would not be the ones the statement speaks of"
         )
     if state.get("format") != present["format"]:
-        raise ArgumentError(
-            f"state_dict['dpcore']: its format is {state.get('format')!r}, this version reads {present['format']}"
-        )
+        told = f"its format is {state.get('format')!r}, this version reads {present['format']}"
+        raise ArgumentError(f"state_dict['dpcore']: {told}")
     for part in ("public", "secret"):
         for name in present[part]:
             if name not in state[part]:
                 raise ArgumentError(f"state_dict['dpcore'][{part!r}]: lacks {name!r}; take an undamaged checkpoint")
-    _check_public(engine, state["public"], present["public"])
-    own = described(engine.mechanism.plan.method.noise.strategy)
-    _check_secret(state["secret"], present["secret"], state["public"], own)
-
-
-def _check_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    planned, own = (settings.get("steps") for settings in (public["settings"], mine["settings"]))
-    if planned != own:
+    saved, own = state["public"]["settings"], present["public"]["settings"]
+    if saved.get("steps") != own["steps"]:
         raise ArgumentError(
-            f"state_dict: its run was planned for {planned} steps, this one for {own}: a run cannot be made longer, "
-            "since its noise is that of the planned steps; resume with the same data, batch size and epochs, or begin "
-            "another run, in one ledger"
+            f"state_dict: its run was planned for {saved.get('steps')} steps, this one for {own['steps']}: a run "
+            "cannot be made longer, since its noise is that of the planned steps; resume with the same data, batch "
+            "size and epochs, or begin another run, in one ledger"
         )
-    difference = _difference("", public["settings"], mine["settings"])
-    if difference:
-        remedy = "make_private must get the settings of the run it resumes"
-        if difference.startswith("its noise_multiplier"):
-            remedy += ", and from target_epsilon and target_delta the noise follows"
-        raise ArgumentError(f"state_dict: {difference}; {remedy}")
-    for name, saved, own in (
-        ("layout", public["layout"], mine["layout"]),
-        ("rng", public["rng"], mine["rng"]),
-        ("arrays", _forms(public["arrays"]), _forms(mine["arrays"])),
+    if difference := _difference("", saved, own):
+        calibrated = difference.startswith("its noise_multiplier")
+        also = ", and from target_epsilon and target_delta the noise follows" if calibrated else ""
+        raise ArgumentError(f"state_dict: {difference}; make_private must get the settings of the run it resumes{also}")
+    noise = described(engine.mechanism.plan.method.noise.strategy)
+    for complaint in chain(
+        _of_public(engine, state["public"], present["public"]),
+        _of_secret(state["secret"], present["secret"], state["public"], noise),
     ):
+        raise ArgumentError(f"state_dict['dpcore']{complaint}")
+
+
+def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what does not fit; what is looked at later takes for granted what was looked at before."""
+    for name in ("layout", "rng", "arrays"):
+        saved, own = (_forms(each[name]) if name == "arrays" else each[name] for each in (public, mine))
         if saved != own:
-            raise ArgumentError(f"state_dict['dpcore']: its {name} must be those of this run's model and method")
+            yield f": its {name} must be those of this run's model and method"
     for name in ("statistics", "corrections"):
         if not _are_numbers(public[name]) or len(public[name]) != len(mine[name]):
-            raise ArgumentError(f"state_dict['dpcore']: its {name} must be {len(mine[name])} finite numbers")
+            yield f": its {name} must be {len(mine[name])} finite numbers"
     for name in set(public["wide_parameters"]) & set(mine["wide_parameters"]):
         if public["wide_parameters"][name].shape != mine["wide_parameters"][name].shape:
-            raise ArgumentError(f"state_dict['dpcore']: its copy of parameter {name!r} has another shape")
+            yield f": its copy of parameter {name!r} has another shape"
     if not _is_count(public["step"]) or public["step"] > engine.mechanism.plan.steps:
-        raise ArgumentError(f"state_dict['dpcore']: its step {public['step']!r} lies outside of the plan")
+        yield f": its step {public['step']!r} lies outside of the plan"
     if engine.mechanism.clip_norms is not None:
         norms, (least, most) = public["clip_norms"], engine.mechanism.plan.clip_limits
         if not _are_numbers(norms) or len(norms) != public["step"] + 1 or not least <= min(norms) <= max(norms) <= most:
-            raise ArgumentError(
-                "state_dict['dpcore']: its clip_norms must be one number for each step and one for the next, all from "
-                f"{least:g} to {most:g}"
-            )
-    _check_branches(public)
+            told = f"one number for each step and one for the next, all from {least:g} to {most:g}"
+            yield f": its clip_norms must be {told}"
+    if not _are_branches(public["branches"], public["branch"], public["step"]):
+        yield ": its branches must be [parent, first, mark] by name"
     if not _is_count(public["microbatch_size"]) or public["microbatch_size"] < 1:
-        raise ArgumentError(f"state_dict['dpcore']: its microbatch_size {public['microbatch_size']!r} must be positive")
-    if public["recorded"] is not None:
-        _check_recorded(public["recorded"], engine.mechanism.layout.dimension)
+        yield f": its microbatch_size {public['microbatch_size']!r} must be positive"
+    if public["recorded"] is not None and not _are_recorded(public["recorded"], engine.mechanism.layout.dimension):
+        yield ": its recorded gradients do not fit each other or this run"
 
 
-def _check_branches(public: Mapping[str, Any]) -> None:
-    """Refuse branches of which cannot be told which rows left: those of the present one lead to the state's step."""
-    known, present = public["branches"], public["branch"]
+def _are_branches(known: Any, present: Any, step: Any) -> bool:
+    """Whether it can be told which rows left: those of the present branch lead to the state's step."""
     fits = isinstance(known, Mapping) and present in known
     for item in known.values() if fits else ():
         parts: Any = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
         parent, first, mark = parts
         fits = fits and isinstance(parent, str) and _is_count(first) and _is_count(mark) and first <= mark
         fits = fits and (parent in known if parent else True)
-    if not fits or not known[present][1] <= public["step"] == known[present][2]:
-        raise ArgumentError("state_dict['dpcore']: its branches must be [parent, first, mark] by name")
+    return fits and known[present][1] <= step == known[present][2]
 
 
-def _check_recorded(recorded: Any, dimension: int) -> None:
+def _are_recorded(recorded: Any, dimension: int) -> bool:
     try:
         width, steps = recorded["coordinates"], len(recorded["negative_share"])
-        fits = 1 <= width <= dimension
-        fits = fits and all(recorded[name].shape == (steps, width) for name in ("released", "filtered"))
+        shapes = [recorded[name].shape for name in ("released", "filtered")]
+        return 1 <= width <= dimension and shapes == [(steps, width)] * 2
     except (TypeError, KeyError, AttributeError):
-        fits = False
-    if not fits:
-        raise ArgumentError("state_dict['dpcore']: its recorded gradients do not fit each other or this run")
+        return False
 
 
-def _check_secret(
+def _of_secret(
     secret: Mapping[str, Any], mine: Mapping[str, Any], public: Mapping[str, Any], noise: list[str]
-) -> None:
-    """Refuse a damaged secret part, quoting none of it."""
+) -> Iterator[str]:
+    """Yield what is damaged in the secret part, quoting none of it."""
     for name in KEYS:
         as_key(secret[name], name)
     if not isinstance(public["noise"], (list, tuple)):
-        raise ArgumentError("state_dict['dpcore']: its noise must be what a state says of a strategy")
-    where, step = "state_dict['dpcore']['secret']", public["step"]
-    forms = _forms(secret["arrays"])
+        yield ": its noise must be what a state says of a strategy"
+    step, forms = public["step"], _forms(secret["arrays"])
     lost = forms is not None and is_lost(public["noise"], forms, noise, mine["arrays"])
     if not lost and forms != _forms(mine["arrays"]):
-        raise ArgumentError(f"{where}: its arrays must be those of this run's model and strategy")
+        yield "['secret']: its arrays must be those of this run's model and strategy"
     earlier = secret["earlier_keys"]
     pairs = isinstance(earlier, Sequence) and all(isinstance(i, Sequence) and len(i) == 2 for i in earlier)
     rows = [item[0] for item in earlier] if pairs else [-1]
     if not all(_is_count(row) for row in rows) or rows != sorted({*rows}) or any(not 0 < row <= step for row in rows):
-        raise ArgumentError(f"{where}['earlier_keys']: must be pairs of a row and a key, rows ascending up to the step")
+        yield "['secret']['earlier_keys']: must be pairs of a row and a key, rows ascending up to the step"
     for _, text in earlier:
         as_key(text, "earlier_keys")
     if not isinstance(secret["origin"], str) or not _is_count(secret["forks"]) or secret["cursor"] != step:
-        raise ArgumentError(f"{where}: its origin, forks or cursor is damaged")
+        yield "['secret']: its origin, forks or cursor is damaged"
     taken = secret["diagnostics"]
     if taken is not None and not (_are_numbers(taken, finite=False) and len(taken) == step):
-        raise ArgumentError(f"{where}['diagnostics']: must be one number for each step taken")
+        yield "['secret']['diagnostics']: must be one number for each step taken"
 
 
 def as_key(text: Any, name: str) -> bytes:
