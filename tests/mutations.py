@@ -253,7 +253,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/explain.py": [
         ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_runs.py"),
     ],
-    "dpcore/torch/gradients/footprint.py": [
+    "dpcore/torch/memory.py": [
         ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
          "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
         ("forget the pairs of other points", "every = points * pairs + rows", "every = pairs + rows",
@@ -608,7 +608,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/plan/test_plan.py"),
     ],
     "dpcore/torch/data/remarks.py": [
-        ("say nothing of values that are not finite", "        if not finite:", "        if False:", "unit/torch/test_training_warnings.py"),
+        ("say nothing of values that are not finite", "        if not look.finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
     "dpcore/cli/train/training.py": [
         ("go on with parameters that are no numbers", "if halt and not self._finite():", "if False:", "unit/cli/test_divergence.py"),
@@ -1039,7 +1039,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],
     "dpcore/torch/data/batches.py": [
-        ("try the same public example twice", "return synthetic(batch, examples, seed=1)", "return synthetic(batch, examples)",
+        ("try the same public example twice", "(torch.arange(examples) + other) %", "torch.arange(examples) %",
          "unit/torch/test_example_batch.py"),
         ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
     ],

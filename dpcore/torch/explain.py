@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +36,7 @@ from dpcore.stages.clipping.blocks import (
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.gradients.capture import as_written
-from dpcore.torch.gradients.footprint import arrays_of
-from dpcore.torch.model.memory import Limit, microbatch_size, peak_bytes
+from dpcore.torch.memory import Limit, arrays_of, microbatch_size, peak_bytes
 
 if TYPE_CHECKING:
     from dpcore.torch.run import Engine
@@ -151,73 +150,32 @@ _FEW = 8  # rows an example, up to which every backend takes norms by inner prod
 
 @dataclass(frozen=True)
 class Layer:
-    """One trained tensor, or what is not of one tensor alone.
-
-    Attributes
-    ----------
-    name : str
-    parameters : int
-    operations : tuple of str
-        Those of torch that took it together with examples.
-    rule : str
-        How its norms and its sum are taken.
-    rows : int
-        Rows T of each example at one point, of which pairs are made; 0 where there is no pair.
-    points : int
-        Where gradients are taken in a step.
-    bytes : int
-        Held for each example. Inputs that several tensors share count with each of them.
-    share : float
-        Of the time of a step.
-    """
+    """One trained tensor, or what is not of one tensor alone."""
 
     name: str
     parameters: int
-    operations: tuple[str, ...] = ()
-    rule: str = ""
-    rows: int = 0
-    points: int = 0
-    bytes: int = 0
-    share: float = 0.0
+    operations: tuple[str, ...] = ()  # those of torch that took it together with examples
+    rule: str = ""  # how its norms and its sum are taken
+    rows: int = 0  # T of each example at one point, of which pairs are made; 0 without pairs
+    points: int = 0  # where gradients are taken in a step
+    bytes: int = 0  # held for each example; inputs that several tensors share count with each of them
+    share: float = 0.0  # of the time of a step
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a run takes its steps; ``print`` shows it. It costs no privacy: no example was looked at.
+    """How a run takes its steps; ``print`` shows it. It costs no privacy: no example was looked at."""
 
-    Attributes
-    ----------
-    way : str
-        How gradients are found: "pairs", "vmap" or "one-by-one".
-    reasons : dict
-        Why faster ways were not taken.
-    microbatch_size : int
-        Examples at once.
-    examples : float
-        Of a step, in expectation.
-    peak_bytes : int
-        Measured for the sum over one micro-batch, beside parameters and the run's vectors.
-    limit_bytes : int or None
-        What the micro-batch was chosen for; None where it was given.
-    limit_source : str
-    points : int
-        Where gradients are taken in a step that has most of them.
-    seconds : float
-        Of a step with that many examples.
-    layers : tuple of Layer
-        The trained tensors, then "forward and backward", "noise and update", and the frozen tensors.
-    """
-
-    way: str
-    reasons: dict[str, str]
+    way: str  # how gradients are found: "pairs", "vmap" or "one-by-one"
+    reasons: dict[str, str]  # why faster ways were not taken
     microbatch_size: int
-    examples: float
-    peak_bytes: int
-    limit_bytes: int | None
+    examples: float  # of a step, in expectation
+    peak_bytes: int  # measured for the sum over one micro-batch, beside parameters and the run's vectors
+    limit_bytes: int | None  # what the micro-batch was chosen for; None where it was given
     limit_source: str
-    points: int
-    seconds: float
-    layers: tuple[Layer, ...]
+    points: int  # where gradients are taken in a step that has most of them
+    seconds: float  # of a step with that many examples
+    layers: tuple[Layer, ...]  # trained tensors, "forward and backward", "noise and update", the frozen tensors
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, texts, lists and dicts."""
@@ -272,7 +230,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
         forward = _seconds(lambda: rehearsal.blocks(size), device) * parts
         blocks = rehearsal.blocks(size)
         blocks = [block.units(size) for block in blocks] if rehearsal.several else blocks
-        layers, times = _layers(rehearsal, blocks, size, parts)
+        layers = _layers(rehearsal, blocks, size, parts)
         del blocks
         mine, copies = engine.mechanism, [working.to_array(tensor.clone()) for tensor in working.tensors()]
         # Of the run's plan, and nothing else of it: other keys, other vectors, no ledger.
@@ -284,7 +242,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
         update = _least(lambda: other.release(copies, public=public), device, rounds)
     finally:
         held.restore()
-    total = forward + sum(times) + update
+    total = forward + sum(spent for _, spent in layers) + update
     limit = engine.limit
     return Explanation(
         way=gradient.way,
@@ -297,7 +255,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
         points=len(rehearsal.points),
         seconds=total,
         layers=(
-            *(Layer(**layer, share=spent / total) for layer, spent in zip(layers, times, strict=True)),
+            *(replace(layer, share=spent / total) for layer, spent in layers),
             Layer("forward and backward", 0, points=len(rehearsal.points), share=forward / total),
             Layer("noise and update", 0, share=update / total),
             *([Layer(f"{len(frozen)} frozen tensors", sum(frozen), rule="frozen")] if frozen else []),
@@ -305,30 +263,28 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     )
 
 
-def _layers(
-    rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float
-) -> tuple[list[dict[str, Any]], list[float]]:
-    """Return what is said of each trained tensor, and the seconds of its norms and its sum."""
+def _layers(rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float) -> list[tuple[Layer, float]]:
+    """Return what is said of each trained tensor, with the seconds of its norms and its sum."""
     engine = rehearsal.engine
     backend, scales = engine.mechanism.backend, engine.mechanism.vectors.scales
     left: list[Any] = [None] * len(blocks)
     if scales is not None:
         blocks, left = scaled(blocks), scales
-    layers, times = [], []
+    layers, points = [], len(rehearsal.points)
     for place, (block, scale) in enumerate(zip(blocks, left, strict=True)):
         with backend.beside(engine.mechanism.vectors.totals[0]):
             spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)
-        times.append(parts * spent)
-        layers.append({
-            "name": engine.gradient.names[place],
-            "parameters": math.prod(block.shape),
-            "operations": engine.gradient.operations(place),
-            "rule": rule_of(block),
-            "rows": _rows(block) * block.examples // (examples * len(rehearsal.points)),
-            "points": len(rehearsal.points),
-            "bytes": sum(math.prod(a.shape) * a.itemsize for a in arrays_of(block)) // examples,
-        })  # fmt: skip
-    return layers, times
+        layer = Layer(
+            engine.gradient.names[place],
+            math.prod(block.shape),
+            engine.gradient.operations(place),
+            rule_of(block),
+            rows=_rows(block) * block.examples // (examples * points),
+            points=points,
+            bytes=sum(math.prod(a.shape) * a.itemsize for a in arrays_of(block)) // examples,
+        )
+        layers.append((layer, parts * spent))
+    return layers
 
 
 def _once(backend: Backend[Any], block: Block, scale: Any) -> Callable[[], None]:

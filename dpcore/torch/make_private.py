@@ -40,10 +40,10 @@ from dpcore.torch.data.remarks import remarks
 from dpcore.torch.explain import Rehearsal
 from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled, try_out
 from dpcore.torch.gradients.repeated import RepeatedPasses
+from dpcore.torch.memory import free_memory, keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.model.check_module import Modes, check_module
-from dpcore.torch.model.memory import free_memory, keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
-from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of, way_of
+from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of
 from dpcore.torch.processes import caveats_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import Engine, PrivateOptimizer, PrivateRun
@@ -213,12 +213,11 @@ def make_private(
     check_plain(model)
     peers = peers_of(process_group, model)
     check_alone(peers, private_diagnostics=private_diagnostics, cuda_graphs=cuda_graphs)
-    gradients = way_of(peers, method, gradients)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
     device = check_place(backend, model)
-    gradient = gradient_of(model, loss, peers)
+    gradient, gradients = gradient_of(model, loss, peers, method, gradients)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
     if device.type == "cpu":

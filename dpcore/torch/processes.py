@@ -16,6 +16,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.peers import LOST, Alone, Peers
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
+from dpcore.torch.data import batches
 
 T = TypeVar("T")
 
@@ -191,8 +192,6 @@ def _cut(flat: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _digest(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        given = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-    else:
-        given = json.dumps(value, sort_keys=True, default=str).encode()
+    is_tensor = isinstance(value, torch.Tensor)
+    given = batches.content(value) if is_tensor else json.dumps(value, sort_keys=True, default=str).encode()
     return hashlib.sha256(given).hexdigest()

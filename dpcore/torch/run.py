@@ -35,9 +35,9 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.explain import Explanation, Rehearsal, explain
 from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.memory import Limit, is_out_of_memory
 from dpcore.torch.model.check_module import Modes
 from dpcore.torch.model.functional import local, whole_state
-from dpcore.torch.model.memory import Limit, is_out_of_memory
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.peers import check_alone
 from dpcore.torch.randomness import step_seed

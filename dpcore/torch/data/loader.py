@@ -51,7 +51,11 @@ class PrivateLoader:
                     "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
                 )
             indices = self._mechanism.draw()
-            self._read_ahead(step)
+            for later in range(step + 1, step + 1 + self.data.prefetch):  # as far as they are paid for
+                ahead = self._mechanism.ahead(later)
+                if ahead is None:
+                    break
+                self.data.read_ahead(ahead, self._seed(later))
             batch = self.data.batch(indices, self._seed(step))
             self._pending = step, self._mechanism.keys, tuple(batches.leaves(batch))
             yield batch
@@ -59,14 +63,6 @@ class PrivateLoader:
     def _seed(self, step: int) -> bytes:
         # No two processes' readings draw the same.
         return step_seed(self._mechanism.keys, "augmentation", step, self._mechanism.peers.rank)
-
-    def _read_ahead(self, step: int) -> None:
-        """Let the batches after `step` be read, as far as they are paid for. They are drawn when their turn comes."""
-        for later in range(step + 1, step + 1 + self.data.prefetch):
-            indices = self._mechanism.ahead(later)
-            if indices is None:
-                return
-            self.data.read_ahead(indices, self._seed(later))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: what draws the batches holds the run's keys."""

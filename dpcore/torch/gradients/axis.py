@@ -344,11 +344,10 @@ _KEEP_PLACES = {
 
 
 def _pointwise(op: Op) -> Marks:
-    tensors = op.tensors()
     for value in op.arguments.values():
         if isinstance(value, (tuple, list)) and any(isinstance(each, Node) for each in value):
             raise NotProved(f"{op.name} of a list of tensors")
-    return op.broadcast(tensors, len(op.out))
+    return op.broadcast(op.tensors(), len(op.out))
 
 
 rule(
@@ -435,33 +434,34 @@ def _view(op: Op) -> Marks:
     """
     mark = op.mark("self")
     assert isinstance(mark, Axis)
-    before, after = _around(shape_of(op["self"]), mark)
+    shape = shape_of(op["self"])
+    before, after = math.prod(shape[: mark.dim]) * mark.outer, math.prod(shape[mark.dim + 1 :]) * mark.inner
     start = 1
     for dim, size in enumerate(op.out):
         rest = math.prod(op.out[dim + 1 :])
         if before % start == 0 and after % rest == 0 and size == (before // start) * op.count * (after // rest):
             return Axis(dim, before // start, after // rest)
         start *= size
-    raise NotProved(f"{op.name} from {shape_of(op['self'])} to {op.out} gives the examples no dimension")
-
-
-def _around(shape: Sequence[int], mark: Axis) -> tuple[int, int]:
-    return math.prod(shape[: mark.dim]) * mark.outer, math.prod(shape[mark.dim + 1 :]) * mark.inner
+    raise NotProved(f"{op.name} from {shape} to {op.out} gives the examples no dimension")
 
 
 @rule("t", "transpose", "permute")
 def _permuted(op: Op) -> Marks:
-    mark, rank = op.mark("self"), op.rank("self")
+    mark = op.mark("self")
     assert isinstance(mark, Axis)
+    return mark._replace(dim=order_of(op.node).index(mark.dim))
+
+
+def order_of(node: Node) -> list[int]:
+    """Return which dimension of what it takes each dimension of a transposed value is."""
+    given: Any = node.args[1:]
+    rank = len(shape_of(node))
     order = list(range(rank))
-    if op.name == "permute":
-        order = [d % rank for d in op["dims"]]
-    elif op.name == "t":
-        order = order[::-1]
-    else:
-        first, second = op["dim0"] % rank, op["dim1"] % rank
-        order[first], order[second] = second, first
-    return mark._replace(dim=order.index(mark.dim))
+    if name_of(node.target) == "permute":
+        return [d % rank for d in given[0]]
+    first, second = (d % rank for d in (given or (0, min(rank, 2) - 1)))
+    order[first], order[second] = order[second], order[first]
+    return order
 
 
 @rule("unsqueeze", "select_backward")
@@ -483,8 +483,6 @@ def _expanded(op: Op) -> Marks:
     new = len(op.out) - len(shape)
     if isinstance(mark, Axis):
         return mark._replace(dim=mark.dim + new)
-    if mark is SUM:
-        return SUM
     return _new_rows(op, [d for d, n in enumerate(op.out) if op.is_known(n) and (d < new or shape[d - new] == 1)])
 
 
@@ -492,8 +490,6 @@ def _expanded(op: Op) -> Marks:
 def _repeated(op: Op) -> Marks:
     mark, shape, times = op.mark("self"), shape_of(op["self"]), list(op["repeats"])
     new = len(times) - len(shape)
-    if mark is SUM:
-        return SUM
     if isinstance(mark, Axis):
         dim = mark.dim + new
         return Axis(dim, mark.outer * times[dim], mark.inner)
@@ -580,33 +576,32 @@ def _scattered_part(op: Op) -> Marks:
         return part
     if op.name == "select_scatter":
         part = _beside(part, dim)
-    return _joined_marks(op, [(op["self"], whole), (op["src"], part)], dim)
+    return _joined_marks(op, [whole, part], dim)
 
 
-def _joined_marks(op: Op, pieces: Sequence[tuple[Node, Mark]], dim: int) -> Marks:
+def _joined_marks(op: Op, pieces: Sequence[Mark], dim: int) -> Marks:
     """Return the mark of pieces side by side along `dim`; a piece without examples must not tell their places apart."""
-    found = {mark for _, mark in pieces if mark is not None}
+    found = set(pieces) - {None}
     if len(found) != 1:
         raise Mixes(f"{op.name} joins different examples")
     (mark,) = found
     assert isinstance(mark, Axis)
     if mark.dim == dim:
         raise NotProved(f"{op.name} joins or leaves out examples")
-    if any(each is None for _, each in pieces):
+    if None in pieces:
         raise NotProved(f"{op.name} joins examples and a value that depends on their places in the batch")
     return mark
 
 
 @rule("cat", "stack")
 def _joined(op: Op) -> Marks:
-    rank = len(op.out)
-    nodes = [node for node in op["tensors"] if shape_of(node) != (0,)]
-    pieces = [(node, op.of(node)) for node in nodes]
+    dim = op["dim"] % len(op.out)
+    pieces = [op.of(node) for node in op["tensors"] if shape_of(node) != (0,)]
     if op.name == "stack":
-        pieces = [(node, _beside(mark, op["dim"] % rank)) for node, mark in pieces]
-    if any(mark is SUM for _, mark in pieces):
+        pieces = [_beside(mark, dim) for mark in pieces]
+    if SUM in pieces:
         raise Mixes(f"{op.name} joins a sum over the examples with the examples")
-    return _joined_marks(op, pieces, op["dim"] % rank)
+    return _joined_marks(op, pieces, dim)
 
 
 @rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind", "split_copy", "split_with_sizes_copy")  # fmt: skip
@@ -726,26 +721,18 @@ def _with_addend(op: Op, mark: Marks) -> Marks:
     return mark
 
 
-@rule("mv", "dot", "vdot")
+@rule("mv", "dot", "vdot", "addmv")
 def _vector_product(op: Op) -> Marks:
-    left, right = (op.of(op.tensors()[k]) for k in (0, 1))
-    if op.name == "mv":
-        if isinstance(left, Axis) and left.dim == 0 and right is None:
+    left, right = (op.of(node) for node in op.tensors()[-2:])
+    plain = isinstance(left, Axis) and left.dim == 0 and right is None
+    if op.name == "addmv" and not (plain and op.mark("self") is None and op.rank("self") == 0):
+        raise NotProved(f"{op.name} has no rule for this use")
+    if isinstance(left, Axis):
+        if op.name.endswith("mv") and plain:
             return left
-        if isinstance(left, Axis) and left.dim == 1 and left._replace(dim=0) == right:
+        if right == (left if op.name.endswith("dot") else left._replace(dim=left.dim - 1)):
             return SUM
-    elif left == right and isinstance(left, Axis):
-        return SUM
     raise Mixes(f"{op.name} multiplies different examples")
-
-
-@rule("addmv")
-def _added_vector_product(op: Op) -> Marks:
-    left = op.mark("mat")
-    plain = op.mark("self") is None and op.mark("vec") is None and op.rank("self") == 0
-    if plain and isinstance(left, Axis) and left.dim == 0:
-        return left
-    raise NotProved(f"{op.name} has no rule for this use")
 
 
 # ---------------------------------------------------------------------------------------------- layers
@@ -925,8 +912,13 @@ def _indexed(op: Op) -> Marks:
 @rule("index_put", "_unsafe_index_put")
 def _put(op: Op) -> Marks:
     whole, values = op.mark("self"), op.mark("values")
-    if _is_filled(op):
-        return _filled(op)
+    given = [index for index in op["indices"] if index is not None]
+    masks = len(given) == len(op["indices"]) == 1 and given[0].meta["val"].dtype is torch.bool
+    if masks and values is None and math.prod(shape_of(op["values"])) == 1 and not op["accumulate"]:
+        # ``self[mask] = number``: entry by entry, and the mask's dimensions are the first ones of what it fills.
+        if not isinstance(whole, Axis) or op.of(given[0]) != (whole if whole.dim < len(shape_of(given[0])) else None):
+            raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
+        return whole
     place, is_sum = _index_mark(op, whole, op.rank("self"), writes=True)
     if is_sum and not op["accumulate"]:
         raise Mixes("index_put writes different examples to one place")
@@ -936,22 +928,6 @@ def _put(op: Op) -> Marks:
     elif not is_sum and _size_at(op["values"], place.mark.dim, place.rank) != 1:
         raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
     return SUM if is_sum else whole
-
-
-def _is_filled(op: Op) -> bool:
-    """Whether ``self[mask] = number``."""
-    given = [index for index in op["indices"] if index is not None]
-    masks = len(given) == len(op["indices"]) == 1 and given[0].meta["val"].dtype is torch.bool
-    return masks and op.mark("values") is None and math.prod(shape_of(op["values"])) == 1 and not op["accumulate"]
-
-
-def _filled(op: Op) -> Marks:
-    """Entry by entry: the mask's dimensions are the first ones of what it fills."""
-    whole, (mask,) = op.mark("self"), op["indices"]
-    rank = len(shape_of(mask))
-    if not isinstance(whole, Axis) or op.of(mask) != (whole if whole.dim < rank else None):
-        raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
-    return whole
 
 
 class _Place(NamedTuple):

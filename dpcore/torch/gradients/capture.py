@@ -40,7 +40,7 @@ from dpcore.torch.gradients.axis import has_rule
 from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
 from dpcore.torch.gradients.replaced import REPLACED
-from dpcore.torch.model.functional import Leaves, places, refuse_changed, refuse_foreign, slots, within
+from dpcore.torch.model.functional import Leaves, first_line, places, refuse_changed, refuse_foreign, slots, within
 
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
 """Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example.
@@ -572,9 +572,7 @@ def _refuse_written(graph: Graph, model: nn.Module, names: Sequence[str]) -> Non
 
 
 def _not_captured(cause: Exception, where: str) -> NotCaptured:
-    text = str(cause).strip().splitlines()
-    first = text[0][:200] if text else type(cause).__name__
-    name = type(cause).__name__
+    first, name = first_line(cause), type(cause).__name__
     if "DataDependent" in name or "DynamicOutputShape" in name or "data-dependent" in first.lower():
         first = "a value decides what the code does, or a shape (.item(), bool(), a mask as an index)"
     return NotCaptured(f"{first}{f' ({where})' if where else ''}")

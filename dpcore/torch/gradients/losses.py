@@ -9,9 +9,7 @@ All of this is a part of the captured graph, whose proof covers it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -19,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from dpcore.errors import ArgumentError
+from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.errors import NotCaptured
 
@@ -69,11 +68,10 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
     NotCaptured
         If the output has no dimension that counts the examples, or several.
     """
-    parts, closed = _opened(output)
-    leaves, form = tree_flatten(parts)
+    leaves = list(batches.leaves(output))
     places, dims = [], []
     for place, leaf in enumerate(leaves):
-        found = [d for d, size in enumerate(getattr(leaf, "shape", ())) if size and size % count == 0]
+        found = [d for d, size in enumerate(leaf.shape) if size and size % count == 0]
         if len(found) > 1:
             raise NotCaptured("the model's output has one entry for each pair of examples")
         if found:
@@ -87,26 +85,17 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
         mine = list(leaves)
         for place, dim, tensor in zip(places, dims, tensors, strict=True):
             mine[place] = tensor.movedim(0, dim)
-        return loss(closed(tree_unflatten(mine, form)), tree_map(lambda t: t.unsqueeze(0), its_targets)).reshape(())
+        return loss(_with_tensors(output, iter(mine)), tree_map(lambda t: t.unsqueeze(0), its_targets)).reshape(())
 
     return vmap(one, randomness="different")(views, targets)
 
 
-def _opened(output: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a tree of an output's parts, and what makes such an output of other parts.
-
-    torch does not look into a dataclass of the user's own.
-    """
-    if not is_dataclass(output) or isinstance(output, (dict, tuple)):
-        return output, lambda parts: parts
-
-    def closed(parts: Any) -> Any:
-        again = copy(output)
-        for name, value in parts.items():
-            object.__setattr__(again, name, value)
-        return again
-
-    return {field.name: getattr(output, field.name) for field in fields(output)}, closed
+def _with_tensors(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """Return a tree with other tensors; all else in it stays."""
+    if isinstance(tree, torch.Tensor):
+        return next(tensors)
+    found = batches.parts(tree)
+    return tree if found is None else found.build([_with_tensors(value, tensors) for value in found.values])
 
 
 def check_targets(loss: Callable[..., Any], targets: Sequence[Any]) -> None:

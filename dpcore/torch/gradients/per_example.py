@@ -29,19 +29,18 @@ from dpcore.torch.gradients.errors import Mixes, NotProved
 from dpcore.torch.gradients.losses import Calls, ExampleLoss, check_scalar, check_targets, loss_failed
 from dpcore.torch.gradients.proved import ProvedGradient
 from dpcore.torch.gradients.repeated import RepeatedPasses
+from dpcore.torch.memory import is_out_of_memory
 from dpcore.torch.model.functional import (
     FAILURES,
     FOREIGN,
     Leaves,
     Values,
-    call_with,
     check_versions,
     first_line,
     places,
     refuse_foreign,
     within,
 )
-from dpcore.torch.model.memory import is_out_of_memory
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps, walk
 from dpcore.torch.randomness import TRIAL, seeded
 
@@ -149,7 +148,8 @@ class PerExampleGradient:
 
     def operations(self, place: int) -> tuple[str, ...]:
         """Return the operations in which the examples' gradients of this parameter are added up, under "pairs"."""
-        return self.proved.operations(place) if self.way == "pairs" else ()
+        programs = self.proved.programs.values() if self.way == "pairs" else ()
+        return tuple(dict.fromkeys(source.operation for program in programs for source in program.sources[place]))
 
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""
@@ -282,7 +282,7 @@ class ExplicitGradient:
             state = {**rest, **{name: values[place] for name, place in trained.items()}}
             row = iter(one)  # vmap knows fewer containers than a batch may have
             inputs, targets = batches.normalize(batches.tree_map(lambda _: next(row).unsqueeze(0), batch))
-            return self.loss(call_with(self.model, state, inputs), targets)
+            return self.loss(within(self.model, state, lambda: batches.call(self.model, inputs)), targets)
 
         given = {**dict(zip(self.values.names, point, strict=True)), **rest}
         versions = {name: tensor._version for name, tensor in given.items()}

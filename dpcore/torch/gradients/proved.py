@@ -24,9 +24,9 @@ from dpcore.torch.gradients import cache
 from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
 from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotCaptured
-from dpcore.torch.gradients.footprint import Footprint
 from dpcore.torch.gradients.losses import Calls, ExampleLoss
 from dpcore.torch.gradients.sources import RESHAPED, Finder, Source
+from dpcore.torch.memory import Footprint
 from dpcore.torch.model.functional import Values, local
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
@@ -258,11 +258,6 @@ class ProvedGradient:
         """Whether a graph draws random numbers."""
         return any(program.draws for program in self.programs.values())
 
-    @property
-    def trains(self) -> bool:
-        """Whether a graph gives any parameter a gradient."""
-        return any(any(program.sources) for program in self.programs.values())
-
     def prove(self, example: Tree) -> Program:
         """Return the graph of the model in its present modes, for batches in the form of `example`."""
         batch = example.batch if isinstance(example, batches.Public) else example
@@ -276,11 +271,6 @@ class ProvedGradient:
             self._check_current(form, batch)
         program = self._program(form, batch)
         return program, (point, self._held(program), list(batches.leaves(batch)))
-
-    def operations(self, place: int) -> tuple[str, ...]:
-        """Return the operations in which the examples' gradients of this parameter are added up."""
-        programs = self.programs.values()
-        return tuple(dict.fromkeys(source.operation for program in programs for source in program.sources[place]))
 
     def digest(self) -> str:
         """Return what tells the model's graphs, and the values of their constants, from those of another model or loss."""

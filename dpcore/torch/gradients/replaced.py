@@ -10,6 +10,7 @@ gradients of both weights and biases are products and sums of these, outside of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -175,46 +176,40 @@ class _Recurrence(torch.autograd.Function):
         return None, into, dh, dc if ctx.kind == "lstm" else None, by_weight, by_bias, None
 
 
-def layers(kind: str) -> Callable[..., Any]:
-    """Return what stands for ``torch._VF.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` in a graph."""
-
-    def run(inputs: Tensor, states: Any, weights: Any, biases: Any, count: Any, dropout: Any, training: Any, both: Any,
-            batch_first: Any = None) -> Any:  # fmt: skip
-        if not isinstance(biases, bool) or batch_first is None:
-            raise NotCaptured("a recurrent layer on packed sequences has no form without their lengths")
-        x = inputs.transpose(0, 1) if batch_first else inputs
-        each = len(weights) // (count * (1 + both))
-        if each not in (2, 4):
-            raise NotCaptured("an LSTM with projections has no rule")
-        first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
-        last: list[tuple[Tensor, ...]] = []
-        for layer in range(count):
-            directions = []
-            for backward in (False, True)[: 1 + both]:
-                place = len(last)
-                own = [s[place : place + 1] for s in first]
-                out, *end = layer_of(kind, x, own, weights[place * each : (place + 1) * each], backward)
-                directions.append(out)
-                last.append(tuple(end))
-            x = torch.cat(directions, -1) if both else directions[0]
-            if dropout and training and layer < count - 1:
-                x = F.dropout(x, dropout)
-        ends = [torch.cat(state) for state in zip(*last, strict=True)]
-        return (x.transpose(0, 1) if batch_first else x), *ends[: len(first)]
-
-    return run
+def layers(
+    kind: str, inputs: Tensor, states: Any, weights: Any, biases: Any, count: Any, dropout: Any, training: Any, both: Any,
+    batch_first: Any = None,
+) -> Any:  # fmt: skip
+    """Stand for ``torch._VF.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` in a graph."""
+    if not isinstance(biases, bool) or batch_first is None:
+        raise NotCaptured("a recurrent layer on packed sequences has no form without their lengths")
+    x = inputs.transpose(0, 1) if batch_first else inputs
+    each = len(weights) // (count * (1 + both))
+    if each not in (2, 4):
+        raise NotCaptured("an LSTM with projections has no rule")
+    first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
+    last: list[tuple[Tensor, ...]] = []
+    for layer in range(count):
+        directions = []
+        for backward in (False, True)[: 1 + both]:
+            place = len(last)
+            own = [s[place : place + 1] for s in first]
+            out, *end = layer_of(kind, x, own, weights[place * each : (place + 1) * each], backward)
+            directions.append(out)
+            last.append(tuple(end))
+        x = torch.cat(directions, -1) if both else directions[0]
+        if dropout and training and layer < count - 1:
+            x = F.dropout(x, dropout)
+    ends = [torch.cat(state) for state in zip(*last, strict=True)]
+    return (x.transpose(0, 1) if batch_first else x), *ends[: len(first)]
 
 
-def cell(kind: str) -> Callable[..., Any]:
-    """Return what stands for ``torch._VF.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``."""
-
-    def run(inputs: Tensor, states: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
-        first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
-        weights = [w_ih, w_hh] if b_ih is None else [w_ih, w_hh, b_ih, b_hh]
-        _, hidden, last = layer_of(kind, inputs.unsqueeze(0), [s.unsqueeze(0) for s in first], weights, False)
-        return (hidden[0], last[0]) if kind == "lstm" else hidden[0]
-
-    return run
+def cell(kind: str, inputs: Tensor, states: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """Stand for ``torch._VF.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``."""
+    first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
+    weights = [w_ih, w_hh] if b_ih is None else [w_ih, w_hh, b_ih, b_hh]
+    _, hidden, last = layer_of(kind, inputs.unsqueeze(0), [s.unsqueeze(0) for s in first], weights, False)
+    return (hidden[0], last[0]) if kind == "lstm" else hidden[0]
 
 
 def layer_of(kind: str, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], backward: bool) -> Any:
@@ -249,7 +244,7 @@ def embedding_bag(
 
 REPLACED: dict[Any, Callable[..., Any]] = {
     F.embedding_bag: embedding_bag,
-    **{getattr(torch._VF, kind): layers(kind) for kind in GATES},
-    **{getattr(torch._VF, f"{kind}_cell"): cell(kind) for kind in GATES},
+    **{getattr(torch._VF, kind): partial(layers, kind) for kind in GATES},
+    **{getattr(torch._VF, f"{kind}_cell"): partial(cell, kind) for kind in GATES},
 }
 """What is called in the place of torch's functions while a graph is captured."""

@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
-from dpcore.torch.gradients.axis import SUM, Axis, Op, counted_in, holds_sum, name_of, shape_of
+from dpcore.torch.gradients.axis import SUM, Axis, Op, counted_in, holds_sum, name_of, order_of, shape_of
 from dpcore.torch.gradients.convolution import weight_block
 from dpcore.torch.gradients.errors import NotProved
 
@@ -103,8 +103,7 @@ class Finder:
             isinstance(node, _Piece) or name_of(node.target) not in _SAME_ORDER for node in chain
         ):
             return None
-        values, block, operation = self._made(end)
-        return Source(values, block, operation)
+        return self._made(end)
 
     def _made(self, end: Node) -> Source:
         """Return the source of an end, whatever follows."""
@@ -145,7 +144,7 @@ class Finder:
             elif viewed:
                 return None
             elif name in ("t", "transpose", "permute"):
-                sides = [sides[d] for d in _order(node)]
+                sides = [sides[d] for d in order_of(node)]
             elif isinstance(step, _Piece) or name == "slice_backward":
                 place = step if isinstance(step, _Piece) else _sliced(node)
                 side = sides[place.dim] if place is not None else None
@@ -232,18 +231,6 @@ def _sliced(node: Node) -> _Piece | None:
     size, dim, start, step = given[1], given[2] % len(shape_of(node)), given[3] or 0, given[5]
     start = max(start + size[dim], 0) if start < 0 else start
     return _Piece(node, dim, start) if step == 1 else None
-
-
-def _order(node: Node) -> list[int]:
-    """Return which dimension of what it takes each dimension of a transposed value is."""
-    given: Any = node.args[1:]
-    rank = len(shape_of(node))
-    order = list(range(rank))
-    if name_of(node.target) == "permute":
-        return [d % rank for d in given[0]]
-    first, second = (d % rank for d in (given or (0, min(rank, 2) - 1)))
-    order[first], order[second] = order[second], order[first]
-    return order
 
 
 _SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}

@@ -66,37 +66,27 @@ def labels_apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> An
 
 
 @dataclass(frozen=True)
-class LossFunction:
-    """A `compute_loss_func`, of one example: it is told no number of items in a batch."""
+class LossOfLabels:
+    """A function of output and labels, of one example."""
 
     function: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...]
 
     def __call__(self, output: Any, labels: Any = None) -> Any:
         """Return the loss."""
-        return self.function(output, labels, num_items_in_batch=None)
-
-
-@dataclass(frozen=True)
-class Smoothed:
-    """Trainer's label smoothing, over the labels of one example."""
-
-    smoother: Callable[..., Any]
-    shift_labels: bool
-
-    def __call__(self, output: Any, labels: Any) -> Any:
-        """Return the loss."""
-        return self.smoother(output, labels, shift_labels=self.shift_labels)
+        return self.function(output, labels, **dict(self.options))
 
 
 def _loss_of_labels(trainer: Any) -> Callable[..., Any] | None:
     if trainer.compute_loss_func is not None:
-        return LossFunction(trainer.compute_loss_func)
+        return LossOfLabels(trainer.compute_loss_func, (("num_items_in_batch", None),))  # told of no batch
     if trainer.label_smoother is None:
         return None
     model = trainer.accelerator.unwrap_model(trainer.model)
     while hasattr(model, "base_model") and type(model).__module__.startswith("peft."):
         model = model.base_model.model if hasattr(model.base_model, "model") else model.base_model
-    return Smoothed(trainer.label_smoother, type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    shift = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return LossOfLabels(trainer.label_smoother, (("shift_labels", shift),))
 
 
 FILE = "dpcore.pt"
