@@ -157,8 +157,8 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.look()
         result = function(*args, **(kwargs or {}))
         # What is given is the caller's or counted already, and a result may be a view of it.
-        known = self._alive | {storage._cdata for storage in storages((args, kwargs))}
-        for storage in storages(result):
+        known = self._alive | {storage._cdata for storage in storages_of((args, kwargs))}
+        for storage in storages_of(result):
             if storage._cdata not in known:
                 self._alive.add(storage._cdata)
                 self._now += storage.nbytes()
@@ -177,7 +177,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now -= size
 
 
-def storages(tree: Any) -> list[torch.UntypedStorage]:
+def storages_of(tree: Any) -> list[torch.UntypedStorage]:
     """Return the memory of a tree's tensors."""
     tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
     return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
@@ -290,7 +290,7 @@ def _lives(graph: Graph, count: int) -> Moments:
     last: dict[int, int] = {}
     given: set[int] = set()
     for node in nodes:
-        own = {s._cdata: s.nbytes() for s in storages(node.meta["val"])} if "val" in node.meta else {}
+        own = {s._cdata: s.nbytes() for s in storages_of(node.meta["val"])} if "val" in node.meta else {}
         known = own.keys() if "val" in node.meta else set[int]().union(*(storages[i] for i in node.all_input_nodes))
         storages[node] = set(known)
         if node.op == "placeholder":

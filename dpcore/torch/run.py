@@ -160,7 +160,7 @@ class PrivateRun:
             begun = not mechanism.peers.shards
             try:
                 engine.check_public(public)
-                self.optimizer.settings()  # refused before the sum is paid for
+                self.optimizer._settings()  # refused before the sum is paid for
                 batch, begun = self.loader.consume(batch), True
                 if public is not None and batches.memory(public) & batches.memory((batch, self.loader.data.tree)):
                     raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
@@ -376,9 +376,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise PrivacyError(
                 "optimizer.step(): no batch was summed; call private.step(batch), which ends in this step"
             )
-        self._engine.release(self.settings())
+        self._engine.release(self._settings())
 
-    def settings(self) -> list[UpdateSettings]:
+    def _settings(self) -> list[UpdateSettings]:
         """Return the present settings of each trained parameter."""
         found = [groups.settings(group, self._update) for group in self.param_groups]
         return [found[group] for group in self._group_of]
