@@ -1020,12 +1020,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let processes read other data", '        peers.check_alike({"data (an example, or their order)": told})\n', "        pass\n",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
     ],
-    "dpcore/torch/state/checkpoint.py": [
+    "dpcore/torch/checkpoint.py": [
         ("save a secret part for everybody", "secret=True", "secret=False", "unit/torch/test_checkpoint.py"),
         ("let processes load other states", '    peers.check_alike({"step of the saved state": step, "saved state": total.hexdigest()})\n', "    pass\n",
          "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
-    ],
-    "dpcore/torch/state/sharded.py": [
         ("take parts of another save", 'if any(content["save"] != save for content in held):', "if False:", "unit/torch/test_sharded.py"),
         ("save where another process could not", "    if failed:\n", "    if False:\n",
          "end_to_end/test_processes_sharded_state.py::test_no_process_saves_or_loads_alone"),

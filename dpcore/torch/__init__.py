@@ -8,6 +8,7 @@ from dpcore.spec.extras import needs
 if find_spec("torch") is None:
     raise MissingPackageError(needs("dpcore.torch", "torch"), name="torch")
 
+from dpcore.torch.checkpoint import public_state, save_state
 from dpcore.torch.doctor import Finding, Findings, RunAudit, audit, doctor
 from dpcore.torch.export import export
 from dpcore.torch.held_out import HeldOut
@@ -15,7 +16,6 @@ from dpcore.torch.learning_rate import LearningRates, find_learning_rate
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
-from dpcore.torch.state.checkpoint import public_state, save_state
 
 __all__ = [
     "Finding",

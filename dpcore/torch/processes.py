@@ -40,9 +40,7 @@ _MESSAGE = 1 << 24
 
 def caveats_of(peers: Peers) -> tuple[str, ...]:
     """Return the sentences that a statement needs where several processes train."""
-    if not isinstance(peers, Processes) or peers.world_size == 1:
-        return ()
-    return (CAVEAT,)
+    return (CAVEAT,) if peers.world_size > 1 else ()
 
 
 class Processes(Alone):

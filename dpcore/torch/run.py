@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from dpcore.stages.clipping.together import add_sums, norms_of
 from dpcore.stages.queries import Point
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import counted, format_epsilon, format_number
-from dpcore.torch import groups
+from dpcore.torch import checkpoint, groups
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
@@ -41,7 +41,6 @@ from dpcore.torch.model.functional import local, whole_state
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.peers import check_alone
 from dpcore.torch.randomness import step_seed
-from dpcore.torch.state import checkpoint, sharded
 
 
 class PrivateRun:
@@ -175,16 +174,14 @@ class PrivateRun:
             finally:
                 self._stepping = engine.summed = False
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """Put the method's output into the model for the length of the block, and the training values back after it.
 
         The output is the average of the parameters where the method keeps one, and y of the accelerated method; for
         other methods the block changes nothing. It is a function of released vectors and costs no privacy. Steps,
         saving and loading are refused inside; whatever else is written to the trained parameters there is lost.
         """
-        with self._engine.averaged():
-            yield
+        return self._engine.averaged()
 
     def output_state_dict(self) -> dict[str, Any]:
         """Return a copy of the model's state dict with the method's output in it: what to evaluate and to export."""
@@ -460,7 +457,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """
         self._engine.check_not_swapped("optimizer.save_sharded")
         state = {**super().state_dict(), "dpcore": checkpoint.save(self._engine, own=True)}
-        sharded.write(Path(folder), state, self._engine.mechanism.peers)
+        checkpoint.write_parts(Path(folder), state, self._engine.mechanism.peers)
 
     def load_sharded(self, folder: str | os.PathLike[str]) -> None:
         """Go on from a state that `save_sharded` wrote, in any number of processes; see `load_state_dict`.
@@ -474,7 +471,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         ArgumentError, PrivacyError
             As `load_state_dict` does.
         """
-        self.load_state_dict(sharded.read(Path(folder), self._engine.mechanism.peers))
+        self.load_state_dict(checkpoint.read_parts(Path(folder), self._engine.mechanism.peers))
 
 
 class Engine(Loop):
@@ -517,6 +514,7 @@ class Engine(Loop):
         """
         self.take_up_parameters()
         first = self.mechanism.first_example() * self.views
+        expected = round(self.mechanism.plan.batch_size) * self.views
 
         def blocks_at(values: list[Any], point: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
@@ -526,8 +524,10 @@ class Engine(Loop):
                 micro = batches.tree_map(lambda t: t[part], batch)
                 place = first + part.start
                 seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
-                # The place tells points apart; their weights, which may change from step to step, move no gradient.
-                regular = (point.displacement, point.lag) if self._regular(batches.size(micro)) else None
+                # Full micro-batches recur, and what a batch of the expected size leaves over. The place tells points
+                # apart; their weights, which may change from step to step, move no gradient.
+                recurs = batches.size(micro) in (self.microbatch_size, expected % self.microbatch_size)
+                regular = (point.displacement, point.lag) if recurs else None
                 return [block.map(self.to_array) for block in self.gradient(at, micro, seed, regular=regular)]
 
             return rows
@@ -552,11 +552,6 @@ class Engine(Loop):
                     ) from cause
             # Out of the handler, whose exception keeps the attempt's tensors alive.
             self._halve()
-
-    def _regular(self, rows: int) -> bool:
-        """Whether so many recur: those of a full micro-batch, and what a batch of the expected size leaves over."""
-        expected = round(self.mechanism.plan.batch_size) * self.views
-        return rows in (self.microbatch_size, expected % self.microbatch_size)
 
     def _halve(self) -> None:
         if self.microbatch_size == self.planned_microbatch_size:

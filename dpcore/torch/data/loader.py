@@ -182,19 +182,16 @@ class PrivateSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the places of each step, to the end of the epoch or of the plan, whichever comes first. Secret."""
         for step in steps_left(self._mechanism):
-            yield self._places(step)
-
-    def _places(self, step: int) -> list[int]:
-        present = self._mechanism.step
-        if step < present:
-            raise PrivacyError(f"the sampler is at step {step} and the run at step {present}: iterate over it anew")
-        indices = self._mechanism.draw() if step == present else self._mechanism.ahead(step)
-        if indices is None:
-            raise PrivacyError(
-                "the loader reads further ahead than the ledger has paid for: take fewer workers or a smaller "
-                "prefetch_factor, or num_workers=0"
-            )
-        return self._data.places(indices)
+            present = self._mechanism.step
+            if step < present:
+                raise PrivacyError(f"the sampler is at step {step} and the run at step {present}: iterate over it anew")
+            indices = self._mechanism.draw() if step == present else self._mechanism.ahead(step)
+            if indices is None:
+                raise PrivacyError(
+                    "the loader reads further ahead than the ledger has paid for: take fewer workers or a smaller "
+                    "prefetch_factor, or num_workers=0"
+                )
+            yield self._data.places(indices)
 
     def take(self, drawn: DrawnBatch) -> Tree:
         """Return the batch of this step, on the model's device, if it holds the examples that the step draws."""

@@ -239,7 +239,12 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
         several = marks[node.args[0]]  # type: ignore[index]
         return several[node.args[1]] if isinstance(several, list) else several  # type: ignore[index]
     op = Op(node, marks, count)
-    _check_numbers(op)
+    # The number of examples must not enter a computation as a number: removing an example would change it.
+    others = {name: value for name, value in op.arguments.items() if not is_size(op.name, name)}
+    if counted_in(op, others.pop("groups", None)):
+        raise NotProved(f"{op.name} with as many groups as there are examples")
+    if counted_in(op, others):
+        raise Mixes(f"{op.name} uses the number of examples")
     inputs = [marks[i] for i in node.all_input_nodes]
     result = _result(op, inputs)
     value = node.meta["val"]
@@ -247,15 +252,10 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
     for mark, value in zip(result if isinstance(result, list) else [result] * len(values), values, strict=True):
         if isinstance(value, torch.Tensor):
             _check_sizes(op, mark.axis if isinstance(mark, Places) else mark, value)
-    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(
-        op, op.arguments
-    ):
+    every = [mark for each in (*inputs, result) for mark in (each if isinstance(each, list) else [each])]
+    if all(mark in (None, SUM) for mark in every) and counted_in(op, op.arguments):
         raise Mixes(f"{op.name} uses the number of examples")
     return result
-
-
-def _listed(mark: Marks) -> list[Mark]:
-    return mark if isinstance(mark, list) else [mark]
 
 
 def _result(op: Op, inputs: Sequence[Marks]) -> Marks:
@@ -294,15 +294,6 @@ def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
         raise NotProved(f"{op.name} gives examples where the proof does not expect them")
     if known != [mark.dim] or op.is_known(mark.outer) or op.is_known(mark.inner):
         raise NotProved(f"{op.name} gives one row for each pair of examples, or a size is a multiple of {op.count}")
-
-
-def _check_numbers(op: Op) -> None:
-    """Refuse the number of examples as a number that enters a computation: removing an example would change it."""
-    others = {name: value for name, value in op.arguments.items() if not is_size(op.name, name)}
-    if counted_in(op, others.pop("groups", None)):
-        raise NotProved(f"{op.name} with as many groups as there are examples")
-    if counted_in(op, others):
-        raise Mixes(f"{op.name} uses the number of examples")
 
 
 def is_size(operation: str, argument: str) -> bool:
@@ -906,7 +897,7 @@ def _added_at(op: Op) -> Marks:
 
 @rule("index", "_unsafe_index")
 def _indexed(op: Op) -> Marks:
-    return _index_mark(op, op.mark("self"), op.rank("self"))[0].mark
+    return _index_mark(op, op.mark("self"), op.rank("self"))[0]
 
 
 @rule("index_put", "_unsafe_index_put")
@@ -919,24 +910,19 @@ def _put(op: Op) -> Marks:
         if not isinstance(whole, Axis) or op.of(given[0]) != (whole if whole.dim < len(shape_of(given[0])) else None):
             raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
         return whole
-    place, is_sum = _index_mark(op, whole, op.rank("self"), writes=True)
+    mark, rank, is_sum = _index_mark(op, whole, op.rank("self"), writes=True)
     if is_sum and not op["accumulate"]:
         raise Mixes("index_put writes different examples to one place")
     if values is not None:
-        if values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
+        if values._replace(dim=values.dim + rank - op.rank("values")) != mark:  # type: ignore[union-attr]
             raise Mixes("index_put combines different examples")
-    elif not is_sum and _size_at(op["values"], place.mark.dim, place.rank) != 1:
+    elif not is_sum and _size_at(op["values"], mark.dim, rank) != 1:
         raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
     return SUM if is_sum else whole
 
 
-class _Place(NamedTuple):
-    mark: Axis
-    rank: int
-
-
-def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_Place, bool]:
-    """Return the mark of ``self[indices]``, and whether writing there would add examples up.
+def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[Axis, int, bool]:
+    """Return the mark of ``self[indices]``, its rank, and whether writing there would add examples up.
 
     Indices that are tensors are broadcast against each other; their dimensions stand where the first of them stood, or
     in front where others lie between them.
@@ -968,7 +954,7 @@ def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_
             raise Mixes(f"{op.name} combines different examples")
         if among is None and any(_size_at(t, dim, wide) != 1 for t in others):
             raise Mixes(f"{op.name} combines the examples with places in the batch")
-        return _Place(Axis(start + dim), out_rank), False
+        return Axis(start + dim), out_rank, False
     if own:
         raise Mixes(f"{op.name} takes places in the batch as an index")
     if among is SUM or whole is SUM:
@@ -977,11 +963,11 @@ def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_
         if among is not None:
             raise Mixes(f"{op.name} combines each example with every other one")
         place = kept.index(whole.dim)
-        return _Place(whole._replace(dim=place + (wide if place >= before else 0)), out_rank), False
+        return whole._replace(dim=place + (wide if place >= before else 0)), out_rank, False
     assert isinstance(among, Axis) or writes
     if among is None:  # constants that examples are written to
         raise NotProved(f"{op.name} writes examples into a value without examples")
-    return _Place(among._replace(dim=among.dim + start), out_rank), writes  # type: ignore[union-attr]
+    return among._replace(dim=among.dim + start), out_rank, writes  # type: ignore[union-attr]
 
 
 @rule("arange", creates=True)

@@ -44,7 +44,8 @@ def losses_inside(function: Any, args: Any, kwargs: Any, count: int) -> torch.Te
     given = signature(function).bind(*args, **kwargs).arguments
     if given.get("reduction", "mean") == "none" or given.get("reduce") is False:
         return None
-    held = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) and _counts(value, count)}
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) and value.dim()}
+    held = {name: value for name, value in tensors.items() if value.shape[0] and value.shape[0] % count == 0}
     if not held:
         return None
     parts = [value.unflatten(0, (count, -1)) for value in held.values()]  # type: ignore[no-untyped-call]
@@ -54,10 +55,6 @@ def losses_inside(function: Any, args: Any, kwargs: Any, count: int) -> torch.Te
         return loss
 
     return vmap(one, randomness="error")(*parts)
-
-
-def _counts(tensor: torch.Tensor, count: int) -> bool:
-    return tensor.dim() > 0 and tensor.shape[0] > 0 and tensor.shape[0] % count == 0
 
 
 def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], count: int) -> torch.Tensor:

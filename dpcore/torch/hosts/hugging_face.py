@@ -27,12 +27,12 @@ from dpcore.spec.whole_file import whole_file
 from dpcore.stages.method import Method
 from dpcore.statement.card import METADATA, model_card
 from dpcore.statement.statement import Statement
+from dpcore.torch.checkpoint import save_state
 from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.hosts.arguments import check_arguments
 from dpcore.torch.make_private import make_private
 from dpcore.torch.model.check_module import frozen_norms
 from dpcore.torch.run import PrivateRun
-from dpcore.torch.state.checkpoint import save_state
 from dpcore.torch.wrong_arguments import check_method
 
 

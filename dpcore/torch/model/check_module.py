@@ -4,7 +4,7 @@ Per-example gradients are taken from batches of one (see `per_example`), so a mi
 guarantee here. It is refused all the same: it would be trained on batches of one and evaluated on larger ones, which
 is another function; and running statistics of private examples would be part of the model without noise.
 
-Here known modules are told by their class and settings; `trial` runs the whole model.
+Here known modules are told by their class and settings; `dpcore.torch.gradients.per_example.try_out` runs the model.
 """
 
 from __future__ import annotations

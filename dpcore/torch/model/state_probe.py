@@ -1,7 +1,7 @@
 """Finds what a model or a loss keeps from one call to the next, on synthetic examples and again on the first real ones.
 
 Such state is private, has no noise, is saved with the model, and lets one example move the gradients of others by more
-than the clip norm. Nothing is proved about code: everything reachable from model and loss (`reachable`) is compared
+than the clip norm. Nothing is proved about code: everything reachable from model and loss (`walk`) is compared
 before and after the very calls that training makes.
 """
 
