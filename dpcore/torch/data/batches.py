@@ -99,9 +99,6 @@ def leaves(tree: Tree) -> Iterator[torch.Tensor]:
 
 def normalize(batch: Tree) -> tuple[Tree, tuple[Tree, ...]]:
     """Split a batch into (inputs, targets)."""
-    if isinstance(batch, Public):
-        inputs, targets = normalize(batch.batch)
-        return Public(inputs), tuple(Public(target) for target in targets)
     batch = tree_map(lambda tensor: tensor, batch)
     if isinstance(batch, (tuple, list)):
         if not batch:

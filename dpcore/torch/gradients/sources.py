@@ -256,19 +256,6 @@ def product(rows: Tensor, columns: Tensor) -> Block:
     return Linear((columns,), (rows,), (1.0,), gram=times * (p + q) < p * q)
 
 
-Maker = Callable[[Op, int], Source | None]
-_MAKERS: dict[str, Maker] = {}
-
-
-def _maker(*names: str) -> Callable[[Maker], Maker]:
-    def register(function: Maker) -> Maker:
-        _MAKERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
-@_maker("mm")
 def _of_product(op: Op, _: int) -> Source:
     mark: Any = op.mark("self")
 
@@ -278,7 +265,6 @@ def _of_product(op: Op, _: int) -> Source:
     return Source((op["self"], op["mat2"]), block, "linear")
 
 
-@_maker("sum")
 def _of_sum(op: Op, _: int) -> Source:
     mark: Any = op.mark("self")
     rank = op.rank("self")
@@ -296,7 +282,6 @@ def _of_sum(op: Op, _: int) -> Source:
     return Source((op["self"],), block, "sum")
 
 
-@_maker("convolution_backward")
 def _of_convolution(op: Op, which: int) -> Source:
     mark: Any = op.mark("input")
     shape = tuple(op["weight"].meta["val"].shape)
@@ -313,7 +298,6 @@ def _of_convolution(op: Op, which: int) -> Source:
     return Source((op["grad_output"], op["input"])[: 3 - which], block, "convolution")
 
 
-@_maker("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _of_layer_norm(op: Op, which: int) -> Source:
     mark: Any = op.mark("input")
     wide = len(op["normalized_shape"])
@@ -332,7 +316,6 @@ def _of_layer_norm(op: Op, which: int) -> Source:
     return Source(tuple(op[name] for name in names), block, "layer_norm" if centered else "rms_norm")
 
 
-@_maker("native_group_norm_backward")
 def _of_group_norm(op: Op, which: int) -> Source:
     mark: Any = op.mark("input")
     groups = op["group"]
@@ -351,7 +334,6 @@ def _of_group_norm(op: Op, which: int) -> Source:
     return Source(tuple(op[name] for name in names), block, "group_norm")
 
 
-@_maker("embedding_dense_backward")
 def _of_embedding(op: Op, _: int) -> Source:
     mark: Any = op.mark("indices")
     size, padding = op["num_weights"], op["padding_idx"]
@@ -364,7 +346,6 @@ def _of_embedding(op: Op, _: int) -> Source:
     return Source((op["grad_output"], op["indices"]), block, "embedding")
 
 
-@_maker("index_put")
 def _of_index(op: Op, _: int) -> Source | None:
     indices = op["indices"]
     mark = op.of(indices[0]) if len(indices) == 1 else None
@@ -427,3 +408,16 @@ def _general(op: Op, which: int) -> Source:
         return Rows(rows.reshape(examples, -1))
 
     return Source(tuple(nodes), block, op.name)
+
+
+_MAKERS: dict[str, Callable[[Op, int], Source | None]] = {
+    "mm": _of_product,
+    "sum": _of_sum,
+    "convolution_backward": _of_convolution,
+    "native_layer_norm_backward": _of_layer_norm,
+    "_fused_rms_norm_backward": _of_layer_norm,
+    "native_group_norm_backward": _of_group_norm,
+    "embedding_dense_backward": _of_embedding,
+    "index_put": _of_index,
+}
+"""What makes the source of an operation that adds examples up, and of which of its results; `_general` else."""

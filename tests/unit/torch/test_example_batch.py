@@ -193,6 +193,6 @@ def test_the_examples_are_taken_in_turn_and_another_batch_has_the_next_one_in_ea
     rows = [made[1].tolist() for made in (batches.synthetic(public, 4), batches.synthetic(public, 4, other=True))]
     assert rows == [[2, 1, 0, 2], [1, 0, 2, 1]]
     assert [trial_batch(public, 2, other, label=7)[1].tolist() for other in (False, True)] == [[2, 1], [1, 0]]
-    inputs, targets = batches.normalize(public)
-    assert torch.equal(batches.synthetic(inputs, 2)["ids"], EXAMPLES[0]["ids"][:2])
-    assert torch.equal(batches.synthetic(targets[0], 2), EXAMPLES[1][:2])
+    inputs, target = batches.synthetic(public, 2)
+    assert torch.equal(inputs["ids"], EXAMPLES[0]["ids"][:2])
+    assert torch.equal(target, EXAMPLES[1][:2])
