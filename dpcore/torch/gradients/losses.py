@@ -76,7 +76,7 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
             dims.append(found[0])
     if not places:
         raise NotCaptured("the model's output has no dimension of examples")
-    views = [leaves[p].movedim(d, 0).unflatten(0, (count, -1)) for p, d in zip(places, dims, strict=True)]
+    views = [leaves[p].movedim(d, 0).unflatten(0, (count, -1)) for p, d in zip(places, dims, strict=True)]  # type: ignore[no-untyped-call]
 
     def one(tensors: Sequence[torch.Tensor], its_targets: tuple[Any, ...]) -> torch.Tensor:
         mine = list(leaves)
