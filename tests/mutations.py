@@ -1113,6 +1113,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
     ],
     "dpcore/torch/data/loader.py": [
+        ("step twice on what was drawn once", "pending is None or pending[0] != self._mechanism.step or", "pending is None or",
+         "unit/torch/test_order.py::test_each_batch_is_stepped_once_in_order"),
+        ("step on what was drawn before a state was loaded", " or pending[1] is not self._mechanism.keys:", ":",
+         "unit/torch/test_order.py::test_a_batch_that_was_drawn_before_a_state_was_loaded_is_refused"),
         ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
          "unit/torch/test_sampler.py"),
         ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",
