@@ -194,7 +194,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("capture for ever", "if self._captured > CAPTURES + self._replayed // CAPTURES:", "if False:", "agreement/test_repeated_models.py"),
     ],
     "dpcore/torch/gradients/axis.py": [
-        ("let operations run over the examples", "if isinstance(mark, Axis) and mark.dim in _dimensions(dims, op.rank(name)):", "if False:",
+        ("let operations run over the examples", "if isinstance(mark, Axis) and mark.dim in _dimensions(dims, rank):", "if False:",
          "unit/torch/gradients/test_proof.py"),
         ("tell examples apart by their places", "if self.of(tensor) is None and _size_at(tensor, found.dim, rank) != 1:", "if False:",
          "unit/torch/gradients/test_proof.py"),
@@ -216,14 +216,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("learn from padding", "kept = indices.masked_fill(indices == padding, -1) if padding >= 0 else indices", "kept = indices",
          "unit/torch/gradients/test_proof.py"),
     ],
-    "dpcore/torch/gradients/program.py": [
-        ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
-    ],
     "dpcore/torch/gradients/proved.py": [
         ("run the graph of a model that has become another one", "if real and form in self.programs and _is_power_of_four(self._calls):",
          "if False:", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),
         ("overlook what a user changes on purpose", "cache.structure(batch), cache.python_state([self.model, self.loss])",
          "cache.structure(batch), None", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),
+        ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/capture.py": [
         ("draw a checkpoint's masks anew", "        if known is not node:\n", "        if False:\n",
@@ -238,36 +236,24 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_followed.py::test_what_is_refused"),
         ("make the functional graph with its constants inside", "        return self.constants[target] if target in self.constants else super()",
          "        return super()", "unit/torch/gradients/test_followed.py::test_sequences"),
-    ],
-    "dpcore/torch/gradients/kept.py": [
         ("leave tensors without values in a library's caches", "cache.cache_clear()", "pass", "unit/torch/gradients/test_kept.py"),
         ("leave tensors without values in a library's dict", "        if not self._left():\n", "        if True:\n",
          "unit/torch/gradients/test_kept.py"),
-    ],
-    "dpcore/torch/gradients/trial.py": [
-        ("overlook a hook on a parameter", "if parameter._backward_hooks or getattr(", "if False and getattr(",
-         "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
-    ],
-    "dpcore/torch/gradients/explicit.py": [
-        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_explicit.py"),
-        ("drop out the same of all examples", 'randomness="different"', 'randomness="same"', "unit/torch/gradients/test_explicit.py"),
     ],
     "dpcore/torch/gradients/per_example.py": [
         ("let a model write to the batch", "given = batches.tree_map(torch.clone, batch)", "given = batch",
          "unit/torch/test_state_probe.py::test_every_point_sees_the_batch_as_it_was"),
         ("look for state on made-up examples only", 'if synthetic or self._calls & (self._calls - 1) or self.way == "pairs":', "if True:",
          "unit/torch/test_state_probe.py::test_what_only_real_examples_provoke_is_refused_before_anything_is_released"),
+        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_explicit.py"),
+        ("drop out the same of all examples", 'randomness="different"', 'randomness="same"', "unit/torch/gradients/test_explicit.py"),
+        ("overlook a hook on a parameter", "if parameter._backward_hooks or getattr(", "if False and getattr(",
+         "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
-    "dpcore/torch/gradients/sharded.py": [
-        ("count made-up examples where a process has none", "            super()._gradients(point, trial_batch(", "            return super()._gradients(point, trial_batch(",
-         "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
-        ("gather one process's rows alone", "processes.all_gather(every, own, self._group)", "every.copy_(own.repeat(world))",
-         "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
-    ],
-    "dpcore/torch/rehearsal.py": [
+    "dpcore/torch/explain.py": [
         ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_runs.py"),
     ],
-    "dpcore/torch/gradients/footprint.py": [
+    "dpcore/torch/memory.py": [
         ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
          "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
         ("forget the pairs of other points", "every = points * pairs + rows", "every = pairs + rows",
@@ -276,10 +262,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/gradients/cache.py": [
         ("take every configuration for the same one", "(kind, number, _value(vars(value), met))", "kind",
          "unit/torch/test_memory.py::test_a_second_equal_model_is_not_captured_again"),
-    ],
-    "dpcore/torch/engine.py": [
-        ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
-         "agreement/test_repeated_runs.py"),
     ],
     "backends/dpcore_triton/recording.py": [
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),
@@ -564,9 +546,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_hosts_hugging_face.py::test_evaluation_prediction_and_the_card"),
         ("tell the epsilon of a number of steps that results decided", "spent = {} if private.stopped_by_results else {",
          "spent = {", "end_to_end/test_hosts_hugging_face.py::test_it_stops_early_and_loads_the_best"),
-    ],
-    "dpcore/torch/hosts/resuming.py": [
-        ("let all read the keys", "save_state(Path(folder) / FILE, whole)", "torch.save(whole, Path(folder) / FILE)",
+        ("let all read the keys", "save_state(Path(output_dir) / FILE, whole)", "torch.save(whole, Path(output_dir) / FILE)",
          "end_to_end/test_hosts_hugging_face.py::test_a_checkpoint_goes_on"),
         ("go on from the average", "            value.copy_(saved[\"parameters\"][name])", "            pass",
          "end_to_end/test_hosts_hugging_face.py::test_the_methods_output_is_evaluated_saved_and_left_in_the_model"),
@@ -628,7 +608,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/plan/test_plan.py"),
     ],
     "dpcore/torch/data/remarks.py": [
-        ("say nothing of values that are not finite", "        if not finite:", "        if False:", "unit/torch/test_training_warnings.py"),
+        ("say nothing of values that are not finite", "        if not look.finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
     "dpcore/cli/train/training.py": [
         ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_divergence.py"),
@@ -795,12 +775,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "block = strategy.columns(pattern[first : first + _CHUNK], steps)[first_row:, -1:]", "unit/plan/test_plan.py"),
     ],
     "dpcore/torch/run.py": [
-        ("say nothing of a stop that results decided", "if not run.stopped_by_results or", "if True or",
+        ("say nothing of a stop that results decided", "if not self.stopped_by_results or", "if True or",
          "unit/torch/test_held_out.py::test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_best_state"),
         ("say that results may stop a run for what it spent so far", "self.event_after(self.plan.steps if planned else self.steps_taken)",
          "self.event_after(self.steps_taken)", "unit/torch/test_held_out.py"),
         ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
          "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
+        ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
+         "agreement/test_repeated_runs.py"),
     ],
     "dpcore/stages/strategies/named.py": [
         ("plan more rows than fit into memory", "check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)", "pass",
@@ -1038,12 +1020,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let processes read other data", '        peers.check_alike({"data (an example, or their order)": told})\n', "        pass\n",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
     ],
-    "dpcore/torch/state/checkpoint.py": [
+    "dpcore/torch/checkpoint.py": [
         ("save a secret part for everybody", "secret=True", "secret=False", "unit/torch/test_checkpoint.py"),
         ("let processes load other states", '    peers.check_alike({"step of the saved state": step, "saved state": total.hexdigest()})\n', "    pass\n",
          "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
-    ],
-    "dpcore/torch/state/sharded.py": [
         ("take parts of another save", 'if any(content["save"] != save for content in held):', "if False:", "unit/torch/test_sharded.py"),
         ("save where another process could not", "    if failed:\n", "    if False:\n",
          "end_to_end/test_processes_sharded_state.py::test_no_process_saves_or_loads_alone"),
@@ -1057,7 +1037,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],
     "dpcore/torch/data/batches.py": [
-        ("try the same public example twice", "return synthetic(batch, examples, seed=1)", "return synthetic(batch, examples)",
+        ("try the same public example twice", "(torch.arange(examples) + other) %", "torch.arange(examples) %",
          "unit/torch/test_example_batch.py"),
         ("mask whole rows of made-up values", 'return not (named and "pad" in name.lower())', "return False", "unit/torch/test_example_batch.py"),
     ],
@@ -1071,7 +1051,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("evaluate with dropout", "        model.eval()\n        yield", "        yield", "unit/torch/test_held_out.py"),
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
-    "dpcore/torch/data/reading.py": [
+    "dpcore/torch/data/data.py": [
         ("let collate_fn see several examples", "rows = [collate([example]) for example in examples]",
          "whole = collate(examples)\n        rows = [batches.tree_map(lambda t: t[k : k + 1], whole) for k in range(len(examples))]",
          "unit/torch/test_data.py"),
@@ -1107,6 +1087,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("release what layers gathered in different orders", "if any(not torch.equal(order, every[self.rank, 0]) for", "if any(False for",
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
         ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
+        ("count made-up examples where a process has none", "            super()._gradients(point, trial_batch(", "            return super()._gradients(point, trial_batch(",
+         "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
+        ("gather one process's rows alone", "try:\n                processes.all_gather(every, own, self._group)",
+         "try:\n                every.copy_(own.repeat(world))",
+         "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
     ],
     "dpcore/stages/strategies/search/matrices.py": [
         ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
@@ -1128,6 +1113,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take another request's batch", "if self._answered == number:", "if True:", "unit/torch/test_ahead.py"),
     ],
     "dpcore/torch/data/loader.py": [
+        ("step twice on what was drawn once", "pending is None or pending[0] != self._mechanism.step or", "pending is None or",
+         "unit/torch/test_order.py::test_each_batch_is_stepped_once_in_order"),
+        ("step on what was drawn before a state was loaded", " or pending[1] is not self._mechanism.keys:", ":",
+         "unit/torch/test_order.py::test_a_batch_that_was_drawn_before_a_state_was_loaded_is_refused"),
         ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
          "unit/torch/test_sampler.py"),
         ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",

@@ -8,15 +8,14 @@ from dpcore.spec.extras import needs
 if find_spec("torch") is None:
     raise MissingPackageError(needs("dpcore.torch", "torch"), name="torch")
 
+from dpcore.torch.checkpoint import public_state, save_state
 from dpcore.torch.doctor import Finding, Findings, RunAudit, audit, doctor
 from dpcore.torch.export import export
 from dpcore.torch.held_out import HeldOut
 from dpcore.torch.learning_rate import LearningRates, find_learning_rate
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
-from dpcore.torch.optimizer import PrivateOptimizer
-from dpcore.torch.run import PrivateRun
-from dpcore.torch.state.checkpoint import public_state, save_state
+from dpcore.torch.run import PrivateOptimizer, PrivateRun
 
 __all__ = [
     "Finding",

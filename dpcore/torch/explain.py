@@ -1,7 +1,7 @@
-"""What a step of a run takes, tensor by tensor, measured and in a table: memory, and shares of the time.
+"""A step on made-up examples: what it takes of memory and time, tensor by tensor, without a look at the data.
 
-All is measured on made-up examples; the noise and the update on a mechanism of their own, with copies of the
-parameters and keys that are thrown away.
+Nothing is drawn, accounted for or released, and model and loss are left as they were. Noise and update are measured on
+a mechanism of their own, with copies of the parameters and keys that are thrown away.
 """
 
 from __future__ import annotations
@@ -9,20 +9,149 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.mechanism import Mechanism
+from dpcore.plan.plan import Plan
 from dpcore.spec.free_memory import words
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, scaled
-from dpcore.torch.gradients.footprint import arrays_of
-from dpcore.torch.rehearsal import Rehearsal
+from dpcore.stages.clipping.blocks import (
+    Block,
+    Embedding,
+    Linear,
+    Rows,
+    Tied,
+    as_block,
+    combined,
+    joined,
+    of_units,
+    scaled,
+)
+from dpcore.stages.queries import Point
+from dpcore.torch.data.batches import Tree, trial_batch
+from dpcore.torch.gradients.capture import as_written
+from dpcore.torch.memory import Limit, arrays_of, microbatch_size, peak_bytes
+
+if TYPE_CHECKING:
+    from dpcore.torch.run import Engine
+
+# Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
+_FIRST_STEPS = 64
+
+
+class Rehearsal:
+    """Steps of a run on batches in the form of `example`, at its model's present parameters."""
+
+    def __init__(self, engine: Engine, example: Tree) -> None:
+        self.engine = engine
+        self.example = example
+        self.plan = engine.mechanism.plan
+        self.points = fullest(self.plan)
+
+    @property
+    def likely_examples(self) -> int:
+        """The most rows that a step is likely to have."""
+        sampler = self.plan.sampler
+        each = getattr(sampler, "max_examples_per_user", 1)
+        return max(min(sampler.likely_batch_size * each, sampler.example_count), 1) * self.engine.views
+
+    @property
+    def expected_examples(self) -> float:
+        """The rows of a step in expectation; of users it is not known, and the most are taken."""
+        sampler = self.plan.sampler
+        if sampler.unit_of_privacy != "example":
+            return float(self.likely_examples)
+        return float(sampler.expected_batch_size * self.engine.views)
+
+    @property
+    def several(self) -> bool:
+        """Whether what is clipped is the sum of several rows: of a user's, or of an example's views."""
+        return self.plan.sampler.unit_of_privacy != "example" or self.engine.views > 1
+
+    def check_grid(self) -> None:
+        """Refuse noise whose grid is too coarse for the model's gradients: before a ledger pays for a step."""
+        engine = self.engine
+        if engine.gradient.way == "pairs":
+            blocks = engine.gradient.proved.prove(self.example).footprint.blocks
+        else:
+            blocks = [as_block(torch.empty(0, entry.size, device="meta")) for entry in engine.mechanism.layout.entries]
+        engine.mechanism.check_grid(blocks)
+
+    def fit(self, limit: Limit) -> None:
+        """Plan micro-batches that fit a limit."""
+        needed = self.needed() if self.engine.gradient.way == "pairs" else self._measured()
+        # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
+        # micro-batches of other sizes run beside them.
+        shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
+        self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, needed, self.likely_examples))
+        self.engine.limit = limit
+
+    def needed(self) -> Callable[[int], int]:
+        """Return what gives the bytes of a sum over so many examples, by the proved graph."""
+        footprint = self.engine.gradient.proved.prove(self.example).footprint
+        working, scales = self.engine.working, self.engine.mechanism.vectors.scales
+        parameters = sum(tensor.nbytes for tensor in working.tensors())
+        return lambda examples: footprint.needed(
+            examples, len(self.points), working.dtype, parameters, several=self.several, scaled=scales is not None
+        )
+
+    def _measured(self) -> Callable[[int], int]:
+        # A first call imports and compiles: it is measured and not counted.
+        _, one, two = (self.peak(examples, self.engine.mechanism) for examples in (1, 1, 2))
+        return lambda examples: max(2 * one - two, 0) + examples * (two - one)
+
+    def blocks(self, examples: int) -> list[Block]:
+        """Return the gradients of so many examples: those of all points, combined."""
+        engine, made = self.engine, trial_batch(self.example, examples)
+        here = engine.gradient.parameters()
+
+        def at(number: int) -> list[Block]:
+            # A displaced point is a copy of the parameters.
+            values = [value.clone() for value in here] if number else here
+            return [block.map(engine.to_array) for block in engine.gradient(values, made, synthetic=True)]
+
+        weights = [float(point.weight) for point in self.points]
+        return combined(self.engine.mechanism.backend, weights, map(at, range(len(self.points))))
+
+    def peak(self, examples: int, mechanism: Mechanism) -> int:
+        """Return the peak bytes of the sum over so many examples; the mechanism forgets it, and all it had summed."""
+        held = self.engine.gradient.held()
+
+        def whole() -> None:
+            blocks = self.blocks(examples)
+            if not self.several:
+                mechanism.add(blocks)
+                mechanism.join()
+                return
+            for units in of_units(mechanism.backend, blocks, [1, examples - 1] if examples > 1 else [1]):
+                mechanism.add(units)
+            # A unit larger than a micro-batch is carried on as rows.
+            begun = [as_block(block.units(examples).rows()) for block in blocks]
+            blocks = units = []
+            blocks = self.blocks(examples)
+            mechanism.add([joined((block.units(examples), row)) for block, row in zip(blocks, begun, strict=True)])
+            mechanism.join()
+
+        try:
+            with as_written():  # what compiled kernels take is not seen
+                return peak_bytes(whole)
+        finally:
+            mechanism.discard()
+            held.restore()
+
+
+def fullest(plan: Plan) -> tuple[Point, ...]:
+    """Return the points of a step that has most. Windows fill up at first; later the number changes little."""
+    query: Any = plan.method.query
+    looked_at = {*range(_FIRST_STEPS), *range(query.lags, query.lags + 8), plan.steps - 1}
+    return max((query.points(step) for step in sorted(looked_at) if step < plan.steps), key=len)
+
 
 _ROUNDS = 3
 _FEW = 8  # rows an example, up to which every backend takes norms by inner products
@@ -30,73 +159,32 @@ _FEW = 8  # rows an example, up to which every backend takes norms by inner prod
 
 @dataclass(frozen=True)
 class Layer:
-    """One trained tensor, or what is not of one tensor alone.
-
-    Attributes
-    ----------
-    name : str
-    parameters : int
-    operations : tuple of str
-        Those of torch that took it together with examples.
-    rule : str
-        How its norms and its sum are taken.
-    rows : int
-        Rows T of each example at one point, of which pairs are made; 0 where there is no pair.
-    points : int
-        Where gradients are taken in a step.
-    bytes : int
-        Held for each example. Inputs that several tensors share count with each of them.
-    share : float
-        Of the time of a step.
-    """
+    """One trained tensor, or what is not of one tensor alone."""
 
     name: str
     parameters: int
-    operations: tuple[str, ...] = ()
-    rule: str = ""
-    rows: int = 0
-    points: int = 0
-    bytes: int = 0
-    share: float = 0.0
+    operations: tuple[str, ...] = ()  # those of torch that took it together with examples
+    rule: str = ""  # how its norms and its sum are taken
+    rows: int = 0  # T of each example at one point, of which pairs are made; 0 without pairs
+    points: int = 0  # where gradients are taken in a step
+    bytes: int = 0  # held for each example; inputs that several tensors share count with each of them
+    share: float = 0.0  # of the time of a step
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a run takes its steps; ``print`` shows it. It costs no privacy: no example was looked at.
+    """How a run takes its steps; ``print`` shows it. It costs no privacy: no example was looked at."""
 
-    Attributes
-    ----------
-    way : str
-        How gradients are found: "pairs", "vmap" or "one-by-one".
-    reasons : dict
-        Why faster ways were not taken.
-    microbatch_size : int
-        Examples at once.
-    examples : float
-        Of a step, in expectation.
-    peak_bytes : int
-        Measured for the sum over one micro-batch, beside parameters and the run's vectors.
-    limit_bytes : int or None
-        What the micro-batch was chosen for; None where it was given.
-    limit_source : str
-    points : int
-        Where gradients are taken in a step that has most of them.
-    seconds : float
-        Of a step with that many examples.
-    layers : tuple of Layer
-        The trained tensors, then "forward and backward", "noise and update", and the frozen tensors.
-    """
-
-    way: str
-    reasons: dict[str, str]
+    way: str  # how gradients are found: "pairs", "vmap" or "one-by-one"
+    reasons: dict[str, str]  # why faster ways were not taken
     microbatch_size: int
-    examples: float
-    peak_bytes: int
-    limit_bytes: int | None
+    examples: float  # of a step, in expectation
+    peak_bytes: int  # measured for the sum over one micro-batch, beside parameters and the run's vectors
+    limit_bytes: int | None  # what the micro-batch was chosen for; None where it was given
     limit_source: str
-    points: int
-    seconds: float
-    layers: tuple[Layer, ...]
+    points: int  # where gradients are taken in a step that has most of them
+    seconds: float  # of a step with that many examples
+    layers: tuple[Layer, ...]  # trained tensors, "forward and backward", "noise and update", the frozen tensors
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, texts, lists and dicts."""
@@ -138,26 +226,32 @@ def _cells(layer: Layer) -> tuple[str, ...]:
 def explain(rehearsal: Rehearsal) -> Explanation:
     """Measure a run; nothing is drawn or released, and the run goes on as if it had not been measured."""
     engine = rehearsal.engine
+    gradient, working = engine.gradient, engine.working
+    device = working.parameters[0].device
     if engine.mechanism.peers.shards:
         raise ArgumentError("private.explain() of a model of fully_shard: must be asked of a run of the whole model")
-    gradient, working = engine.gradient, engine.working
     named = gradient.model.named_parameters()
     frozen = [parameter.numel() for name, parameter in named if name not in gradient.names]
     size = min(engine.microbatch_size, rehearsal.likely_examples)
     parts = rehearsal.expected_examples / size
     held = gradient.held()
     try:
-        forward = _seconds(lambda: rehearsal.blocks(size), working.parameters[0].device) * parts
+        forward = _seconds(lambda: rehearsal.blocks(size), device) * parts
         blocks = rehearsal.blocks(size)
         blocks = [block.units(size) for block in blocks] if rehearsal.several else blocks
-        layers, times = _layers(rehearsal, blocks, size, parts)
+        layers = _layers(rehearsal, blocks, size, parts)
         del blocks
-        mechanism = _another(rehearsal)
-        peak = rehearsal.peak(size, mechanism)
-        update = _update_seconds(rehearsal, mechanism)
+        mine, copies = engine.mechanism, [working.to_array(tensor.clone()) for tensor in working.tensors()]
+        # Of the run's plan, and nothing else of it: other keys, other vectors, no ledger.
+        other = Mechanism(rehearsal.plan, mine.layout, copies, backend=mine.backend, keys=RunKeys.new(), rng=mine.rng)
+        peak = rehearsal.peak(size, other)
+        needs_public = rehearsal.plan.method.update.second_moment == "public"
+        public = [copy.reshape(-1) * 0 for copy in copies] if needs_public else None
+        rounds = min(_ROUNDS, rehearsal.plan.steps)
+        update = _least(lambda: other.release(copies, public=public), device, rounds)
     finally:
         held.restore()
-    total = forward + sum(times) + update
+    total = forward + sum(spent for _, spent in layers) + update
     limit = engine.limit
     return Explanation(
         way=gradient.way,
@@ -170,7 +264,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
         points=len(rehearsal.points),
         seconds=total,
         layers=(
-            *(Layer(**layer, share=spent / total) for layer, spent in zip(layers, times, strict=True)),
+            *(replace(layer, share=spent / total) for layer, spent in layers),
             Layer("forward and backward", 0, points=len(rehearsal.points), share=forward / total),
             Layer("noise and update", 0, share=update / total),
             *([Layer(f"{len(frozen)} frozen tensors", sum(frozen), rule="frozen")] if frozen else []),
@@ -178,30 +272,28 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     )
 
 
-def _layers(
-    rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float
-) -> tuple[list[dict[str, Any]], list[float]]:
-    """Return what is said of each trained tensor, and the seconds of its norms and its sum."""
+def _layers(rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float) -> list[tuple[Layer, float]]:
+    """Return what is said of each trained tensor, with the seconds of its norms and its sum."""
     engine = rehearsal.engine
     backend, scales = engine.mechanism.backend, engine.mechanism.vectors.scales
     left: list[Any] = [None] * len(blocks)
     if scales is not None:
         blocks, left = scaled(blocks), scales
-    layers, times = [], []
+    layers, points = [], len(rehearsal.points)
     for place, (block, scale) in enumerate(zip(blocks, left, strict=True)):
         with backend.beside(engine.mechanism.vectors.totals[0]):
             spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)
-        times.append(parts * spent)
-        layers.append({
-            "name": engine.gradient.names[place],
-            "parameters": math.prod(block.shape),
-            "operations": engine.gradient.operations(place),
-            "rule": rule_of(block),
-            "rows": _rows(block) * block.examples // (examples * len(rehearsal.points)),
-            "points": len(rehearsal.points),
-            "bytes": sum(math.prod(a.shape) * a.itemsize for a in arrays_of(block)) // examples,
-        })  # fmt: skip
-    return layers, times
+        layer = Layer(
+            engine.gradient.names[place],
+            math.prod(block.shape),
+            engine.gradient.operations(place),
+            rule_of(block),
+            rows=_rows(block) * block.examples // (examples * points),
+            points=points,
+            bytes=sum(math.prod(a.shape) * a.itemsize for a in arrays_of(block)) // examples,
+        )
+        layers.append((layer, parts * spent))
+    return layers
 
 
 def _once(backend: Backend[Any], block: Block, scale: Any) -> Callable[[], None]:
@@ -238,40 +330,21 @@ def _rows(block: Block) -> int:
     return sum(int(part.shape[1]) for part in parts)
 
 
-def _another(rehearsal: Rehearsal) -> Mechanism:
-    """Return a mechanism of the run's plan that shares nothing with the run's: other keys, other vectors, no ledger."""
-    mine, copies = rehearsal.engine.mechanism, _copies(rehearsal)
-    return Mechanism(rehearsal.plan, mine.layout, copies, backend=mine.backend, keys=RunKeys.new(), rng=mine.rng)
-
-
-def _copies(rehearsal: Rehearsal) -> list[Any]:
-    working = rehearsal.engine.working
-    return [working.to_array(tensor.clone()) for tensor in working.tensors()]
-
-
-def _update_seconds(rehearsal: Rehearsal, mechanism: Mechanism) -> float:
-    """Return the seconds of noise, filter and update: the least of the first steps of another mechanism."""
-    copies, times = _copies(rehearsal), []
-    needs_public = rehearsal.plan.method.update.second_moment == "public"
-    for _ in range(min(_ROUNDS, rehearsal.plan.steps)):
-        public = [copy.reshape(-1) * 0 for copy in copies] if needs_public else None
-        device = rehearsal.engine.working.parameters[0].device
-        times.append(_timed(lambda: mechanism.release(copies, public=public), device))  # noqa: B023
-    return min(times)
-
-
 def _seconds(function: Callable[[], Any], device: torch.device) -> float:
     """Return the least time of some calls, after a first one."""
     function()
-    return min(_timed(function, device) for _ in range(_ROUNDS))
+    return _least(function, device, _ROUNDS)
 
 
-def _timed(function: Callable[[], Any], device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    function()
-    _wait(device)
-    return time.perf_counter() - start
+def _least(function: Callable[[], Any], device: torch.device, rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        _wait(device)
+        start = time.perf_counter()
+        function()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _wait(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
-from dpcore.torch.data.overlap import check_apart
+from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.run import PrivateRun
 
 
@@ -86,7 +86,11 @@ class HeldOut:
         self._trackers = [_log_of(tracker) for tracker in trackers]
         if private.loader.in_first_process:
             private.epsilon(planned=True)  # refused here without a delta, and not after an epoch
-        check_apart(private.loader.data.dataset, data.dataset if isinstance(data, DataLoader) else data)
+        if overlapping(private.loader.data.dataset, data.dataset if isinstance(data, DataLoader) else data):
+            raise ArgumentError(
+                "data: must not be trained on, in whole or in part, since metrics of training data are private; hold "
+                "examples out before make_private"
+            )
         device = next(private.model.parameters()).device
         self._device, self._data = device, data if isinstance(data, DataLoader) else Data(data, device)
         self._best, self._waited = -math.inf, 0

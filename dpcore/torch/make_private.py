@@ -1,4 +1,4 @@
-"""Builds a private run from a model, its data and a method."""
+"""Builds a private run from a model, its data and a method: the plan, its parts, and what is refused before a step."""
 
 from __future__ import annotations
 
@@ -19,30 +19,34 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DeltaWarn
 from dpcore.ledger import Ledger
 from dpcore.ledger.checks import different_data
 from dpcore.mechanism.ledger_account import LedgerAccount
-from dpcore.mechanism.peers import by_the_first
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.mechanism.peers import Peers, by_the_first
+from dpcore.mechanism.room import check_vectors
 from dpcore.mechanism.shared_account import SharedAccount
-from dpcore.sampling import Sampler
+from dpcore.plan.plan import Plan
+from dpcore.sampling import Sampler, is_sampler
+from dpcore.sampling import sampler as make_sampler
 from dpcore.spec import validate
 from dpcore.spec.keys import RunKeys
+from dpcore.spec.layout import Layout
+from dpcore.spec.ops import Backend
 from dpcore.spec.waiting import told_if_slow
 from dpcore.stages.method import Method
-from dpcore.torch.assemble import assembled, layout_of, plan_of, sampler_of, with_noise
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
+from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.data.overlap import check_once
 from dpcore.torch.data.remarks import remarks
-from dpcore.torch.engine import Engine
-from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled
+from dpcore.torch.explain import Rehearsal
+from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled, try_out
 from dpcore.torch.gradients.repeated import RepeatedPasses
-from dpcore.torch.gradients.trial import try_out
+from dpcore.torch.memory import free_memory, keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.model.check_module import Modes, check_module
-from dpcore.torch.model.memory import keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
-from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of, way_of
+from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of
 from dpcore.torch.processes import caveats_of
 from dpcore.torch.randomness import CAVEAT
-from dpcore.torch.rehearsal import Rehearsal
-from dpcore.torch.run import PrivateRun
+from dpcore.torch.run import Engine, PrivateOptimizer, PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
 
 _PATIENCE = 5.0  # seconds of set-up, after which a line says so
@@ -209,12 +213,11 @@ def make_private(
     check_plain(model)
     peers = peers_of(process_group, model)
     check_alone(peers, private_diagnostics=private_diagnostics, cuda_graphs=cuda_graphs)
-    gradients = way_of(peers, method, gradients)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
     device = check_place(backend, model)
-    gradient = gradient_of(model, loss, peers)
+    gradient, gradients = gradient_of(model, loss, peers, method, gradients)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
     if device.type == "cpu":
@@ -290,21 +293,7 @@ _PIECE = 1 << 22
 
 
 def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -> None:
-    """Refuse labels of classes that the model does not have.
-
-    Parameters
-    ----------
-    labels : torch.Tensor
-        Of integers, of any shape; others are passed over.
-    classes : int
-        Of the model's output.
-    ignore_index : int
-        The label that `torch.nn.functional.cross_entropy` leaves out.
-
-    Raises
-    ------
-    ArgumentError
-        If a label is neither in [0, classes) nor `ignore_index`.
+    """Refuse integer labels that are neither in [0, classes) nor `ignore_index`; labels of other kinds are passed over.
 
     Notes
     -----
@@ -390,3 +379,85 @@ def _close(reference: weakref.ref[LedgerAccount]) -> None:
         account.close()
     except DataError as error:  # moved or damaged since: the process ends with a sentence, and nothing is given back
         warnings.warn(f"the steps that were reserved stay counted: {error}", stacklevel=1)
+
+
+def sampler_of(method: Method, examples: int, sampling: str | Sampler, **options: int | None) -> Sampler:
+    """Return the sampler for so many examples, given by name with its options, or as an object."""
+    if isinstance(sampling, str):
+        if method.batch_size is None:
+            raise ArgumentError("batch_size=None: give the method its expected batch size, as in disk(batch_size=256)")
+        return make_sampler(sampling, dataset_size=examples, batch_size=method.batch_size, **options)
+    for option, value in options.items():
+        if value is not None:
+            raise ArgumentError(f"{option}={value!r}: is only for a sampling by name; the sampler has its own")
+    if not is_sampler(sampling):
+        raise ArgumentTypeError(
+            f"sampling={sampling!r}: must be a name, such as 'poisson', or a sampler of dpcore.sampling, such as "
+            "PoissonSampler(dataset_size=..., batch_size=...); what torch's samplers draw is not accounted"
+        )
+    if sampling.example_count != examples:
+        told = f"dataset_size={sampling.example_count}: must be"
+        if sampling.unit_of_privacy != "example":
+            told = f"user_of_example of length {sampling.example_count}: must name the user of each of the"
+        raise ArgumentError(f"sampling.{told} {examples}, the number of examples of the data")
+    return sampling
+
+
+def plan_of(method: Method, sampler: Sampler, epochs: int | None, steps: int | None, names: tuple[str, ...]) -> Plan:
+    """Return the plan of so many epochs or steps; the noise multiplier may still be missing."""
+    if (epochs is None) == (steps is None):
+        raise ArgumentError(f"epochs={epochs!r}, steps={steps!r}: give exactly one of them")
+    if steps is None:
+        steps = validate.integer(minimum=1, epochs=epochs) * sampler.steps_per_epoch
+    return Plan(method, sampler, validate.integer(minimum=1, steps=steps), names)
+
+
+def with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str | None) -> Plan:
+    """Return the plan with a noise multiplier: the method's, or what is calibrated to the target."""
+    if target_delta is not None:
+        validate.open_unit(target_delta=target_delta)
+    given = plan.method.noise.noise_multiplier
+    if target_epsilon is None:
+        if given is None:
+            raise ArgumentError(
+                "noise_multiplier=None: give the method one, or target_epsilon and target_delta to have it calibrated"
+            )
+        plan.check_covered(accountant)
+        return plan
+    validate.positive(target_epsilon=target_epsilon)
+    if given is not None:
+        raise ArgumentError(
+            f"target_epsilon={target_epsilon!r}: the method already has noise_multiplier={given!r}; give one of them"
+        )
+    if target_delta is None:
+        raise ArgumentError("target_delta=None: must be given with target_epsilon, for example 1e-5")
+    return plan.calibrated(target_epsilon, target_delta, accountant=accountant)
+
+
+def layout_of(working: Working) -> Layout:
+    """Return where each trained tensor's elements lie in the random stream."""
+    return Layout.of((name, p.shape) for name, p in zip(working.names, working.parameters, strict=True))
+
+
+def assembled(
+    gradient: PerExampleGradient,
+    working: Working,
+    source: Data,
+    plan: Plan,
+    keys: RunKeys,
+    *,
+    backend: Backend[Any],
+    peers: Peers,
+    params: Any = None,
+    microbatch_size: int = 1,
+) -> tuple[Engine, PrivateLoader, PrivateOptimizer]:
+    """Return a run's engine, with a mechanism of these keys, the loader of its batches, and its optimizer."""
+    layout, parameters = layout_of(working), working.arrays()
+    device = working.parameters[0].device
+    if device.type == "cuda":  # the mechanism asks the machine itself, and knows no devices
+        check_vectors(plan, layout, parameters, peers, *free_memory(device))
+    mechanism = Mechanism(plan, layout, parameters, backend=backend, keys=keys, peers=peers)
+    loader = PrivateLoader(source, mechanism)
+    engine = Engine(gradient, mechanism, working, microbatch_size)
+    engine.views = source.views
+    return engine, loader, PrivateOptimizer(list(working.parameters) if params is None else params, engine)

@@ -40,8 +40,7 @@ def peers_of(process_group: Any, model: nn.Module) -> Peers:
     group = dist.group.WORLD if process_group is None else process_group
     _check_backend(dist.get_backend_config(group), next((p.device.type for p in model.parameters()), "cpu"))
     if is_sharded(model):
-        from dpcore.torch.check_shards import check_shards
-        from dpcore.torch.shards import Sharded
+        from dpcore.torch.shards import Sharded, check_shards
 
         check_shards(model, group)
         return Sharded(group)
@@ -68,24 +67,17 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "to_local") for parameter in model.parameters())
 
 
-def gradient_of(model: nn.Module, loss: Loss, peers: Peers) -> PerExampleGradient:
-    """Return what finds the gradients of a model, which may be sharded over the processes."""
+def gradient_of(
+    model: nn.Module, loss: Loss, peers: Peers, method: Method, gradients: str
+) -> tuple[PerExampleGradient, str]:
+    """Return what finds the gradients of a model, and the way that was asked for: of a sharded model there is one."""
     if not peers.shards:
-        return PerExampleGradient(model, loss)
-    from dpcore.torch.gradients.sharded import ShardedGradient
-    from dpcore.torch.shards import Sharded
+        return PerExampleGradient(model, loss), gradients
+    from dpcore.torch.shards import Sharded, ShardedGradient, check_run_of_shards
 
     assert isinstance(peers, Sharded)
-    return ShardedGradient(model, loss, peers.note)
-
-
-def way_of(peers: Peers, method: Method, gradients: str) -> str:
-    """Return the way that gradients are found, which was asked for; of a sharded model there is one."""
-    if not peers.shards:
-        return gradients
-    from dpcore.torch.check_shards import check_run_of_shards
-
-    return check_run_of_shards(method, gradients)
+    way = check_run_of_shards(method, gradients)
+    return ShardedGradient(model, loss, peers.note), way
 
 
 def check_plain(model: nn.Module) -> None:

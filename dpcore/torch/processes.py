@@ -16,6 +16,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.peers import LOST, Alone, Peers
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
+from dpcore.torch.data import batches
 
 T = TypeVar("T")
 
@@ -39,9 +40,7 @@ _MESSAGE = 1 << 24
 
 def caveats_of(peers: Peers) -> tuple[str, ...]:
     """Return the sentences that a statement needs where several processes train."""
-    if not isinstance(peers, Processes) or peers.world_size == 1:
-        return ()
-    return (CAVEAT,)
+    return (CAVEAT,) if peers.world_size > 1 else ()
 
 
 class Processes(Alone):
@@ -191,8 +190,6 @@ def _cut(flat: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _digest(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        given = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-    else:
-        given = json.dumps(value, sort_keys=True, default=str).encode()
+    is_tensor = isinstance(value, torch.Tensor)
+    given = batches.content(value) if is_tensor else json.dumps(value, sort_keys=True, default=str).encode()
     return hashlib.sha256(given).hexdigest()

@@ -1,11 +1,15 @@
-"""A private run: what `make_private` hands to the training loop."""
+"""A private run, and one step of it: a batch is summed (`Engine`), then `PrivateOptimizer.step` releases the sum."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,22 +18,29 @@ from numpy.typing import NDArray
 
 from dpcore import accounting
 from dpcore.accounting import Event
-from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
+from dpcore.errors import ArgumentError, DpcoreError, PrivacyError, SpeedWarning
+from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS, Blocks, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
+from dpcore.spec.ops import UpdateSettings
+from dpcore.stages.clipping.together import add_sums, norms_of
+from dpcore.stages.queries import Point
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import counted, format_epsilon, format_number
+from dpcore.torch import checkpoint, groups
+from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
-from dpcore.torch.explain import Explanation, explain
+from dpcore.torch.explain import Explanation, Rehearsal, explain
+from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.memory import Limit, is_out_of_memory
 from dpcore.torch.model.check_module import Modes
-from dpcore.torch.model.functional import whole_state
-from dpcore.torch.optimizer import PrivateOptimizer
+from dpcore.torch.model.functional import local, whole_state
+from dpcore.torch.parameter_views import Working
 from dpcore.torch.peers import check_alone
-from dpcore.torch.rehearsal import Rehearsal
+from dpcore.torch.randomness import step_seed
 
 
 class PrivateRun:
@@ -62,10 +73,25 @@ class PrivateRun:
         self._engine, self._rehearsal, self._modes = engine, rehearsal, modes
         self._target_delta, self._caveats = target_delta, caveats
         self.stopped_by_results = False
+        self._stepping = False
 
     def __repr__(self) -> str:
-        """Say what is trained how, what was spent of what, and where."""
-        return described(self, self._engine.mechanism, self._target_delta)
+        """Return what is trained by which method, what was spent of what is planned, and where: all of it public."""
+        plan, mechanism, delta = self.plan, self._engine.mechanism, self._target_delta
+        spent, processes = "private.epsilon(delta) says it; no target_delta was given", mechanism.peers.world_size
+        if delta is not None:
+            planned, so_far = format_epsilon(plan.epsilon(delta)), format_epsilon(self.epsilon(delta))
+            spent = f"{so_far} spent of {planned} planned, at delta {format_number(delta)}"
+        lines = {
+            "model": f"{type(self.model).__name__}, {mechanism.layout.dimension:,} trained parameters",
+            "method": f"{plan.method.name}, noise multiplier {format_number(round(plan.noise_multiplier, 4))}",
+            "epsilon": spent,
+            "steps": f"{mechanism.step:,} of {plan.steps:,} done",
+            "sampling": f"{type(plan.sampler).__name__}, batches of {plan.batch_size:,g} of "
+            f"{plan.sampler.dataset_size:,} expected",
+            "backend": f"{mechanism.backend.name}, {processes} process{'es' * (processes > 1)}",
+        }
+        return "\n".join(["PrivateRun(", *(f"  {name}: {words}" for name, words in lines.items()), ")"])
 
     @property
     def plan(self) -> Plan:
@@ -123,18 +149,39 @@ class PrivateRun:
             If the model changed so that it no longer is the one that was checked; if `public` is missing or not wanted.
         """
         self._modes.check()
-        self.optimizer.take(batch, public)
+        engine, mechanism = self._engine, self._engine.mechanism
+        engine.check_not_swapped("private.step")
+        with mechanism.turns.lock:  # a whole step of one thread
+            if self._stepping:
+                raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
+            self._stepping, mechanism.asked = True, False
+            # Processes that hold shards gather a model's parameters first, where no answer can be given.
+            begun = not mechanism.peers.shards
+            try:
+                engine.check_public(public)
+                self.optimizer._settings()  # refused before the sum is paid for
+                batch, begun = self.loader.consume(batch), True
+                if public is not None and batches.memory(public) & batches.memory((batch, self.loader.data.tree)):
+                    raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
+                engine.accumulate(batch, public)
+                engine.summed = True
+                self.optimizer.step()
+            except Exception:
+                if begun and not mechanism.asked:  # the others wait for an answer
+                    with suppress(PrivacyError):  # what failed here says more
+                        mechanism.peers.agree(failed=True)
+                raise
+            finally:
+                self._stepping = engine.summed = False
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """Put the method's output into the model for the length of the block, and the training values back after it.
 
         The output is the average of the parameters where the method keeps one, and y of the accelerated method; for
         other methods the block changes nothing. It is a function of released vectors and costs no privacy. Steps,
         saving and loading are refused inside; whatever else is written to the trained parameters there is lost.
         """
-        with self._engine.averaged():
-            yield
+        return self._engine.averaged()
 
     def output_state_dict(self) -> dict[str, Any]:
         """Return a copy of the model's state dict with the method's output in it: what to evaluate and to export."""
@@ -212,8 +259,40 @@ class PrivateRun:
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
         """Return the privacy statement for all that was released so far."""
-        asked = self._engine.diagnostics is not None
-        return stated(self, self._engine.mechanism, self._delta(delta), self._caveats, asked, note)
+        chosen, taken = self._delta(delta), (PRIVATE_DIAGNOSTICS,) if self._engine.diagnostics is not None else ()
+        statement = self._engine.mechanism.statement(
+            chosen,
+            caveats=(*self._caveats, *taken),
+            note=" ".join(part for part in (note, self._stop(chosen), self._rates()) if part),
+            software={"torch": torch.__version__},
+        )
+        return replace(statement, date=datetime.now(UTC).date().isoformat())
+
+    def _rates(self) -> str:
+        """Say which learning rates are in force, where they are no longer the method's, which the statement lists."""
+        present = sorted({float(group["lr"]) for group in self.optimizer.param_groups})
+        if present == [self.plan.method.update.settings().learning_rate]:
+            return ""
+        return (
+            "The learning rate was set beside the method, by groups, a scheduler or a loaded state: at last "
+            f"{' and '.join(f'{rate:.6g}' for rate in present)}. The guarantee does not depend on it."
+        )
+
+    def _stop(self, delta: float) -> str:
+        """Say which epsilon holds after a stop that results decided.
+
+        The epsilon of a number of steps is that of a number fixed beforehand. Where it follows from what was released,
+        what is known in the end is a function of the releases of the whole plan: those up to the stop decide it, and
+        the rest is left out. So the epsilon of the plan holds.
+        """
+        if not self.stopped_by_results or self.steps_taken >= self.plan.steps:
+            return ""
+        planned = format_epsilon(self.epsilon(delta, planned=True))
+        return (
+            f"Results decided to stop after {self.steps_taken:,} of {counted(self.plan.steps, 'planned step')}: the "
+            f"epsilon that holds then is that of all planned steps, {planned}, and not "
+            "that of the steps taken, which is of a number fixed beforehand."
+        )
 
     def any_process(self, condition: bool) -> bool:
         """Return whether a condition, a bool that all must give, holds in any process: all may then stop together."""
@@ -248,62 +327,341 @@ class PrivateRun:
         return chosen
 
 
-def described(run: PrivateRun, mechanism: Mechanism, delta: float | None) -> str:
-    """Return what is trained by which method, what was spent of what is planned, and where: all of it public."""
-    plan, peers = mechanism.plan, mechanism.peers
-    parameters, sampler = mechanism.layout.dimension, plan.sampler
-    lines = {
-        "model": f"{type(run.model).__name__}, {parameters:,} trained parameters",
-        "method": f"{plan.method.name}, noise multiplier {format_number(round(plan.noise_multiplier, 4))}",
-        "epsilon": _epsilon(run, delta),
-        "steps": f"{mechanism.step:,} of {plan.steps:,} done",
-        "sampling": f"{type(sampler).__name__}, batches of {plan.batch_size:,g} of {sampler.dataset_size:,} expected",
-        "backend": f"{mechanism.backend.name}, {peers.world_size} process{'es' * (peers.world_size > 1)}",
-    }
-    return "\n".join(["PrivateRun(", *(f"  {name}: {words}" for name, words in lines.items()), ")"])
+class PrivateOptimizer(torch.optim.Optimizer):
+    """The run's optimizer: parameter groups, schedulers, hooks and state_dict as in torch.
 
+    Made by `dpcore.torch.make_private`, not by hand. ``private.step(batch)`` calls `step` once the batch's sum is
+    complete. Learning rate, weight decay, momentum or betas and eps are read from the groups at every step.
 
-def _epsilon(run: PrivateRun, delta: float | None) -> str:
-    if delta is None:
-        return "private.epsilon(delta) says it; no target_delta was given"
-    planned = run.plan.epsilon(delta)
-    spent, whole = format_epsilon(run.epsilon(delta)), format_epsilon(planned)
-    return f"{spent} spent of {whole} planned, at delta {format_number(delta)}"
-
-
-def stated(
-    run: PrivateRun, mechanism: Mechanism, delta: float, caveats: tuple[str, ...], diagnostics: bool, note: str
-) -> Statement:
-    """Return the privacy statement for all that was released so far."""
-    taken = (PRIVATE_DIAGNOSTICS,) if diagnostics else ()
-    notes = " ".join(part for part in (note, _stop(run, delta), _rates(run)) if part)
-    software: dict[str, str] = {"torch": torch.__version__}
-    statement = mechanism.statement(delta, caveats=(*caveats, *taken), note=notes, software=software)
-    return replace(statement, date=datetime.now(UTC).date().isoformat())
-
-
-def _rates(run: PrivateRun) -> str:
-    """Say which learning rates are in force, where they are no longer the method's, which the statement lists."""
-    present = sorted({float(group["lr"]) for group in run.optimizer.param_groups})
-    if present == [run.plan.method.update.settings().learning_rate]:
-        return ""
-    return (
-        "The learning rate was set beside the method, by groups, a scheduler or a loaded state: at last "
-        f"{' and '.join(f'{rate:.6g}' for rate in present)}. The guarantee does not depend on it."
-    )
-
-
-def _stop(run: PrivateRun, delta: float) -> str:
-    """Say which epsilon holds after a stop that results decided.
-
-    The epsilon of a number of steps is that of a number fixed beforehand. Where it follows from what was released, what
-    is known in the end is a function of the releases of the whole plan: those up to the stop decide it, and the rest is
-    left out. So the epsilon of the plan holds.
+    Notes
+    -----
+    Nothing is stored on parameters: ``p.grad`` stays what it was (per-example gradients never go there, and neither
+    does the noisy average), `state` stays empty, and the moments live in the mechanism.
     """
-    if not run.stopped_by_results or run.steps_taken >= run.plan.steps:
-        return ""
-    return (
-        f"Results decided to stop after {run.steps_taken:,} of {counted(run.plan.steps, 'planned step')}: the epsilon "
-        f"that holds then is that of all planned steps, {format_epsilon(run.epsilon(delta, planned=True))}, and not "
-        "that of the steps taken, which is of a number fixed beforehand."
-    )
+
+    def __init__(self, params: Any, engine: Engine) -> None:
+        self._engine, self._sealed = engine, False
+        self._update = engine.mechanism.plan.method.update
+        known = groups.defaults(self._update)
+        # Groups saved by an older state, or by torch's own schedulers, may carry more; a new one may not.
+        listed = groups.as_groups(params)
+        for group in listed:
+            groups.check_keys(group, known)
+        super().__init__(listed, known)
+        self._sealed = True
+        self._group_of = groups.matched(self.param_groups, engine.working.names, engine.working.parameters)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a new group: the run's tensors are fixed when it is built (torch calls this for the first ones)."""
+        if self._sealed:
+            raise PrivacyError(
+                "add_param_group: the tensors of a private run are fixed when it is built; call make_private again"
+            )
+        super().add_param_group(param_group)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Release the sum that ``private.step(batch)`` collected, and move the parameters.
+
+        Raises
+        ------
+        PrivacyError
+            If no sum is waiting: call ``private.step(batch)`` instead.
+        """
+        if closure is not None:
+            raise ArgumentError("closure: must be None; the gradients are taken per example by private.step(batch)")
+        if not self._engine.summed:
+            raise PrivacyError(
+                "optimizer.step(): no batch was summed; call private.step(batch), which ends in this step"
+            )
+        self._engine.release(self._settings())
+
+    def _settings(self) -> list[UpdateSettings]:
+        """Return the present settings of each trained parameter."""
+        found = [groups.settings(group, self._update) for group in self.param_groups]
+        return [found[group] for group in self._group_of]
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""
+        raise PrivacyError(
+            "a private optimizer is not pickled or copied: save its state_dict(), which has a secret part"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.
+
+        The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, the
+        cursor, and private diagnostics where they are taken. Keep it as safe as the data: whoever has it can subtract
+        the noise. `dpcore.torch.save_state` writes it so that its owner alone can read it, `dpcore.torch.public_state`
+        returns a copy without it.
+        """
+        self._engine.check_not_swapped("optimizer.state_dict")
+        return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a saved state. Load the model's own state beside it.
+
+        What follows draws fresh noise, and fresh batches where every step draws anew: steps taken after the checkpoint
+        may have been seen, and the same noise on another sum would give both away. They stay counted in epsilon: those
+        of this run object always, those of other processes with a ledger.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            From `state_dict`, of a run with the same method, data size, sampler, planned steps and tensors.
+
+        Raises
+        ------
+        ArgumentError
+            If the state is of another run's settings, or damaged; nothing was changed then.
+        DataError, PrivacyError
+            If the ledger does not allow it; nothing was changed then.
+        """
+        if "dpcore" not in state_dict:
+            raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
+        self._engine.check_not_swapped("optimizer.load_state_dict")
+        checkpoint.check_one_state(self._engine.mechanism.peers, state_dict)
+        with self._engine.mechanism.turns.lock:
+            checkpoint.check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False, own=True))
+            needed = groups.defaults(self._update)  # torch adds its own to `self.defaults` as it loads a state
+            for group in state_dict["param_groups"]:
+                if not needed.keys() <= group.keys():
+                    key = next(key for key in needed if key not in group)
+                    raise ArgumentError(f"state_dict['param_groups']: a group lacks {key!r}, which the update needs")
+                groups.settings(group, self._update)
+            # torch checks the number of groups and of their parameters before it changes them; only a ledger may still
+            # refuse what comes after, and then the groups are put back.
+            before = super().state_dict()
+            super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
+            try:
+                checkpoint.load(self._engine, state_dict["dpcore"])
+            except DpcoreError:
+                super().load_state_dict(before)
+                raise
+            self._engine.summed = False
+
+    def save_sharded(self, folder: str | os.PathLike[str]) -> None:
+        """Write the state into a folder, each process its own part; see `state_dict`. All processes must call it.
+
+        Nothing is gathered: a process writes 1/W of the vectors, and the first one the rest. A crash leaves the state
+        that was there or the new one.
+
+        Parameters
+        ----------
+        folder : path
+            Which all processes see. Made if it does not exist; of an earlier state in it the files are replaced.
+
+        Raises
+        ------
+        DataError
+            If a process could not write; the earlier state is still there then.
+        """
+        self._engine.check_not_swapped("optimizer.save_sharded")
+        state = {**super().state_dict(), "dpcore": checkpoint.save(self._engine, own=True)}
+        checkpoint.write_parts(Path(folder), state, self._engine.mechanism.peers)
+
+    def load_sharded(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from a state that `save_sharded` wrote, in any number of processes; see `load_state_dict`.
+
+        All processes must call it. Each reads its own coordinates.
+
+        Raises
+        ------
+        DataError
+            If files are missing or damaged; nothing was changed then.
+        ArgumentError, PrivacyError
+            As `load_state_dict` does.
+        """
+        self.load_state_dict(checkpoint.read_parts(Path(folder), self._engine.mechanism.peers))
+
+
+class Engine(Loop):
+    """The sum of a step of a torch model, and its release: joins per-example gradients, parameters and the mechanism.
+
+    `summed` says that a whole sum waits for its release. `microbatch_size` changes the order of summation, and which
+    example gets which dropout mask. It is smaller than the `planned_microbatch_size` after a step for which the memory
+    was not enough.
+    """
+
+    def __init__(
+        self, gradient: PerExampleGradient, mechanism: Mechanism, working: Working, microbatch_size: int
+    ) -> None:
+        super().__init__(mechanism, microbatch_size)
+        self.gradient = gradient
+        self.working = working
+        self.plan_microbatches(microbatch_size)
+        self.limit: Limit | None = None
+        self.summed = self._swapped = False
+
+    def plan_microbatches(self, size: int) -> None:
+        """Take so many examples at once, as long as the memory is enough."""
+        self.microbatch_size: int = size
+        self.planned_microbatch_size = size
+
+    def accumulate(self, batch: Tree, public: Tree | None = None) -> None:
+        """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
+
+        After an exception the same batch may be tried again: a step's noise depends on its number only, and none was
+        released. Out of memory, it is tried again here with half the micro-batch.
+
+        Notes
+        -----
+        The sum begins anew, so that no example counts twice. Dropout masks follow from the place of a micro-batch's
+        first example, so that examples get other ones in the second attempt. Nothing of the first one was released, and
+        what a step takes of memory follows from shapes, not from the masks' values: whichever split is the last, its
+        masks are independent and identically distributed, which is all that `dpcore.torch.randomness` asks for.
+        That memory was short may tell of the size of the batch, which is secret under Poisson sampling. So the warning
+        names no size that follows from it, and a checkpoint holds the planned micro-batch.
+        """
+        self.take_up_parameters()
+        first = self.mechanism.first_example() * self.views
+        expected = round(self.mechanism.plan.batch_size) * self.views
+
+        def blocks_at(values: list[Any], point: Point) -> Blocks:
+            # Fresh values handed to functional_call; the model's parameters are not moved for a point.
+            at = self._point(values)
+
+            def rows(part: slice) -> list[Any]:
+                micro = batches.tree_map(lambda t: t[part], batch)
+                place = first + part.start
+                seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
+                # Full micro-batches recur, and what a batch of the expected size leaves over. The place tells points
+                # apart; their weights, which may change from step to step, move no gradient.
+                recurs = batches.size(micro) in (self.microbatch_size, expected % self.microbatch_size)
+                regular = (point.displacement, point.lag) if recurs else None
+                return [block.map(self.to_array) for block in self.gradient(at, micro, seed, regular=regular)]
+
+            return rows
+
+        asked = None if public is None else lambda: self._public_gradient(public)
+        while True:
+            try:
+                self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), asked)
+                return
+            except Exception as cause:
+                if not is_out_of_memory(cause):
+                    raise
+                if self.mechanism.peers.shards:
+                    raise ArgumentError(
+                        f"microbatch_size={self.microbatch_size}: is too much for the memory that is free, and the "
+                        "processes of a sharded model cannot try a step again: begin with a smaller one"
+                    ) from cause
+                if self.microbatch_size == 1:
+                    raise ArgumentError(
+                        "microbatch_size=1: even one example at a time is too much for the memory that is free; make "
+                        "the model or its inputs smaller, or free memory"
+                    ) from cause
+            # Out of the handler, whose exception keeps the attempt's tensors alive.
+            self._halve()
+
+    def _halve(self) -> None:
+        if self.microbatch_size == self.planned_microbatch_size:
+            warnings.warn(
+                f"out of memory: takes half of the micro-batch of {self.microbatch_size} examples from now on, or "
+                "less, which is slower; set microbatch_size or max_memory to begin with less",
+                SpeedWarning,
+                stacklevel=2,
+            )
+        self.microbatch_size //= 2
+        if self.gradient.repeated is not None:
+            self.gradient.repeated.passes.forget()
+        if self.working.parameters[0].is_cuda:
+            torch.cuda.empty_cache()
+
+    def release(self, settings: Sequence[UpdateSettings]) -> None:
+        """Let the mechanism add noise, filter and move the parameters."""
+        self.summed = False
+        try:
+            self.release_sum(self.working.arrays(), settings)
+        finally:
+            self.working.store()
+
+    def check_public(self, public: Tree | None) -> None:
+        """Refuse a public batch that is missing, not wanted, or empty."""
+        wanted = self.mechanism.plan.method.update.second_moment == "public"
+        if wanted and public is None:
+            told = "=None: must be a batch of public data, since the method's second moment is made of its gradient"
+        elif not wanted and public is not None:
+            told = ": must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
+            told += "'side_information') uses public data. A batch is one argument: private.step((inputs, labels))"
+        elif public is not None and batches.size(public) == 0:
+            told = ": must have at least one example"
+        else:
+            return
+        raise ArgumentError(f"public{told}")
+
+    def _public_gradient(self, public: Tree) -> list[Any]:
+        """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
+        values, backend = self._point(self.working.arrays()), self.mechanism.backend
+        device, count = values[0].device, batches.size(public)
+        totals = [backend.zeros_like(array.reshape(-1), "float64") for array in self.working.arrays()]
+        for start in range(0, count, self.microbatch_size):
+            micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size].to(device), public)  # noqa: B023
+            # Masks of their own: those of the private batch's places stay unknown.
+            seed = step_seed(self.mechanism.keys, "public dropout", self.mechanism.step, start)
+            found = self.gradient(values, micro, seed, synthetic=True)
+            blocks = [block.map(self.to_array) for block in found]
+            none = [None] * len(blocks)
+            norms = norms_of(backend, blocks, [range(len(blocks))], none)[0]
+            largest = float(norms.max())
+            # Sums are of integers: finer than float32 relative to the largest gradient.
+            weight = 2.0**40 / (largest if 0 < largest < math.inf else 1.0)
+            weights, sums = backend.zeros_like(norms) + weight, [backend.zeros_like(total) for total in totals]
+            add_sums(backend, blocks, [weights] * len(blocks), sums, none)
+            totals = [total + found / weight for total, found in zip(totals, sums, strict=True)]
+        means = (self.working.to_tensor(total) / count for total in totals)
+        return [self.working.to_array(mean.to(self.working.dtype)) for mean in means]
+
+    def to_array(self, tensor: torch.Tensor) -> Any:
+        """Return a block's tensor as the backend's array, indices as they are."""
+        if tensor.dtype != self.working.dtype or tensor.requires_grad or tensor.is_neg():
+            tensor = tensor.detach().resolve_neg()  # NumPy has no lazily negated arrays
+            tensor = tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor
+        return self.working.to_array(tensor)
+
+    def check_not_swapped(self, call: str) -> None:
+        """Refuse what needs the training values while `averaged` shows others."""
+        if self._swapped:
+            raise PrivacyError(
+                f"{call}: the model holds its averaged values, not those it is trained at; leave private.averaged() "
+                "first"
+            )
+
+    def take_up_parameters(self) -> None:
+        """Take up what the user did to the parameters; refuse a model that is another one, or was moved or cast."""
+        self.gradient.values.settle()
+        named = {name: p for name, p in self.gradient.model.named_parameters() if p.requires_grad}
+        pairs = zip(self.working.names, self.working.parameters, strict=True)
+        changed = [name for name, parameter in pairs if named.pop(name, None) is not parameter]
+        if changed or named:
+            what = "replaced, removed or frozen" if changed else "added or unfrozen"
+            name = [*changed, *named][0]
+            raise ArgumentError(f"parameter {name!r} was {what} after make_private: call make_private again")
+        self.working.refresh()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the method's output into the model's parameters for the length of the block."""
+        method = self.mechanism.plan.method
+        if self._swapped or (method.averaging is None and method.update.rule != "accelerated"):
+            yield
+            return
+        self.take_up_parameters()
+        output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
+        kept = [local(parameter).clone() for parameter in self.working.parameters]
+        self._swapped = True
+        try:
+            self._put(output)
+            yield
+        finally:
+            self._put(kept)
+            self._swapped = False
+
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        self.gradient.values.settle()
+        with torch.no_grad():
+            for parameter, value in zip(self.working.parameters, values, strict=True):
+                local(parameter).copy_(value)
+
+    def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        pairs = zip(arrays, self.working.parameters, strict=True)
+        return [self.working.to_tensor(array).to(parameter.dtype) for array, parameter in pairs]

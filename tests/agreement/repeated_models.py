@@ -12,9 +12,8 @@ from torch import nn
 
 import dpcore_triton
 from dpcore.errors import SpeedWarning
-from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from dpcore.torch.gradients.repeated import RepeatedPasses
-from dpcore.torch.gradients.trial import try_out
 from dpcore_triton import launch
 from dpcore_triton.graphs import Graphs
 

@@ -29,7 +29,7 @@ from dpcore.statement.text import format_epsilon
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("accelerate", exc_type=ImportError)
 
-from dpcore.torch.data.reading import Reader  # noqa: E402
+from dpcore.torch.data.data import Reader  # noqa: E402
 from dpcore.torch.hosts import PrivateTrainer, arguments, hugging_face  # noqa: E402
 from dpcore.torch.hosts.arguments import check_arguments  # noqa: E402
 

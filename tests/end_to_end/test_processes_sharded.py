@@ -23,7 +23,7 @@ from dpcore.methods import dp_adam, dp_sgd
 from dpcore.spec.layout import Layout
 from dpcore.stages.updates.galore import GaLore
 from dpcore.torch import processes
-from dpcore.torch.gradients.sharded import Layer
+from dpcore.torch.shards import Layer
 from tests.end_to_end.test_processes import in_processes
 from tests.unit import torch_runs
 from tests.unit.torch_runs import keep_keys

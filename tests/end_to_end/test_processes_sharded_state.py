@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dpcore.errors import DataError
-from dpcore.torch.state import checkpoint
+from dpcore.torch import checkpoint
 from tests.end_to_end.test_processes import in_processes
 from tests.unit.torch_runs import METHODS, finish, keep_keys, model, start, values
 

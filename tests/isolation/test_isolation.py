@@ -17,7 +17,7 @@ import torch
 
 from dpcore.stages.clipping.blocks import Rows
 from dpcore.torch.data import batches
-from dpcore.torch.gradients.explicit import ExplicitGradient
+from dpcore.torch.gradients.per_example import ExplicitGradient
 from tests.depth import chosen
 from tests.isolation import attention, known, layers, mixers, operations, training
 from tests.isolation.case import Case

@@ -16,13 +16,15 @@ import signal
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import multiprocessing
 
 from dpcore.torch.data import batches
-from dpcore.torch.data.reading import Reader
+
+if TYPE_CHECKING:
+    from dpcore.torch.data.data import Reader
 
 _PATIENCE = 2.0
 """Seconds after which a worker looks whether the process that it reads for is still there."""

@@ -99,9 +99,6 @@ def leaves(tree: Tree) -> Iterator[torch.Tensor]:
 
 def normalize(batch: Tree) -> tuple[Tree, tuple[Tree, ...]]:
     """Split a batch into (inputs, targets)."""
-    if isinstance(batch, Public):
-        inputs, targets = normalize(batch.batch)
-        return Public(inputs), tuple(Public(target) for target in targets)
     batch = tree_map(lambda tensor: tensor, batch)
     if isinstance(batch, (tuple, list)):
         if not batch:
@@ -171,49 +168,33 @@ class Public:
     batch: Tree
 
 
-def synthetic(batch: Tree, examples: int, seed: int = 0) -> Tree:
+def synthetic(batch: Tree, examples: int, *, other: bool = False) -> Tree:
     """Return a made-up batch of `examples` rows in the form of `batch`, on its devices, with none of its values.
 
     Floating entries are standard normal, integers 0 or 1 (valid indices of any embedding or class label). Masks, which
-    are integers with "mask" in their name and rows of booleans, mask nothing under seed 0 and one entry, the last,
-    under others: a row that is masked as a whole has no attention to compute. Of a `Public` batch the rows are taken
-    in turn, beginning with row `seed`.
+    are integers with "mask" in their name and rows of booleans, mask nothing. The `other` batch is unlike this one in
+    every entry, but of a mask in the last one alone: a row that is masked as a whole has no attention to compute. Of a
+    `Public` batch the rows are taken in turn, the `other` one begins with the second.
     """
     if isinstance(batch, Public):
-        rows = (torch.arange(examples) + seed) % size(batch.batch)
+        rows = (torch.arange(examples) + other) % size(batch.batch)
         return tree_map(lambda tensor: tensor[rows.to(tensor.device)], batch.batch)
     # Not the stream: these values only try the model out, on copies, and reach no release.
-    generator = torch.Generator().manual_seed(seed)  # noqa: TID251
+    generator = torch.Generator().manual_seed(0)  # noqa: TID251
 
     def fresh(name: str, tensor: torch.Tensor) -> torch.Tensor:
         shape, kept = (examples, *tensor.shape[1:]), _kept(name, tensor)
         if tensor.is_floating_point():
-            values = torch.empty(shape, dtype=torch.float32, device="cpu").normal_(generator=generator)
+            values = torch.empty(shape, dtype=torch.float32, device="cpu").normal_(generator=generator) + other
         elif kept is None:
-            values = torch.randint(0, 2, shape, generator=generator, device="cpu")
+            values = torch.randint(0, 2, shape, generator=generator, device="cpu") ^ other
         else:
             values = torch.full(shape, int(kept), device="cpu")
-            if seed:
-                _flip_last(values)
+            if other and len(shape) > 1 and shape[-1] > 1:
+                values[..., -1] = int(not kept)
         return values.to(dtype=tensor.dtype, device=tensor.device)
 
     return named_map(fresh, batch)
-
-
-def another(batch: Tree, examples: int) -> Tree:
-    """Return a made-up batch that is unlike ``synthetic(batch, examples)`` in every entry, but of the same range.
-
-    Of masks only the last entry is another, and of a `Public` batch each row is the next one.
-    """
-    if isinstance(batch, Public):
-        return synthetic(batch, examples, seed=1)
-
-    def unlike(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point():
-            return tensor + 1
-        return (tensor == 0).to(tensor.dtype) if _kept(name, tensor) is None else _flip_last(tensor)
-
-    return named_map(unlike, synthetic(batch, examples))
 
 
 def _kept(name: str, tensor: torch.Tensor) -> bool | None:
@@ -227,23 +208,15 @@ def _kept(name: str, tensor: torch.Tensor) -> bool | None:
     return not (named and "pad" in name.lower())
 
 
-def _flip_last(mask: torch.Tensor) -> torch.Tensor:
-    """Flip the last entry of each row, in place, where a row has others."""
-    if mask.dim() > 1 and mask.shape[-1] > 1:
-        mask[..., -1] = mask[..., -1] == 0
-    return mask
-
-
 def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 0) -> Tree:
     """Return a made-up batch in the form of `example`, or another one that differs in every value of the inputs.
 
     All targets are `label`: 0 and 1 are class labels, probabilities and numbers alike. Of a `Public` batch the
     examples are taken as they are, in turn, or beginning with the next one.
     """
-    make = another if other else synthetic
     if isinstance(example, Public):
-        return make(example, examples)
+        return synthetic(example, examples, other=other)
     inputs, targets = normalize(example)
-    made = make(inputs, examples)
+    made = synthetic(inputs, examples, other=other)
     filled = tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
     return (made, *filled) if filled else made

@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, Sampler
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.mechanism import Mechanism
+from dpcore.spec.keys import RunKeys
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.data.data import Data
-from dpcore.torch.data.reading import joined
+from dpcore.torch.data.data import Data, joined
 from dpcore.torch.randomness import step_seed
 
 
@@ -33,7 +33,8 @@ class PrivateLoader:
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
         self.data = data
         self._mechanism = mechanism
-        self._pending: tuple[Tensor, ...] | None = None  # of the batch drawn and not stepped yet: secret
+        # Of the batch drawn last: its step and keys, which a release or a loaded state leave behind, and its tensors.
+        self._pending: tuple[int, RunKeys, tuple[Tensor, ...]] | None = None
         self.sampler = PrivateSampler(data, mechanism)
 
     def __len__(self) -> int:
@@ -50,22 +51,18 @@ class PrivateLoader:
                     "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
                 )
             indices = self._mechanism.draw()
-            self._read_ahead(step)
+            for later in range(step + 1, step + 1 + self.data.prefetch):  # as far as they are paid for
+                ahead = self._mechanism.ahead(later)
+                if ahead is None:
+                    break
+                self.data.read_ahead(ahead, self._seed(later))
             batch = self.data.batch(indices, self._seed(step))
-            self._pending = tuple(batches.leaves(batch))
+            self._pending = step, self._mechanism.keys, tuple(batches.leaves(batch))
             yield batch
 
     def _seed(self, step: int) -> bytes:
         # No two processes' readings draw the same.
         return step_seed(self._mechanism.keys, "augmentation", step, self._mechanism.peers.rank)
-
-    def _read_ahead(self, step: int) -> None:
-        """Let the batches after `step` be read, as far as they are paid for. They are drawn when their turn comes."""
-        for later in range(step + 1, step + 1 + self.data.prefetch):
-            indices = self._mechanism.ahead(later)
-            if indices is None:
-                return
-            self.data.read_ahead(indices, self._seed(later))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: what draws the batches holds the run's keys."""
@@ -76,10 +73,6 @@ class PrivateLoader:
         """Whether this is the process that logs, and that has the ledger."""
         return self._mechanism.peers.rank == 0
 
-    def forget(self) -> None:
-        """Expect no step on the batch drawn last: it was stepped, or a state was loaded."""
-        self._pending = None
-
     def consume(self, batch: Tree) -> Tree:
         """Return the batch, checked to be the one that was drawn.
 
@@ -88,7 +81,8 @@ class PrivateLoader:
         """
         if isinstance(batch, DrawnBatch):
             return self.sampler.take(batch)
-        if self._pending is None:
+        pending = self._pending
+        if pending is None or pending[0] != self._mechanism.step or pending[1] is not self._mechanism.keys:
             raise PrivacyError(
                 "no drawn batch is waiting for a step: take each batch from private.loader, or what "
                 "private.sampler.collate makes, and step it exactly once"
@@ -99,12 +93,12 @@ class PrivateLoader:
             raise PrivacyError(
                 "the batch is not the one that was drawn: its tensors disagree about the number of examples"
             ) from cause
-        if count != batches.size(self._pending):
+        if count != batches.size(pending[2]):
             raise PrivacyError(
                 "the batch has another number of examples than the one that was drawn: step it whole, exactly as the "
                 "loader gave it (memory is limited by max_memory or microbatch_size, not by splitting batches)"
             )
-        if count and not batches.memory(batch) & batches.memory(self._pending):
+        if count and not batches.memory(batch) & batches.memory(pending[2]):
             raise PrivacyError(
                 "the batch holds none of the tensors that were drawn: step what the loader gave last, never a batch "
                 "that was kept; change values in the data set, in collate_fn, in the model or in place, or pass on at "
@@ -188,19 +182,16 @@ class PrivateSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the places of each step, to the end of the epoch or of the plan, whichever comes first. Secret."""
         for step in steps_left(self._mechanism):
-            yield self._places(step)
-
-    def _places(self, step: int) -> list[int]:
-        present = self._mechanism.step
-        if step < present:
-            raise PrivacyError(f"the sampler is at step {step} and the run at step {present}: iterate over it anew")
-        indices = self._mechanism.draw() if step == present else self._mechanism.ahead(step)
-        if indices is None:
-            raise PrivacyError(
-                "the loader reads further ahead than the ledger has paid for: take fewer workers or a smaller "
-                "prefetch_factor, or num_workers=0"
-            )
-        return self._data.places(indices)
+            present = self._mechanism.step
+            if step < present:
+                raise PrivacyError(f"the sampler is at step {step} and the run at step {present}: iterate over it anew")
+            indices = self._mechanism.draw() if step == present else self._mechanism.ahead(step)
+            if indices is None:
+                raise PrivacyError(
+                    "the loader reads further ahead than the ledger has paid for: take fewer workers or a smaller "
+                    "prefetch_factor, or num_workers=0"
+                )
+            yield self._data.places(indices)
 
     def take(self, drawn: DrawnBatch) -> Tree:
         """Return the batch of this step, on the model's device, if it holds the examples that the step draws."""

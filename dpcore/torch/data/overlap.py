@@ -23,15 +23,6 @@ _OBJECT, _MEMORY = -1, -2  # beside these, a source is the id of a data set
 _PLAIN = (str, bytes, int, float, type(None))
 
 
-def check_apart(trained: Any, held_out: Any) -> None:
-    """Refuse held-out data of which an example is also trained on."""
-    if overlapping(trained, held_out):
-        raise ArgumentError(
-            "data: must not be trained on, in whole or in part, since metrics of training data are private; hold "
-            "examples out before make_private"
-        )
-
-
 def overlapping(first: Any, second: Any) -> bool:
     """Return whether two data sets read the same example somewhere; of a stream, whether they are one object."""
     if first is second or not (hasattr(first, "__len__") and hasattr(second, "__len__")):

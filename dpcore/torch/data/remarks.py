@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -54,22 +54,23 @@ _NO_PROBABILITIES = (
 
 def remarks(data: Data, loss: object = None) -> list[str]:
     """Return a sentence for each finding in data that are tensors, or in some examples of a dataset."""
-    looks: dict[str, list[_Look]] = {}
+    looks: dict[str, _Look] = {}
     for tree in [data.tree] if data.tree is not None else _examples(data):
         inputs = {id(tensor) for tensor in batches.leaves(batches.normalize(tree)[0])}
         for name, tensor in batches.named(tree).items():
             if tensor.is_floating_point() and tensor.numel():
-                probable = id(tensor) in inputs or loss is not F.cross_entropy or tensor.dim() != 2
-                looks.setdefault(name, []).append(_look(tensor, id(tensor) in inputs, probable))
+                look = looks.setdefault(name, _Look(id(tensor) in inputs))
+                look.add(tensor)
+                if not look.of_inputs and loss is F.cross_entropy and tensor.dim() == 2 and look.finite:
+                    look.probable = look.probable and _probabilities(tensor[:_ROWS])
     found = []
-    for name, seen in looks.items():
-        told, finite = name.replace("batch", "data", 1), all(look.finite for look in seen)
-        count = sum(look.numbers for look in seen)
-        if not finite:
+    for name, look in looks.items():
+        told = name.replace("batch", "data", 1)
+        if not look.finite:
             found.append(f"{told}: {_NOT_FINITE}")
-        if seen[0].of_inputs and count and math.sqrt(sum(look.squares for look in seen) / count) > _LARGE:
+        if look.of_inputs and look.numbers and math.sqrt(look.squares / look.numbers) > _LARGE:
             found.append(f"{told}: {_UNSCALED}")
-        if finite and not all(look.probable for look in seen):
+        if look.finite and not look.probable:
             found.append(f"{told}: {_NO_PROBABILITIES}")
     return found
 
@@ -85,27 +86,26 @@ def _examples(data: Data) -> Iterator[Tree]:
             return
 
 
-class _Look(NamedTuple):
+@dataclass
+class _Look:
     """What was seen of a tensor: sum and number of the squares of the pieces that are finite."""
 
-    finite: bool
-    squares: float
-    numbers: int
     of_inputs: bool
-    probable: bool
+    finite: bool = True
+    probable: bool = True
+    squares: float = 0.0
+    numbers: int = 0
 
-
-def _look(tensor: torch.Tensor, of_inputs: bool, probable: bool) -> _Look:
-    rows = max(1, _PIECE * len(tensor) // tensor.numel())
-    finite, squares, count = True, 0.0, 0
-    for start in range(0, min(len(tensor), max(rows, _MOST * len(tensor) // tensor.numel())), rows):
-        piece = tensor[start : start + rows].detach()
-        norm = float(torch.linalg.vector_norm(piece, dtype=torch.promote_types(piece.dtype, torch.float32)))
-        if math.isfinite(norm) or bool(piece.isfinite().all()):
-            squares, count = squares + norm**2 if norm < 1e150 else math.inf, count + piece.numel()
-        else:
-            finite = False
-    return _Look(finite, squares, count, of_inputs, probable or not finite or _probabilities(tensor[:_ROWS]))
+    def add(self, tensor: torch.Tensor) -> None:
+        rows = max(1, _PIECE * len(tensor) // tensor.numel())
+        for start in range(0, min(len(tensor), max(rows, _MOST * len(tensor) // tensor.numel())), rows):
+            piece = tensor[start : start + rows].detach()
+            norm = float(torch.linalg.vector_norm(piece, dtype=torch.promote_types(piece.dtype, torch.float32)))
+            if math.isfinite(norm) or bool(piece.isfinite().all()):
+                self.squares += norm**2 if norm < 1e150 else math.inf
+                self.numbers += piece.numel()
+            else:
+                self.finite = False
 
 
 def _probabilities(rows: torch.Tensor) -> bool:

@@ -22,13 +22,13 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, Dpcore
 from dpcore.spec import validate
 from dpcore.spec.free_memory import words
 from dpcore.stages.method import Method
-from dpcore.torch.assemble import plan_of, sampler_of, with_noise
 from dpcore.torch.doctor import reading, steps, trials
 from dpcore.torch.doctor.audit_run import audited
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject, unchanged
 from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.groups import mismatches
+from dpcore.torch.make_private import plan_of, sampler_of, with_noise
 from dpcore.torch.model.check_module import TRAINED, refusals
 from dpcore.torch.parameter_views import Working, backend_for, check_place
 from dpcore.torch.peers import check_plain, is_sharded, peers_of

@@ -15,8 +15,7 @@ from dpcore.stages.clipping.blocks import Block
 from dpcore.stages.clipping.together import norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.data.data import Data
-from dpcore.torch.data.reading import join
+from dpcore.torch.data.data import Data, join
 from dpcore.torch.doctor.finding import Finding, fault, ok
 from dpcore.torch.doctor.subject import Subject
 from dpcore.torch.model.state_probe import Snapshot

@@ -18,19 +18,17 @@ from dpcore.errors import ArgumentError
 from dpcore.mechanism.peers import Alone
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
-from dpcore.torch.assemble import assembled
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.data.data import Data
 from dpcore.torch.doctor.finding import NotTried
+from dpcore.torch.explain import Rehearsal
 from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
-from dpcore.torch.make_private import make_private
+from dpcore.torch.make_private import assembled, make_private
 from dpcore.torch.model.functional import State, local, within
-from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot
+from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, walk
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import TRIAL, seeded
-from dpcore.torch.reachable import walk
-from dpcore.torch.rehearsal import Rehearsal
 from dpcore.torch.run import PrivateRun
 
 OF_A_REAL_RUN = ("ledger", "data_id", "run_name", "key", "exact_key", "private_diagnostics")

@@ -12,8 +12,7 @@ import torch
 from dpcore.torch.data import batches
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject
-from dpcore.torch.gradients.per_example import WAYS
-from dpcore.torch.gradients.trial import try_out, try_state
+from dpcore.torch.gradients.per_example import WAYS, try_out, try_state
 from dpcore.torch.model.check_module import check_module
 from dpcore.torch.model.functional import refuse_foreign, slots
 

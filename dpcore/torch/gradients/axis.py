@@ -159,10 +159,6 @@ class Op:
                 if self.of(each) is not None:
                     raise NotProved(f"{name} of {self.name} depends on the examples")
 
-    def same(self, *names: str) -> Mark:
-        """Return the one mark of arguments of the same rank, each of which must bear it or be broadcast along it."""
-        return self.broadcast(self.tensors(*names))
-
     def broadcast(self, tensors: Iterable[Node], rank: int | None = None) -> Mark:
         """Return the mark of a combination of tensors entry by entry, broadcast against each other from the right."""
         known = list(tensors)
@@ -202,14 +198,7 @@ def _is_tensor(node: Node) -> bool:
 def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[dict[Node, Marks], list[Node]]:
     """Return the marks of all values of a graph, and the operations in which examples were first added up.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        Of operations that change nothing in place.
-    given : dict
-        The marks of placeholders; the others have none.
-    count : int
-        The number of examples that the graph was captured at.
+    The operations change nothing in place. `given` has the marks of placeholders, None where it has none.
 
     Raises
     ------
@@ -250,22 +239,23 @@ def _followed(node: Node, marks: dict[Node, Marks], count: int) -> Marks:
         several = marks[node.args[0]]  # type: ignore[index]
         return several[node.args[1]] if isinstance(several, list) else several  # type: ignore[index]
     op = Op(node, marks, count)
-    _check_numbers(op)
+    # The number of examples must not enter a computation as a number: removing an example would change it.
+    others = {name: value for name, value in op.arguments.items() if not is_size(op.name, name)}
+    if counted_in(op, others.pop("groups", None)):
+        raise NotProved(f"{op.name} with as many groups as there are examples")
+    if counted_in(op, others):
+        raise Mixes(f"{op.name} uses the number of examples")
     inputs = [marks[i] for i in node.all_input_nodes]
     result = _result(op, inputs)
-    found, values = _pairs(result, node.meta["val"])
-    for mark, value in zip(found, values, strict=True):
+    value = node.meta["val"]
+    values = list(value) if isinstance(value, (tuple, list)) else [value]
+    for mark, value in zip(result if isinstance(result, list) else [result] * len(values), values, strict=True):
         if isinstance(value, torch.Tensor):
             _check_sizes(op, mark.axis if isinstance(mark, Places) else mark, value)
-    if all(mark in (None, SUM) for each in (*inputs, result) for mark in _listed(each)) and counted_in(
-        op, op.arguments
-    ):
+    every = [mark for each in (*inputs, result) for mark in (each if isinstance(each, list) else [each])]
+    if all(mark in (None, SUM) for mark in every) and counted_in(op, op.arguments):
         raise Mixes(f"{op.name} uses the number of examples")
     return result
-
-
-def _listed(mark: Marks) -> list[Mark]:
-    return mark if isinstance(mark, list) else [mark]
 
 
 def _result(op: Op, inputs: Sequence[Marks]) -> Marks:
@@ -291,12 +281,6 @@ def _rule_of(op: Op) -> Rule:
     return known
 
 
-def _pairs(result: Marks, value: Any) -> tuple[list[Any], list[Any]]:
-    if not isinstance(value, (tuple, list)):
-        return [result], [value]
-    return (result if isinstance(result, list) else [result] * len(value)), list(value)
-
-
 def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
     """Refuse a result of which any size but that of the examples' dimension counts examples."""
     known = [d for d, size in enumerate(value.shape) if op.is_known(size)]
@@ -310,15 +294,6 @@ def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
         raise NotProved(f"{op.name} gives examples where the proof does not expect them")
     if known != [mark.dim] or op.is_known(mark.outer) or op.is_known(mark.inner):
         raise NotProved(f"{op.name} gives one row for each pair of examples, or a size is a multiple of {op.count}")
-
-
-def _check_numbers(op: Op) -> None:
-    """Refuse the number of examples as a number that enters a computation: removing an example would change it."""
-    others = {name: value for name, value in op.arguments.items() if not is_size(op.name, name)}
-    if counted_in(op, others.pop("groups", None)):
-        raise NotProved(f"{op.name} with as many groups as there are examples")
-    if counted_in(op, others):
-        raise Mixes(f"{op.name} uses the number of examples")
 
 
 def is_size(operation: str, argument: str) -> bool:
@@ -360,11 +335,10 @@ _KEEP_PLACES = {
 
 
 def _pointwise(op: Op) -> Marks:
-    tensors = op.tensors()
     for value in op.arguments.values():
         if isinstance(value, (tuple, list)) and any(isinstance(each, Node) for each in value):
             raise NotProved(f"{op.name} of a list of tensors")
-    return op.broadcast(tensors, len(op.out))
+    return op.broadcast(op.tensors(), len(op.out))
 
 
 rule(
@@ -373,6 +347,10 @@ rule(
     "hardshrink_backward", "leaky_relu_backward", "log_sigmoid_backward", "complex", "polar",
     "_conj", "_neg_view", "masked_fill", "_prelu_kernel", "rrelu_with_noise_backward",
     "nan_to_num", "erfinv",
+    # Drawn independently for each entry.
+    "bernoulli", "normal", "poisson", "rand_like", "randn_like", "randint_like", "exponential", "uniform", "geometric",
+    "log_normal", "cauchy", "random", "normal_functional", "_standard_gamma", "binomial",
+    *ONE_NUMBER,
 )(_pointwise)  # fmt: skip
 
 
@@ -398,22 +376,6 @@ def _found_in(op: Op) -> Marks:
     if any(len(shape_of(node)) > 1 for node in op.tensors(*among)) and op.name == "searchsorted":
         raise NotProved(f"{op.name} in one sequence for each place in the batch")
     return op.mark(sought)
-
-
-@rule("bernoulli", "normal", "poisson", "rand_like", "randn_like", "randint_like", "exponential", "uniform", "geometric",
-      "log_normal", "cauchy", "random", "normal_functional", "_standard_gamma", "_sample_dirichlet", "binomial", "_dirichlet_grad")  # fmt: skip
-def _random(op: Op) -> Marks:
-    """Drawn independently for each entry (of the last dimension for a Dirichlet law)."""
-    mark = _pointwise(op)
-    if "dirichlet" in op.name and isinstance(mark, Axis) and mark.dim == len(op.out) - 1:
-        raise Mixes(f"{op.name} draws over the examples")
-    return mark
-
-
-@rule(*ONE_NUMBER)
-def _like(op: Op) -> Marks:
-    """One number everywhere."""
-    return op.mark("self")
 
 
 @rule("zeros", "ones", "full", "empty", "rand", "randn", "randint", "new_zeros", "new_ones", "new_full", "new_empty",
@@ -445,11 +407,8 @@ def _nll(op: Op) -> Marks:
         raise Mixes(f"{op.name} reduces over the examples")
     backward = "grad_output" in op.arguments
     mark = op.mark("self")
-    if (
-        not isinstance(mark, Axis)
-        or mark.dim
-        or {op.mark(n) for n in ("target", "grad_output")[: 1 + backward]} != {mark}
-    ):
+    others = {op.mark(name) for name in ("target", "grad_output")[: 1 + backward]}
+    if not isinstance(mark, Axis) or mark.dim or others != {mark}:
         raise NotProved(f"{op.name} of examples along another dimension than the first")
     return mark if backward else [mark, None]
 
@@ -466,33 +425,34 @@ def _view(op: Op) -> Marks:
     """
     mark = op.mark("self")
     assert isinstance(mark, Axis)
-    before, after = _around(shape_of(op["self"]), mark)
+    shape = shape_of(op["self"])
+    before, after = math.prod(shape[: mark.dim]) * mark.outer, math.prod(shape[mark.dim + 1 :]) * mark.inner
     start = 1
     for dim, size in enumerate(op.out):
         rest = math.prod(op.out[dim + 1 :])
         if before % start == 0 and after % rest == 0 and size == (before // start) * op.count * (after // rest):
             return Axis(dim, before // start, after // rest)
         start *= size
-    raise NotProved(f"{op.name} from {shape_of(op['self'])} to {op.out} gives the examples no dimension")
-
-
-def _around(shape: Sequence[int], mark: Axis) -> tuple[int, int]:
-    return math.prod(shape[: mark.dim]) * mark.outer, math.prod(shape[mark.dim + 1 :]) * mark.inner
+    raise NotProved(f"{op.name} from {shape} to {op.out} gives the examples no dimension")
 
 
 @rule("t", "transpose", "permute")
 def _permuted(op: Op) -> Marks:
-    mark, rank = op.mark("self"), op.rank("self")
+    mark = op.mark("self")
     assert isinstance(mark, Axis)
+    return mark._replace(dim=order_of(op.node).index(mark.dim))
+
+
+def order_of(node: Node) -> list[int]:
+    """Return which dimension of what it takes each dimension of a transposed value is."""
+    given: Any = node.args[1:]
+    rank = len(shape_of(node))
     order = list(range(rank))
-    if op.name == "permute":
-        order = [d % rank for d in op["dims"]]
-    elif op.name == "t":
-        order = order[::-1]
-    else:
-        first, second = op["dim0"] % rank, op["dim1"] % rank
-        order[first], order[second] = second, first
-    return mark._replace(dim=order.index(mark.dim))
+    if name_of(node.target) == "permute":
+        return [d % rank for d in given[0]]
+    first, second = (d % rank for d in (given or (0, min(rank, 2) - 1)))
+    order[first], order[second] = order[second], order[first]
+    return order
 
 
 @rule("unsqueeze", "select_backward")
@@ -514,8 +474,6 @@ def _expanded(op: Op) -> Marks:
     new = len(op.out) - len(shape)
     if isinstance(mark, Axis):
         return mark._replace(dim=mark.dim + new)
-    if mark is SUM:
-        return SUM
     return _new_rows(op, [d for d, n in enumerate(op.out) if op.is_known(n) and (d < new or shape[d - new] == 1)])
 
 
@@ -523,8 +481,6 @@ def _expanded(op: Op) -> Marks:
 def _repeated(op: Op) -> Marks:
     mark, shape, times = op.mark("self"), shape_of(op["self"]), list(op["repeats"])
     new = len(times) - len(shape)
-    if mark is SUM:
-        return SUM
     if isinstance(mark, Axis):
         dim = mark.dim + new
         return Axis(dim, mark.outer * times[dim], mark.inner)
@@ -538,10 +494,11 @@ _APART = {
 """Operations that take some examples out of the batch: code may treat each one alone all the same."""
 
 
-def _along(op: Op, dims: Any, name: str = "self") -> Marks:
-    """Return an argument's mark for an operation along some dimensions, none of which may hold examples."""
-    mark = op.mark(name)
-    if isinstance(mark, Axis) and mark.dim in _dimensions(dims, op.rank(name)):
+def _along(op: Op, dims: Any, nodes: Sequence[Node] | None = None) -> Marks:
+    """Return the mark of values (of self), entry by entry but along some dimensions, none of which may hold examples."""
+    nodes = [op["self"]] if nodes is None else nodes
+    mark, rank = op.broadcast(nodes), max(len(shape_of(node)) for node in nodes)
+    if isinstance(mark, Axis) and mark.dim in _dimensions(dims, rank):
         if op.name in _APART:
             raise NotProved(f"{op.name} takes the examples apart")
         raise Mixes(f"{op.name} runs over the examples")
@@ -564,9 +521,10 @@ def _beside(mark: Mark, new: int) -> Mark:
     return mark._replace(dim=mark.dim + (new <= mark.dim)) if isinstance(mark, Axis) else mark
 
 
-@rule("select")
-def _selected(op: Op) -> Marks:
-    return _without(_along(op, op["dim"]), [op["dim"] % op.rank("self")])
+@rule("select", "diagonal", "diagonal_copy")
+def _chosen_of_dimensions(op: Op) -> Marks:
+    dims = op["dim"] if op.name == "select" else [op["dim1"], op["dim2"]]
+    return _without(_along(op, dims), _dimensions(dims, op.rank("self")))
 
 
 @rule("slice", "slice_copy")
@@ -599,7 +557,7 @@ def _is_all(op: Op, name: str) -> bool:
 
 @rule("slice_backward")
 def _sliced_backward(op: Op) -> Marks:
-    return op.mark("grad_output") if _is_all(op, "grad_output") else _along(op, op["dim"], "grad_output")
+    return op.mark("grad_output") if _is_all(op, "grad_output") else _along(op, op["dim"], [op["grad_output"]])
 
 
 @rule("slice_scatter", "select_scatter")
@@ -609,33 +567,32 @@ def _scattered_part(op: Op) -> Marks:
         return part
     if op.name == "select_scatter":
         part = _beside(part, dim)
-    return _joined_marks(op, [(op["self"], whole), (op["src"], part)], dim)
+    return _joined_marks(op, [whole, part], dim)
 
 
-def _joined_marks(op: Op, pieces: Sequence[tuple[Node, Mark]], dim: int) -> Marks:
+def _joined_marks(op: Op, pieces: Sequence[Mark], dim: int) -> Marks:
     """Return the mark of pieces side by side along `dim`; a piece without examples must not tell their places apart."""
-    found = {mark for _, mark in pieces if mark is not None}
+    found = set(pieces) - {None}
     if len(found) != 1:
         raise Mixes(f"{op.name} joins different examples")
     (mark,) = found
     assert isinstance(mark, Axis)
     if mark.dim == dim:
         raise NotProved(f"{op.name} joins or leaves out examples")
-    if any(each is None for _, each in pieces):
+    if None in pieces:
         raise NotProved(f"{op.name} joins examples and a value that depends on their places in the batch")
     return mark
 
 
 @rule("cat", "stack")
 def _joined(op: Op) -> Marks:
-    rank = len(op.out)
-    nodes = [node for node in op["tensors"] if shape_of(node) != (0,)]
-    pieces = [(node, op.of(node)) for node in nodes]
+    dim = op["dim"] % len(op.out)
+    pieces = [op.of(node) for node in op["tensors"] if shape_of(node) != (0,)]
     if op.name == "stack":
-        pieces = [(node, _beside(mark, op["dim"] % rank)) for node, mark in pieces]
-    if any(mark is SUM for _, mark in pieces):
+        pieces = [_beside(mark, dim) for mark in pieces]
+    if SUM in pieces:
         raise Mixes(f"{op.name} joins a sum over the examples with the examples")
-    return _joined_marks(op, pieces, op["dim"] % rank)
+    return _joined_marks(op, pieces, dim)
 
 
 @rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind", "split_copy", "split_with_sizes_copy")  # fmt: skip
@@ -651,31 +608,10 @@ def _split(op: Op) -> Marks:
     return _without(mark, [op["dim"] % op.rank("self")]) if op.name == "unbind" else mark
 
 
-@rule("flip", "roll", "unfold", "_fft_r2c", "_fft_c2r", "_fft_c2c")
-def _reordered(op: Op) -> Marks:
-    return _along(op, next(op[name] for name in ("dim", "dims", "dimension") if name in op.arguments))
-
-
-@rule("unfold_backward")
-def _unfolded_backward(op: Op) -> Marks:
-    mark, dim = op.mark("grad_in"), op["dim"] % len(op.out)
-    if isinstance(mark, Axis) and mark.dim in (dim, len(op.out)):
-        raise Mixes(f"{op.name} runs over the examples")
-    return mark
-
-
-@rule("diagonal", "diagonal_copy")
-def _diagonal(op: Op) -> Marks:
-    mark, rank = _along(op, [op["dim1"], op["dim2"]]), op.rank("self")
-    return _without(mark, _dimensions([op["dim1"], op["dim2"]], rank))
-
-
 @rule("diagonal_backward")
 def _diagonal_backward(op: Op) -> Marks:
-    mark, rank = op.mark("grad_output"), len(op.out)
+    mark, rank = _along(op, -1, [op["grad_output"]]), len(op.out)
     assert isinstance(mark, Axis)
-    if mark.dim == op.rank("grad_output") - 1:
-        raise Mixes(f"{op.name} runs over the examples")
     kept = [d for d in range(rank) if d not in (op["dim1"] % rank, op["dim2"] % rank)]
     return mark._replace(dim=kept[mark.dim])
 
@@ -685,14 +621,6 @@ def _padded(op: Op) -> Marks:
     rank = op.rank("self")
     padded = [rank - 1 - k // 2 for k, width in enumerate(op["pad"]) if width]
     return _along(op, padded) if padded else op.mark("self")
-
-
-@rule("view_as_real", "view_as_complex")
-def _viewed_as(op: Op) -> Marks:
-    mark = op.mark("self")
-    if op.name == "view_as_complex" and isinstance(mark, Axis) and mark.dim == op.rank("self") - 1:
-        raise Mixes(f"{op.name} runs over the examples")
-    return mark
 
 
 # ---------------------------------------------------------------------------------------------- along dimensions
@@ -720,95 +648,55 @@ def _reduced(op: Op) -> Marks:
     return _without(mark, _dimensions(dims, rank)) if len(op.out) < rank else mark
 
 
-@rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk",
-      "glu")  # fmt: skip
-def _ordered(op: Op) -> Marks:
-    return _along(op, op["dim"])
+_ALONG: dict[str, Callable[[Op], Any]] = {
+    "_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin sort topk glu "
+    "_softmax_backward_data _log_softmax_backward_data glu_backward": lambda op: op["dim"],
+    "flip roll unfold _fft_r2c _fft_c2r _fft_c2c": lambda op: next(
+        op[name] for name in ("dim", "dims", "dimension") if name in op.arguments
+    ),
+    "unfold_backward": lambda op: [op["dim"] % len(op.out), -1],
+    # A law over the last dimension, or pairs of numbers in it.
+    "multinomial _sample_dirichlet _dirichlet_grad view_as_complex": lambda _: -1,
+    # Each matrix alone.
+    "tril triu _linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_inv_ex linalg_lu linalg_cholesky_ex linalg_qr "
+    "linalg_matrix_exp linalg_pinv _cdist_forward _cdist_backward linalg_solve_triangular": lambda _: [-1, -2],
+}
+"""The dimensions that operations run along; entry by entry else."""
 
-
-@rule("_softmax_backward_data", "_log_softmax_backward_data", "glu_backward")
-def _ordered_backward(op: Op) -> Marks:
-    mark, rank = op.broadcast(op.tensors(), len(op.out)), len(op.out)
-    if isinstance(mark, Axis) and mark.dim == op["dim"] % rank:
-        raise Mixes(f"{op.name} runs over the examples")
-    return mark
-
-
-@rule("tril", "triu", "_linalg_det", "_linalg_slogdet", "_linalg_eigh", "_linalg_svd", "linalg_inv_ex", "linalg_lu",
-      "linalg_cholesky_ex", "linalg_qr", "linalg_matrix_exp", "linalg_pinv")  # fmt: skip
-def _matrices(op: Op) -> Marks:
-    """Each matrix alone: the last two dimensions."""
-    return _along(op, [-1, -2], "A" if "A" in op.arguments else "self")
-
-
-@rule("_cdist_forward", "_cdist_backward", "linalg_solve_triangular")
-def _matrix_pairs(op: Op) -> Marks:
-    mark = op.broadcast(op.tensors(), len(op.out))
-    if isinstance(mark, Axis) and mark.dim >= len(op.out) - 2:
-        raise Mixes(f"{op.name} combines different examples")
-    return mark
-
-
-@rule("multinomial")
-def _chosen_at_random(op: Op) -> Marks:
-    return _along(op, -1)
+for _names, _dims in _ALONG.items():
+    rule(*_names.split())(lambda op, dims=_dims: _along(op, dims(op), op.tensors()))  # type: ignore[misc]
+rule("view_as_real")(lambda op: op.mark("self"))
 
 
 # ---------------------------------------------------------------------------------------------- products
 
 
-@rule("mm", "addmm")
+@rule("mm", "addmm", "bmm", "baddbmm")
 def _product(op: Op) -> Marks:
-    names = ("mat1", "mat2") if op.name == "addmm" else ("self", "mat2")
+    """``left[free, inner] right[inner, free]``, each of a batch alone for "bmm"."""
+    names = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}.get(op.name, ("self", "mat2"))
     left, right = (op.mark(name) for name in names)
-    mark = _contraction(op, left, right, (0, 1), (0, 1))
-    return _with_addend(op, mark) if op.name == "addmm" else mark
-
-
-@rule("bmm", "baddbmm")
-def _products(op: Op) -> Marks:
-    names = ("batch1", "batch2") if op.name == "baddbmm" else ("self", "mat2")
-    left, right = (op.mark(name) for name in names)
-    if (
-        left is not None
-        and right is not None
-        and left != right
-        and SUM not in (left, right)
-        and 0 in (left.dim, right.dim)  # type: ignore[union-attr]
-    ):
-        raise Mixes(f"{op.name} multiplies different examples")
-    if (isinstance(left, Axis) and left.dim == 0) or (isinstance(right, Axis) and right.dim == 0):
-        if left is None or right is None:
-            raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
-        if SUM in (left, right):
-            raise Mixes(f"{op.name} combines a sum over the examples with the examples")
-        mark: Marks = left
-    else:
-        mark = _contraction(op, left, right, (1, 2), (1, 2))
-    return _with_addend(op, mark) if op.name == "baddbmm" else mark
-
-
-def _contraction(op: Op, left: Mark, right: Mark, rows: tuple[int, int], columns: tuple[int, int]) -> Marks:
-    """Return the mark of a matrix product: ``left[free, inner] right[inner, free]``, with the places of both."""
-    (free_left, inner_left), (inner_right, free_right) = rows, columns
-    if SUM in (left, right):
+    if isinstance(left, Sum) or isinstance(right, Sum):
         raise Mixes(f"{op.name} combines a sum over the examples with the examples")
-    in_left = isinstance(left, Axis) and left.dim == inner_left
-    in_right = isinstance(right, Axis) and right.dim == inner_right
-    if in_left and in_right:
-        assert isinstance(left, Axis)
-        assert isinstance(right, Axis)
-        if (left.outer, left.inner) != (right.outer, right.inner):
+    first, own = op.rank(names[0]) - 2, [mark for mark in (left, right) if mark is not None]
+    if not own:
+        raise NotProved(f"{op.name} adds the examples to a product without examples")
+    in_left, in_right = left is not None and left.dim == first + 1, right is not None and right.dim == first
+    mark: Marks = own[0]
+    if first and any(each.dim == 0 for each in own):
+        if len(own) < 2:
+            raise Mixes(f"{op.name} combines the examples with a value that depends on their places in the batch")
+        if left != right:
             raise Mixes(f"{op.name} multiplies different examples")
-        return SUM
-    if in_left or in_right:
+    elif in_left and in_right:
+        if own[0][1:] != own[1][1:]:
+            raise Mixes(f"{op.name} multiplies different examples")
+        mark = SUM
+    elif in_left or in_right:
         raise Mixes(f"{op.name} adds up examples that are weighted by their places in the batch or by other examples")
-    if left is not None and right is not None:
+    elif len(own) == 2:
         raise Mixes(f"{op.name} multiplies each example with every other one")
-    if isinstance(left, Axis):
-        return left._replace(dim=free_left)
-    assert isinstance(right, Axis)
-    return right._replace(dim=free_right)
+    return _with_addend(op, mark) if op.name.startswith(("add", "badd")) else mark
 
 
 def _with_addend(op: Op, mark: Marks) -> Marks:
@@ -824,145 +712,64 @@ def _with_addend(op: Op, mark: Marks) -> Marks:
     return mark
 
 
-@rule("mv", "dot", "vdot")
+@rule("mv", "dot", "vdot", "addmv")
 def _vector_product(op: Op) -> Marks:
-    left, right = (op.of(op.tensors()[k]) for k in (0, 1))
-    if op.name == "mv":
-        if isinstance(left, Axis) and left.dim == 0 and right is None:
+    left, right = (op.of(node) for node in op.tensors()[-2:])
+    plain = isinstance(left, Axis) and left.dim == 0 and right is None
+    if op.name == "addmv" and not (plain and op.mark("self") is None and op.rank("self") == 0):
+        raise NotProved(f"{op.name} has no rule for this use")
+    if isinstance(left, Axis):
+        if op.name.endswith("mv") and plain:
             return left
-        if isinstance(left, Axis) and left.dim == 1 and left._replace(dim=0) == right:
+        if right == (left if op.name.endswith("dot") else left._replace(dim=left.dim - 1)):
             return SUM
-    elif left == right and isinstance(left, Axis):
-        return SUM
     raise Mixes(f"{op.name} multiplies different examples")
-
-
-@rule("addmv")
-def _added_vector_product(op: Op) -> Marks:
-    left = op.mark("mat")
-    if (
-        op.mark("self") is None
-        and op.mark("vec") is None
-        and isinstance(left, Axis)
-        and left.dim == 0
-        and op.rank("self") == 0
-    ):
-        return left
-    raise NotProved(f"{op.name} has no rule for this use")
 
 
 # ---------------------------------------------------------------------------------------------- layers
 
 
-def _first(op: Op, *names: str) -> Axis:
-    """Return the mark of arguments that must all hold the examples along their first dimension."""
-    marks = {op.mark(name) for name in names if op[name] is not None}
-    if len(marks) != 1:
-        raise Mixes(f"{op.name} combines different examples")
-    (mark,) = marks
-    if not isinstance(mark, Axis) or mark.dim:
-        raise Mixes(f"{op.name} takes examples along another dimension than the first")
-    return mark
+def _layer(names: str, free: Callable[[Op], slice], own: str = "", shared: str = "", *, sums: bool = False) -> None:
+    """Register the rule of operations that treat each example alone.
 
+    The arguments `own`, by default all tensors that are not `shared`, hold the examples along one and the same of their
+    `free` dimensions. With `sums` all results but the first one add the examples' parts up.
+    """
 
-@rule("convolution", "_convolution")
-def _convolved(op: Op) -> Marks:
-    op.no_examples("weight", "bias")
-    return _first(op, "input")
-
-
-@rule("convolution_backward")
-def _convolved_backward(op: Op) -> Marks:
-    op.no_examples("weight")
-    mark = _first(op, "grad_output", "input")
-    return [mark, SUM, SUM]
-
-
-@rule("native_layer_norm", "_fused_rms_norm")
-def _layer_norm(op: Op) -> Marks:
-    op.no_examples("weight", *(["bias"] if "bias" in op.arguments else []))
-    return _along(op, list(range(-len(op["normalized_shape"]), 0)), "input")
-
-
-@rule("native_layer_norm_backward", "_fused_rms_norm_backward")
-def _layer_norm_backward(op: Op) -> Marks:
-    op.no_examples("weight", *(["bias"] if "bias" in op.arguments else []))
-    statistics = ("mean", "rstd") if "mean" in op.arguments else ("rstd",)
-    rank = op.rank("input")
-    marks = {op.mark("grad_out"), op.mark("input"), *(op.mark(name) for name in statistics)}
-    (mark,) = marks if len(marks) == 1 else (None,)
-    if not isinstance(mark, Axis) or mark.dim >= rank - len(op["normalized_shape"]):
-        raise Mixes(f"{op.name} runs over the examples")
-    return [mark, *[SUM] * (len(op.node.meta["val"]) - 1)]
-
-
-@rule("native_group_norm")
-def _group_norm(op: Op) -> Marks:
-    op.no_examples("weight", "bias")
-    return _first(op, "input")
-
-
-@rule("native_group_norm_backward")
-def _group_norm_backward(op: Op) -> Marks:
-    op.no_examples("weight")
-    return [_first(op, "grad_out", "input", "mean", "rstd"), SUM, SUM]
-
-
-@rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_no_training",
-      "_native_batch_norm_legit_functional", "_batch_norm_no_update", "_batch_norm_with_update",
-      "_batch_norm_with_update_functional")  # fmt: skip
-def _batch_norm(op: Op) -> Marks:
-    """With given statistics channel by channel; with its own where the examples are channels (instance norm)."""
-    mark, results = op.mark("input"), op.node.meta["val"]
-    trains = op.arguments.get("training", op.name.startswith("_batch_norm_with_update"))
-    if isinstance(mark, Axis) and mark.dim == 1:
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            if op.arguments.get(name) is not None and op.mark(name) != mark._replace(dim=0):
-                raise Mixes(f"{op.name} combines different examples")
-        return [mark, *(mark._replace(dim=0) if value.numel() else None for value in results[1:])]
-    if trains:
-        raise Mixes(f"{op.name} takes statistics over the examples of a batch")
-    op.no_examples("weight", "bias", "running_mean", "running_var")
-    return [_first(op, "input"), *[None] * (len(results) - 1)]
-
-
-@rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
-def _batch_norm_backward(op: Op) -> Marks:
-    mark = op.mark("input")
-    gradient = op.mark("grad_out" if "grad_out" in op.arguments else "grad_output")
-    if mark != gradient or not isinstance(mark, Axis):
-        raise Mixes(f"{op.name} combines different examples")
-    if mark.dim == 1:
-        own = mark._replace(dim=0)
-        others = [
-            op.of(node)
-            for name, node in op.arguments.items()
-            if name not in ("grad_out", "grad_output", "input", "reserve")
-        ]
-        if any(other not in (None, own) for other in others):
-            raise Mixes(f"{op.name} combines different examples")
-        return [mark, own, own]
-    if op.arguments.get("train", True) is not False and op.arguments.get("update", True) is not False:
-        raise Mixes(f"{op.name} takes statistics over the examples of a batch")
-    op.no_examples("weight")
-    return [_first(op, "input"), SUM, SUM]
-
-
-def _spatial(dims: int, *names: str) -> Rule:
-    """Return the rule of an operation on the last `dims` dimensions of these arguments."""
-
-    def last(op: Op) -> Marks:
-        tensors = op.tensors(*names) if names else op.tensors()
-        marks = {op.of(tensor) for tensor in tensors}
+    def alone(op: Op) -> Marks:
+        op.no_examples(*shared.split())
+        others = {id(op.arguments.get(name)) for name in shared.split()}
+        chosen = [name for name in own.split() if name in op.arguments]
+        nodes = op.tensors(*chosen) if own else [node for node in op.tensors() if id(node) not in others]
+        marks = {op.of(node) for node in nodes}
         (mark,) = marks if len(marks) == 1 else (None,)
-        if not isinstance(mark, Axis) or mark.dim >= len(shape_of(tensors[0])) - dims:
+        if not isinstance(mark, Axis) or mark.dim not in range(len(shape_of(nodes[0])))[free(op)]:
             raise Mixes(f"{op.name} combines different examples")
-        return mark
+        return [mark, *[SUM] * (len(op.node.meta["val"]) - 1)] if sums else mark
 
-    return last
+    rule(*names.split())(alone)
 
 
-for _dims, _names in {
+def _first(_: Op) -> slice:
+    return slice(1)
+
+
+def _not_normalized(op: Op) -> slice:
+    return slice(-len(op["normalized_shape"]))
+
+
+_layer("convolution _convolution", _first, "input", "weight bias")
+_layer("convolution_backward", _first, "grad_output input", "weight", sums=True)
+_layer("native_group_norm", _first, "input", "weight bias")
+_layer("native_group_norm_backward", _first, "grad_out input mean rstd", "weight", sums=True)
+_layer("native_layer_norm _fused_rms_norm", _not_normalized, "input", "weight bias")
+_layer("native_layer_norm_backward _fused_rms_norm_backward", _not_normalized, "grad_out input mean rstd", "weight bias",
+       sums=True)  # fmt: skip
+_layer("grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d_backward", _first)
+# All tensors but weights are (times or states, examples, width).
+_layer("dpcore::recurrence dpcore::recurrence_backward", lambda _: slice(1, 2), "", "weight bias")
+
+_SPATIAL = {
     1: "upsample_linear1d upsample_nearest1d _upsample_nearest_exact1d "
     "reflection_pad1d replication_pad1d",
     2: "avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d adaptive_max_pool2d fractional_max_pool2d "
@@ -970,17 +777,43 @@ for _dims, _names in {
     "_upsample_bicubic2d_aa reflection_pad2d replication_pad2d",
     3: "avg_pool3d max_pool3d_with_indices _adaptive_avg_pool3d adaptive_max_pool3d upsample_nearest3d "
     "_upsample_nearest_exact3d upsample_trilinear3d reflection_pad3d replication_pad3d",
-}.items():  # fmt: skip
-    for _name in _names.split():
-        rule(_name, f"{_name}_backward")(_spatial(_dims))
-rule("col2im", "max_unpool2d")(_spatial(2))
-rule("max_unpool3d")(_spatial(3))
-rule("im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle")(_spatial(3))
+}  # fmt: skip
+"""Operations on the last dimensions, as many as the key; each has one that goes back."""
+
+for _last, _names in [
+    *((last, " ".join(f"{name} {name}_backward" for name in names.split())) for last, names in _SPATIAL.items()),
+    (2, "col2im max_unpool2d"), (3, "max_unpool3d im2col pixel_shuffle pixel_unshuffle channel_shuffle"),
+]:  # fmt: skip
+    _layer(_names, lambda _, last=_last: slice(-last))  # type: ignore[misc]
 
 
-@rule("grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
-def _sampled(op: Op) -> Marks:
-    return _first(op, *(name for name, value in op.arguments.items() if isinstance(value, Node)))
+@rule("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_no_training",
+      "_native_batch_norm_legit_functional", "_batch_norm_no_update", "_batch_norm_with_update",
+      "_batch_norm_with_update_functional",
+      "native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")  # fmt: skip
+def _batch_norm(op: Op) -> Marks:
+    """With given statistics channel by channel; with its own where the examples are channels (instance norm)."""
+    mark, given, results = op.mark("input"), op.arguments.get, op.node.meta["val"]
+    gradient = given("grad_out", given("grad_output"))
+    if gradient is not None and op.of(gradient) != mark:
+        raise Mixes(f"{op.name} combines different examples")
+    others = [node for name, node in op.arguments.items() if name != "reserve" and node not in (gradient, op["input"])]
+    if isinstance(mark, Axis) and mark.dim == 1:
+        own = mark._replace(dim=0)
+        allowed = (own,) if gradient is None else (None, own)
+        if any(op.of(node) not in allowed for node in others if isinstance(node, Node)):
+            raise Mixes(f"{op.name} combines different examples")
+        return [mark, *(own if gradient is not None or value.numel() else None for value in results[1:])]
+    if gradient is None:
+        trains = given("training", op.name.startswith("_batch_norm_with_update"))
+    else:
+        trains = given("train", True) is not False and given("update", True) is not False
+    if trains:
+        raise Mixes(f"{op.name} takes statistics over the examples of a batch")
+    op.no_examples(*("weight", "bias", "running_mean", "running_var")[: 4 if gradient is None else 1])
+    if not isinstance(mark, Axis) or mark.dim:
+        raise Mixes(f"{op.name} takes examples along another dimension than the first")
+    return [mark, *[None if gradient is None else SUM] * (len(results) - 1)]
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
@@ -1008,17 +841,6 @@ def _attention(op: Op) -> Marks:
         raise NotProved(f"{op.name} adds up the examples' gradients of a bias")
     return [mark if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == mark.outer * op.count * mark.inner else None
             for v in op.node.meta["val"]]  # fmt: skip
-
-
-@rule("dpcore::recurrence", "dpcore::recurrence_backward")
-def _recurrence(op: Op) -> Marks:
-    """All tensors but weights are (times or states, examples, width)."""
-    op.no_examples("weight", "bias")
-    marks = {op.of(node) for node in op.tensors() if node not in (op["weight"], op["bias"])}
-    (mark,) = marks if len(marks) == 1 else (None,)
-    if not isinstance(mark, Axis) or mark.dim != 1:
-        raise Mixes(f"{op.name} takes examples along its dimension of time")
-    return mark
 
 
 # ---------------------------------------------------------------------------------------------- by index
@@ -1075,48 +897,32 @@ def _added_at(op: Op) -> Marks:
 
 @rule("index", "_unsafe_index")
 def _indexed(op: Op) -> Marks:
-    return _index_mark(op, op.mark("self"), op.rank("self"))[0].mark
+    return _index_mark(op, op.mark("self"), op.rank("self"))[0]
 
 
 @rule("index_put", "_unsafe_index_put")
 def _put(op: Op) -> Marks:
     whole, values = op.mark("self"), op.mark("values")
-    if _is_filled(op):
-        return _filled(op)
-    place, is_sum = _index_mark(op, whole, op.rank("self"), writes=True)
+    given = [index for index in op["indices"] if index is not None]
+    masks = len(given) == len(op["indices"]) == 1 and given[0].meta["val"].dtype is torch.bool
+    if masks and values is None and math.prod(shape_of(op["values"])) == 1 and not op["accumulate"]:
+        # ``self[mask] = number``: entry by entry, and the mask's dimensions are the first ones of what it fills.
+        if not isinstance(whole, Axis) or op.of(given[0]) != (whole if whole.dim < len(shape_of(given[0])) else None):
+            raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
+        return whole
+    mark, rank, is_sum = _index_mark(op, whole, op.rank("self"), writes=True)
     if is_sum and not op["accumulate"]:
         raise Mixes("index_put writes different examples to one place")
     if values is not None:
-        if values._replace(dim=values.dim + place.rank - op.rank("values")) != place.mark:  # type: ignore[union-attr]
+        if values._replace(dim=values.dim + rank - op.rank("values")) != mark:  # type: ignore[union-attr]
             raise Mixes("index_put combines different examples")
-    elif not is_sum and _size_at(op["values"], place.mark.dim, place.rank) != 1:
+    elif not is_sum and _size_at(op["values"], mark.dim, rank) != 1:
         raise Mixes("index_put combines the examples with a value that depends on their places in the batch")
     return SUM if is_sum else whole
 
 
-def _is_filled(op: Op) -> bool:
-    """Whether ``self[mask] = number``."""
-    given = [index for index in op["indices"] if index is not None]
-    masks = len(given) == len(op["indices"]) == 1 and given[0].meta["val"].dtype is torch.bool
-    return masks and op.mark("values") is None and math.prod(shape_of(op["values"])) == 1 and not op["accumulate"]
-
-
-def _filled(op: Op) -> Marks:
-    """Entry by entry: the mask's dimensions are the first ones of what it fills."""
-    whole, (mask,) = op.mark("self"), op["indices"]
-    rank = len(shape_of(mask))
-    if not isinstance(whole, Axis) or op.of(mask) != (whole if whole.dim < rank else None):
-        raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
-    return whole
-
-
-class _Place(NamedTuple):
-    mark: Axis
-    rank: int
-
-
-def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_Place, bool]:
-    """Return the mark of ``self[indices]``, and whether writing there would add examples up.
+def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[Axis, int, bool]:
+    """Return the mark of ``self[indices]``, its rank, and whether writing there would add examples up.
 
     Indices that are tensors are broadcast against each other; their dimensions stand where the first of them stood, or
     in front where others lie between them.
@@ -1148,7 +954,7 @@ def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_
             raise Mixes(f"{op.name} combines different examples")
         if among is None and any(_size_at(t, dim, wide) != 1 for t in others):
             raise Mixes(f"{op.name} combines the examples with places in the batch")
-        return _Place(Axis(start + dim), out_rank), False
+        return Axis(start + dim), out_rank, False
     if own:
         raise Mixes(f"{op.name} takes places in the batch as an index")
     if among is SUM or whole is SUM:
@@ -1157,11 +963,11 @@ def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[_
         if among is not None:
             raise Mixes(f"{op.name} combines each example with every other one")
         place = kept.index(whole.dim)
-        return _Place(whole._replace(dim=place + (wide if place >= before else 0)), out_rank), False
+        return whole._replace(dim=place + (wide if place >= before else 0)), out_rank, False
     assert isinstance(among, Axis) or writes
     if among is None:  # constants that examples are written to
         raise NotProved(f"{op.name} writes examples into a value without examples")
-    return _Place(among._replace(dim=among.dim + start), out_rank), writes  # type: ignore[union-attr]
+    return among._replace(dim=among.dim + start), out_rank, writes  # type: ignore[union-attr]
 
 
 @rule("arange", creates=True)

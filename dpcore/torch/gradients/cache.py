@@ -14,7 +14,7 @@ from torch import nn
 from dpcore.torch.data.batches import Tree
 
 if TYPE_CHECKING:
-    from dpcore.torch.gradients.program import Program
+    from dpcore.torch.gradients.proved import Program
 
 _MOST = 32
 _known: OrderedDict[Hashable, tuple[Any, Program]] = OrderedDict()

@@ -12,14 +12,15 @@ import gc
 import hashlib
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import _lru_cache_wrapper, cache
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -32,16 +33,14 @@ from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dpcore.errors import DpcoreError
+from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.axis import has_rule
-from dpcore.torch.gradients.bags import embedding_bag
 from dpcore.torch.gradients.errors import NotCaptured
-from dpcore.torch.gradients.kept import Made
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
-from dpcore.torch.gradients.recurrent import REPLACED as RECURRENT
-from dpcore.torch.model.functional import Leaves, places, refuse_changed, refuse_foreign, slots, within
+from dpcore.torch.gradients.replaced import REPLACED
+from dpcore.torch.model.functional import Leaves, first_line, places, refuse_changed, refuse_foreign, slots, within
 
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
 """Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example.
@@ -57,32 +56,17 @@ _DEVICE = torch.ops.prim.device.default
 class Captured:
     """A model's graph.
 
-    Attributes
-    ----------
-    graph : torch.fx.Graph
-        Takes parameters, then what else the model holds, then the batch's tensors; returns the gradients, of which some
-        may be None.
-    constants : torch.nn.Module
-        Holds the tensors that the graph reads as attributes.
-    count : int
-        The number of examples that it was captured at.
-    held : tuple of str
-        The model's own tensors that the graph reads beside trained parameters.
-    parameters, batch : int
-        How many placeholders are parameters, and the batch's.
-    digest : str
-        Equal for graphs that compute the same.
-    check_numbers : callable
-        Runs the code again at another number of examples, and raises NotCaptured where it makes other use of that
-        number than as a size.
+    It takes trained parameters, then what else the model holds, then the batch's tensors; it returns the gradients, of
+    which some may be None. The digest is equal for graphs that compute the same. `check_numbers` runs the code again at
+    another number of examples, and raises NotCaptured where it makes other use of that number than as a size.
     """
 
     graph: Graph
-    constants: nn.Module
-    count: int
-    held: tuple[str, ...]
-    parameters: int
-    batch: int
+    constants: nn.Module  # holds the tensors that the graph reads as attributes
+    count: int  # of examples, when it was captured
+    held: tuple[str, ...]  # the model's own tensors that the graph reads beside trained parameters
+    parameters: int  # how many placeholders are trained parameters
+    batch: int  # and the batch's
     digest: str
     check_numbers: Callable[[], None]
 
@@ -102,22 +86,9 @@ def capture(
 ) -> Captured:
     """Return the graph of a model in its present modes, for batches in the form of `example`.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-    names : sequence of str
-        The trained parameters.
-    loss : callable
-        Of one example's output and its targets, each as a batch of one.
-    example : tree of torch.Tensor
-        Only shapes, dtypes and devices are read.
-    made : Made, optional
-        Notes the tensors that the code is given and makes.
-
-    Raises
-    ------
-    NotCaptured
-        If the code does what a graph cannot hold.
+    `names` are the trained parameters, and `loss` is that of one example. Of `example` only shapes, dtypes and devices
+    are read. `made` notes the tensors that the code is given and makes. Raises NotCaptured if the code does what a graph
+    cannot hold.
     """
     named = dict(model.named_parameters())
     trained, _ = places(model, names)
@@ -283,9 +254,6 @@ def as_written() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-_REPLACED = {**RECURRENT, F.embedding_bag: embedding_bag}
-
-
 class _Replaced(Leaves):
     """Puts operations that the proof can follow in the place of some functions of torch."""
 
@@ -296,9 +264,9 @@ class _Replaced(Leaves):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in _REPLACED:
+        if function in REPLACED:
             with self:
-                return _REPLACED[function](*args, **kwargs)
+                return REPLACED[function](*args, **kwargs)
         if not self.loss:
             found = losses_inside(function, args, kwargs, self.count)
             if found is not None:
@@ -604,9 +572,7 @@ def _refuse_written(graph: Graph, model: nn.Module, names: Sequence[str]) -> Non
 
 
 def _not_captured(cause: Exception, where: str) -> NotCaptured:
-    text = str(cause).strip().splitlines()
-    first = text[0][:200] if text else type(cause).__name__
-    name = type(cause).__name__
+    first, name = first_line(cause), type(cause).__name__
     if "DataDependent" in name or "DynamicOutputShape" in name or "data-dependent" in first.lower():
         first = "a value decides what the code does, or a shape (.item(), bool(), a mask as an index)"
     return NotCaptured(f"{first}{f' ({where})' if where else ''}")
@@ -668,3 +634,56 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Return how operations without a rule are made of others."""
     overloads = {op: f for op, f in decomposition_table.items() if isinstance(op, torch._ops.OpOverload)}
     return {op: f for op, f in overloads.items() if not has_rule(op)}
+
+
+_DEEP = 6
+"""A cache's result may be a tensor, or what holds one through so many objects and containers."""
+
+_ENDS = (FunctionType, MethodType, ModuleType, type, nn.Module)
+"""What leads to nearly everything, and is no result."""
+
+
+class Made:
+    """The tensors that were made while a model was captured, and where in the code."""
+
+    def __init__(self) -> None:
+        self._notes: list[tuple[weakref.ref[torch.Tensor], str]] = []
+
+    def note(self, result: Any, where: str = "") -> None:
+        """Note the tensors of an operation's result; they are not kept alive."""
+        for leaf in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(leaf, torch.Tensor):
+                self._notes.append((weakref.ref(leaf), where))
+
+    def empty_caches(self) -> None:
+        """Empty the caches of functools that hold such tensors; those with others alone stay as they are."""
+        alive = {id(tensor) for ref, _ in self._notes if (tensor := ref()) is not None}
+        if alive:
+            for cache in [each for each in gc.get_objects() if type(each) is _lru_cache_wrapper]:
+                if _holds(cache, alive):
+                    cache.cache_clear()
+
+    def refuse_left(self, model: nn.Module) -> None:
+        """Refuse a model whose code has put such a tensor where it stays."""
+        if not self._left():
+            return
+        gc.collect()  # cycles keep some alive that nothing leads to
+        for where in self._left():
+            raise ArgumentError(
+                f"model={type(model).__name__}: its code keeps a tensor of one call for later ones where it cannot be "
+                f"taken out again{f' ({where})' if where else ''}: keep it in a buffer, or under functools.lru_cache; "
+                "of code that is not yours, call the model once before make_private, in a new process, so that what it "
+                "keeps is there already"
+            )
+
+    def _left(self) -> list[str]:
+        return [where for ref, where in self._notes if ref() is not None]
+
+
+def _holds(cache: Any, tensors: set[int]) -> bool:
+    level = [cache]
+    for _ in range(_DEEP):
+        level = [each for each in gc.get_referents(*level) if not issubclass(type(each), _ENDS)]
+        if not tensors.isdisjoint(map(id, level)):
+            return True
+    return False

@@ -9,25 +9,39 @@ Points are values handed over at the call; the model's own parameters are never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import math
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
+from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, SpeedWarning
 from dpcore.spec.validate import choice
-from dpcore.stages.clipping.blocks import Block
+from dpcore.stages.clipping.blocks import Block, Rows
 from dpcore.torch.data import batches
-from dpcore.torch.data.batches import Tree
-from dpcore.torch.gradients.capture import as_written
-from dpcore.torch.gradients.check_loss import check_scalar, check_targets, loss_failed
-from dpcore.torch.gradients.errors import NotProved
-from dpcore.torch.gradients.explicit import ExplicitGradient
+from dpcore.torch.data.batches import Tree, trial_batch
+from dpcore.torch.gradients.capture import as_written, uncollected
+from dpcore.torch.gradients.errors import Mixes, NotProved
+from dpcore.torch.gradients.losses import Calls, ExampleLoss, check_scalar, check_targets, loss_failed
 from dpcore.torch.gradients.proved import ProvedGradient
 from dpcore.torch.gradients.repeated import RepeatedPasses
-from dpcore.torch.model.functional import FAILURES, Values, first_line
-from dpcore.torch.model.memory import is_out_of_memory
-from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
+from dpcore.torch.memory import is_out_of_memory
+from dpcore.torch.model.functional import (
+    FAILURES,
+    FOREIGN,
+    Leaves,
+    Values,
+    check_versions,
+    first_line,
+    places,
+    refuse_foreign,
+    within,
+)
+from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps, walk
 from dpcore.torch.randomness import TRIAL, seeded
 
 T = TypeVar("T")
@@ -46,7 +60,7 @@ class PerExampleGradient:
     """Gradients of one model's loss, example by example, for its parameters that require gradients.
 
     ``loss(output, *targets)`` is called with batches of one example, so a mean and a sum over the batch are the same.
-    `way` is one of `WAYS`; `dpcore.torch.gradients.trial` chooses it, and proves what "pairs" needs.
+    `way` is one of `WAYS`; `dpcore.torch.gradients.per_example` chooses it, and proves what "pairs" needs.
 
     `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
     random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
@@ -134,7 +148,8 @@ class PerExampleGradient:
 
     def operations(self, place: int) -> tuple[str, ...]:
         """Return the operations in which the examples' gradients of this parameter are added up, under "pairs"."""
-        return self.proved.operations(place) if self.way == "pairs" else ()
+        programs = self.proved.programs.values() if self.way == "pairs" else ()
+        return tuple(dict.fromkeys(source.operation for program in programs for source in program.sources[place]))
 
     def held(self) -> Snapshot:
         """Return what model and loss hold at this moment, beside parameters."""
@@ -238,3 +253,217 @@ def autocast_of(model: torch.nn.Module) -> torch.dtype | None:
 
 def _words(dtype: torch.dtype | None) -> str:
     return "off" if dtype is None else f"to {str(dtype).removeprefix('torch.')}"
+
+
+class ExplicitGradient:
+    """Rows of the gradients of a model's loss for its trained parameters, which have the names of `values`.
+
+    With `vectorize` a batch runs through vmap, in which the model sees batches of one and can mix nothing; without, the
+    examples are taken one after the other, which every model bears, and which is slow.
+    """
+
+    def __init__(self, model: nn.Module, loss: ExampleLoss, values: Values, vectorize: bool) -> None:
+        self.model = model
+        self.loss = loss
+        self.values = values
+        self.vectorize = vectorize
+
+    def __call__(self, point: Sequence[torch.Tensor], batch: Tree) -> list[Block]:
+        """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
+        if not self.vectorize:
+            rows = [list(gradients) for gradients in self.one_by_one(point, batch)]
+            if not rows:
+                return [Rows(value.new_zeros(0, value.numel())) for value in point]
+            return [Rows(torch.stack(column).reshape(len(rows), -1)) for column in map(list, zip(*rows, strict=True))]
+        tensors = list(batches.leaves(batch))
+        trained, rest = places(self.model, self.values.names)
+
+        def example_loss(values: tuple[torch.Tensor, ...], one: list[torch.Tensor]) -> torch.Tensor:
+            state = {**rest, **{name: values[place] for name, place in trained.items()}}
+            row = iter(one)  # vmap knows fewer containers than a batch may have
+            inputs, targets = batches.normalize(batches.tree_map(lambda _: next(row).unsqueeze(0), batch))
+            return self.loss(within(self.model, state, lambda: batches.call(self.model, inputs)), targets)
+
+        given = {**dict(zip(self.values.names, point, strict=True)), **rest}
+        versions = {name: tensor._version for name, tensor in given.items()}
+        # Fused attention kernels have no batching rule; vmap would run them example by example.
+        with sdpa_kernel(SDPBackend.MATH):
+            mapped = vmap(grad(example_loss), in_dims=(None, 0), randomness="different")
+            found = mapped(tuple(point), tensors)
+        check_versions(self.model, given, versions)
+        if any(row.requires_grad for row in found):
+            raise ArgumentError(FOREIGN)
+        return [Rows(row.reshape(row.shape[0], -1)) for row in found]
+
+    def one_by_one(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
+        """Yield the gradients of one example after the other, by autograd on a batch of one."""
+        for i in range(batches.size(batch)):
+            one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
+            yield self._one(point, *batches.normalize(one))
+
+    def _one(self, point: Sequence[torch.Tensor], inputs: Tree, targets: tuple[Tree, ...]) -> list[torch.Tensor]:
+        leaves, given = self.values.at(point)
+        versions = {name: tensor._version for name, tensor in given.items()}
+
+        def both() -> None:
+            with Leaves() as own:
+                loss = self.loss(batches.call(self.model, inputs), targets)
+            if loss.requires_grad:
+                refuse_foreign(loss, [*leaves, *own.leaves])
+                torch.autograd.backward(loss)
+
+        with torch.enable_grad():
+            within(self.model, given, both)
+        check_versions(self.model, given, versions)
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+
+
+@uncollected()
+def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
+    """Take the fastest way that this model bears, or the one that is asked for; refuse the model where there is none.
+
+    Of the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`. The model is looked at
+    in training mode and, last, in the mode it is in, but for `frozen` modules. It is left as it was.
+    """
+    gradient.example = example
+    check_hooks(gradient.model)
+    check_registered(gradient.model, gradient.passed_over)
+    start = gradient.held()
+    try:
+        if way in ("auto", "pairs"):
+            try:
+                prove(gradient, example, frozen)
+                return
+            except NotProved as reason:
+                gradient.reasons["pairs"] = reason.sentence(gradient.model)
+                if way == "pairs" or isinstance(reason, Mixes):
+                    raise ArgumentError(gradient.reasons["pairs"]) from None
+            start.restore()
+        try:
+            # Every model that can be trained at all bears the last way, which says best what is wrong.
+            for candidate in (WAYS[-1], *(["vmap"] if way in ("auto", "vmap") else [])):
+                gradient.way = candidate
+                for _ in modes(gradient.model, frozen):
+                    try_state(gradient, example)
+        except Unfit as refusal:
+            if way == "vmap" or gradient.way == WAYS[-1]:
+                raise ArgumentError(str(refusal)) from refusal.__cause__
+            gradient.way, gradient.reasons["vmap"] = WAYS[-1], str(refusal)
+    finally:
+        start.restore()
+
+
+def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
+    """Capture the model in all modes, and let it run by graphs that are proved to keep the examples apart.
+
+    Raises
+    ------
+    NotProved
+        If there is no proof, with the operation and the line of code.
+    ArgumentError
+        If the model writes to what it holds, keeps anything, or gives no gradient.
+    """
+    proved, gradient.way = gradient.proved, "pairs"
+    for _ in modes(gradient.model, frozen):
+        gradient.classes = proved.prove(example).classes
+    gradient.draws = gradient.draws or proved.draws
+    if not gradient.free:
+        return
+    made = trial_batch(example, 2)
+    try:
+        blocks = gradient(gradient.parameters(), made, synthetic=True)
+    except Unfit as refusal:
+        if not proved.compiled:
+            raise
+        proved.compiled = False
+        proved.forget()
+        blocks = gradient(gradient.parameters(), made, synthetic=True)
+        warnings.warn(
+            f"compile: not done, and the run goes on without ({refusal.__cause__})", SpeedWarning, stacklevel=2
+        )
+    # The smallest first: rows of a table for each example are many.
+    if proved.changes_state or not any(b.rows().any() for b in sorted(blocks, key=lambda b: math.prod(b.shape))):
+        # Caches are filled once, which is no fault: the model's own code says what is one.
+        gradient.way = WAYS[-1]
+        try_state(gradient, example)
+        gradient.way = "pairs"
+
+
+def modes(model: nn.Module, frozen: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Put a model into training mode and then into the one that it is in, which parts of it may not share."""
+    if not model.training:
+        kept = [(module, module.training) for module in model.modules()]
+        for module, _ in kept:
+            if module not in frozen:
+                module.training = True  # not train(): a model may override it to keep parts frozen
+        try:
+            yield
+        finally:
+            for module, training in kept:
+                module.training = training
+    yield
+
+
+def check_hooks(model: nn.Module) -> None:
+    """Refuse hooks on parameters' gradients, which a private run does not form."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ArgumentError(
+                f"parameter {name!r} has a hook on its gradient, which a private run does not form: remove the hook, "
+                "and change gradients inside of the model"
+            )
+
+
+def check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:
+    """Refuse trained tensors that the model holds, say in a list of layers, and does not know as its parameters."""
+    for path, value, first in walk({"model": model}, [*model.parameters(), *passed_over]):
+        if isinstance(value, torch.Tensor) and not first and value.requires_grad and value.is_leaf:
+            raise ArgumentError(
+                f"{path} requires gradients and is not registered as a parameter of the model, so that it would not be "
+                "trained: hold modules in torch.nn.ModuleList or ModuleDict and tensors as torch.nn.Parameter, or call "
+                "requires_grad_(False)"
+            )
+
+
+def try_state(gradient: PerExampleGradient, example: Tree) -> None:
+    """Differentiate unlike examples, from the same start and one after the other: all must leave the same.
+
+    What is filled once, from shapes alone, does. It must not tell the first example from later ones, either.
+    """
+    whole = Snapshot(gradient.roots, gradient.passed_over)  # with parameters: here the model's own code runs
+    try:
+        _compare(gradient, example)
+    finally:
+        whole.restore()
+
+
+def _compare(gradient: PerExampleGradient, example: Tree) -> None:
+    point = [parameter.clone() for parameter in gradient.parameters()]
+    one = trial_batch(example, 1)
+    start = gradient.held()
+    with Calls():
+        first = gradient(point, one, synthetic=True)
+    left = gradient.held()
+    start.restore()
+    try:
+        others = gradient(point, trial_batch(example, 3, other=True, label=1), synthetic=True)
+    except ArgumentError:  # 1 may be no label of this loss; all else comes up again
+        others = gradient(point, trial_batch(example, 3, other=True), synthetic=True)
+    if not any(block.rows().any() for block in (*first, *others)):
+        raise ArgumentError(
+            "loss whose gradient is 0 in all parameters, for four made-up examples, so that a run would spend its "
+            "epsilon on noise alone: forward must neither detach nor run under no_grad, the loss must have a gradient, "
+            "and say something of one example alone, as a contrast within a batch does not; if made-up values are the "
+            "reason, give example_batch="
+        )
+    by_others = gradient.held()
+    later = gradient(point, one, synthetic=True)
+    path = left.changed(by_others) or by_others.changed(gradient.held())
+    if path is not None:
+        raise ArgumentError(keeps(path))
+    for name, now, once in zip(gradient.names, later, first, strict=True):
+        then, before = now.rows(), once.rows()
+        largest = before.nan_to_num(0, 0, 0).abs().max().item()
+        if not torch.allclose(then, before, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
+            told = "depends on whether others came before it; model and loss must not tell the first from later ones"
+            raise ArgumentError(f"gradient of {name!r} of one example: {told}")

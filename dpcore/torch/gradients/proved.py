@@ -1,31 +1,225 @@
-"""Per-example gradients by the model's graph, proved to keep the examples apart.
-
-The model's Python code runs while its graph is captured, on tensors without values, and never in a step. So nothing that
-it keeps, reads or decides can carry one example's values to another one. What a user changes on purpose is followed: modes,
-plain attributes and hooks of modules are looked at in every step, and another combination is another graph.
-"""
+"""A proved graph as it runs: operands of the examples' gradients, for any number of examples."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from dpcore.errors import ArgumentError
+from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
-from dpcore.torch.gradients.capture import capture, uncollected
-from dpcore.torch.gradients.check_loss import Calls
-from dpcore.torch.gradients.errors import NotCaptured
-from dpcore.torch.gradients.kept import Made
-from dpcore.torch.gradients.losses import ExampleLoss
-from dpcore.torch.gradients.program import Program
+from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
+from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
+from dpcore.torch.gradients.errors import Mixes, NotCaptured
+from dpcore.torch.gradients.losses import Calls, ExampleLoss
+from dpcore.torch.gradients.sources import RESHAPED, Finder, Source
+from dpcore.torch.memory import Footprint
 from dpcore.torch.model.functional import Values, local
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
+
+_MASKED = {
+    "convolution_backward", "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
+    "_fused_rms_norm_backward",
+}  # fmt: skip
+"""Operations that give a parameter's gradient beside that of their input, unless told not to."""
+
+
+_SQUEEZED = torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim
+_RUN: dict[Any, Any] = {**RESHAPED, **dict.fromkeys(_SQUEEZED, torch.ops.aten.squeeze.dims)}
+
+Gathers = Callable[[Graph, list[Node]], None]
+
+
+class Program:
+    """Blocks of the examples' gradients, of a graph that is proved to keep the examples apart, or NotProved is raised.
+
+    Nothing of the captured graph is changed. `gathers`, given the graph that runs and its placeholders, puts what gathers
+    a sharded model's parameters into it.
+    """
+
+    def __init__(self, captured: Captured, gathers: Gathers | None = None) -> None:
+        graph, self.count, self.digest = captured.graph, captured.count, captured.digest
+        places = captured.places
+        first = len(places) - captured.batch
+        marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
+        parameters = places[: captured.parameters]
+        self.shapes = [shape_of(place) for place in parameters]
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        gradients = list(output.args[0])
+        for gradient in gradients:
+            if gradient is not None and isinstance(marks[gradient], Axis):
+                raise Mixes("a gradient holds the examples one by one")
+        finder = Finder(marks, ends, self.count)
+        self.sources: list[list[Source]] = [
+            finder.sources(gradient, shape) for gradient, shape in zip(gradients, self.shapes, strict=True)
+        ]
+        operands = list(dict.fromkeys(value for each in self.sources for source in each for value in source.values))
+        self._number = {node: place for place, node in enumerate(operands)}
+        self.draws = captured.draws
+        self.classes: int | None = None  # of the model's output, under a loss over classes
+        self.held_names = captured.held
+        self.operations = sum(node.op == "call_function" for node in graph.nodes)
+        # A tensor that lies in a closure belongs to one model.
+        self.shareable = gathers is None and not any(node.op == "get_attr" for node in graph.nodes)
+        self._device = places[0].meta["val"].device
+        self._module = self._rewritten(captured, operands, marks)
+        given = [node for node in self._module.graph.nodes if node.op == "placeholder"][1:]
+        self.read = [bool(node.users) for node in given[captured.parameters : first]]  # of what the model holds
+        constants = [node.target for node in self._module.graph.nodes if node.op == "get_attr"]
+        self.constants = [operator.attrgetter(name)(self._module) for name in constants]
+        if gathers is not None:
+            gathers(self._module.graph, given)
+            self._module.recompile()
+        self.run: Callable[..., Sequence[torch.Tensor]] = self._module.forward
+
+    def __call__(
+        self, point: Sequence[torch.Tensor], held: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]
+    ) -> list[Block]:
+        """Return one block for each parameter; what is given are `Inputs`."""
+        examples = len(batch[0])
+        if examples == 0:
+            return [Rows(torch.zeros(0, math.prod(shape), device=self._device)) for shape in self.shapes]
+        with torch.no_grad(), self._as_written():
+            return self.blocks(self.run(examples, *point, *held, *batch), examples)
+
+    def compile(self) -> None:
+        """Let torch.compile make kernels of the graph, one set for all numbers of examples above 1.
+
+        Random numbers are drawn as without, so that a seed gives the same masks.
+        """
+        self.run = torch.compile(self._module, dynamic=True, options={"fallback_random": True})
+
+    @cached_property
+    def obstacle(self) -> str | None:
+        """Why it cannot be repeated by kernels of one device alone: the host would read or draw a value, and once."""
+        for node in self._module.graph.nodes:
+            for value in tree_leaves(node.meta.get("val")) if node.users else ():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if value.device != self._device:
+                    return f"a tensor is on {value.device}, not on {self._device}"
+                if type(value) is not FakeTensor or value.layout is not torch.strided:
+                    return "a tensor is sparse, or of a class of its own"
+        return None
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What a call takes of memory, and the sum over its blocks."""
+        return Footprint.of(self._module.graph, self.count, self.blocks)
+
+    def _as_written(self) -> AbstractContextManager[None]:
+        """Leave out autocast, whose casts are operations of the graph."""
+        kind = self._device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+    def blocks(self, operands: Sequence[torch.Tensor], examples: int) -> list[Block]:
+        """Return the blocks that the graph's results make."""
+        found: list[Block] = []
+        for shape, sources in zip(self.shapes, self.sources, strict=True):
+            made = [s.block([operands[self._number[v]] for v in s.values], examples) for s in sources]
+            found.append(
+                joined(made) if made else Rows(torch.zeros(1, device=self._device).expand(examples, math.prod(shape)))
+            )
+        return found
+
+    def _rewritten(self, captured: Captured, operands: list[Node], marks: dict[Node, Any]) -> GraphModule:
+        """Return the graph that gives the operands, for the number of examples that is its first argument.
+
+        A size that counts examples is k times their number, for the k that it had when the graph was captured.
+        """
+        needed, pending = set[Node](), list(operands)
+        while pending:
+            node = pending.pop()
+            if node not in needed:
+                needed.add(node)
+                pending += node.all_input_nodes
+        graph, copies = Graph(), dict[Node, Node]()
+        examples = graph.placeholder("examples")
+        sizes: dict[int, Node] = {1: examples}
+
+        def sized(value: int) -> Node:
+            times = value // self.count
+            if times not in sizes:
+                sizes[times] = graph.call_function(operator.mul, (examples, times))
+            return sizes[times]
+
+        def copied(tree: Any) -> Any:
+            if isinstance(tree, Node):
+                return copies[tree]
+            if isinstance(tree, (tuple, list)):
+                return type(tree)(copied(each) for each in tree)
+            if type(tree) is int and 0 < tree < 2**40 and tree % self.count == 0:
+                return sized(tree)
+            return tree
+
+        for node in captured.graph.nodes:
+            if node.op == "placeholder":
+                copies[node] = graph.placeholder(node.name)
+            elif node in needed and node.op == "get_attr":
+                copies[node] = graph.get_attr(node.target)
+            elif node in needed and node.op == "call_function":
+                args, kwargs = node.args, node.kwargs
+                if hasattr(node.target, "_schema"):
+                    args, kwargs = _named(node, copied)
+                    args = _without_sums(node, args, marks[node])
+                else:
+                    args = map_arg(args, copied)
+                target = _RUN.get(node.target, node.target)
+                copies[node] = graph.call_function(target, args, kwargs)
+                if "empty" in name_of(node.target):  # what lay in that memory may be of other examples
+                    copies[node] = graph.call_function(torch.ops.aten.zero.default, (copies[node],))
+            else:
+                continue
+            copies[node].meta = dict(node.meta)
+        graph.output([copies[node] for node in operands])
+        return GraphModule(captured.constants, graph)
+
+
+def _named(node: Node, copied: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return an operation's arguments, with sizes for another number of examples; numbers that are no sizes stay."""
+    name, schema = name_of(node.target), node.target._schema  # type: ignore[union-attr]
+
+    def own(argument: str, tree: Any) -> Any:
+        if is_size(name, argument):
+            return copied(tree)
+        return map_arg(tree, copied)
+
+    if name == "squeeze":  # of one example the examples' dimension has size 1, and stays
+        shape = shape_of(node.args[0])
+        dims = [d % len(shape) for d in _dims(node, len(shape))]
+        return (copied(node.args[0]), [d for d in dims if shape[d] == 1]), {}
+    args = tuple(own(argument.name, value) for argument, value in zip(schema.arguments, node.args, strict=False))
+    return args, {argument: own(argument, value) for argument, value in node.kwargs.items()}
+
+
+def _dims(node: Node, rank: int) -> Sequence[int]:
+    dims: Any = node.args[1] if len(node.args) > 1 else list(range(rank))
+    return dims if isinstance(dims, (tuple, list)) else [dims]
+
+
+def _without_sums(node: Node, args: tuple[Any, ...], marks: Any) -> tuple[Any, ...]:
+    """Let an operation leave out the gradients of parameters, whose operands are taken in their place."""
+    if name_of(node.target) not in _MASKED or not isinstance(marks, list) or SUM not in marks:
+        return args
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    place = names.index("output_mask")
+    mask = [asked and mark is not SUM for asked, mark in zip(args[place], marks, strict=True)]
+    return (*args[:place], mask, *args[place + 1 :])
+
 
 Inputs = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]]
 """Values of the trained parameters, what the model holds else, and the batch's tensors."""
@@ -37,22 +231,9 @@ _FORMS = 8
 class ProvedGradient:
     """The graphs of a model's loss, by the forms of batches and the modes of the model.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-    loss : callable
-        The user's own, which tells equal models from others.
-    loss_of : callable
-        The loss of one example's output and its targets, each as a batch of one; a scalar.
-    values : Values
-        How the model's parameters are put in place; they name the trained ones.
-    held : callable
-        Returns a snapshot of what model and loss hold.
-
-    Raises
-    ------
-    NotProved
-        By `prove` and by `current` for a batch of another form: there is no proof, with the operation and the line.
+    `loss` is the user's own, which tells equal models from others, and `loss_of` that of one example's output and its
+    targets. `values` put the trained parameters in place, and `held` snapshots what model and loss hold. `prove`, and
+    `current` for a batch of another form, raise NotProved where there is no proof, with the operation and the line.
     """
 
     def __init__(
@@ -77,11 +258,6 @@ class ProvedGradient:
         """Whether a graph draws random numbers."""
         return any(program.draws for program in self.programs.values())
 
-    @property
-    def trains(self) -> bool:
-        """Whether a graph gives any parameter a gradient."""
-        return any(any(program.sources) for program in self.programs.values())
-
     def prove(self, example: Tree) -> Program:
         """Return the graph of the model in its present modes, for batches in the form of `example`."""
         batch = example.batch if isinstance(example, batches.Public) else example
@@ -95,11 +271,6 @@ class ProvedGradient:
             self._check_current(form, batch)
         program = self._program(form, batch)
         return program, (point, self._held(program), list(batches.leaves(batch)))
-
-    def operations(self, place: int) -> tuple[str, ...]:
-        """Return the operations in which the examples' gradients of this parameter are added up."""
-        programs = self.programs.values()
-        return tuple(dict.fromkeys(source.operation for program in programs for source in program.sources[place]))
 
     def digest(self) -> str:
         """Return what tells the model's graphs, and the values of their constants, from those of another model or loss."""

@@ -14,8 +14,7 @@ from typing import Any
 
 from dpcore.errors import SpeedWarning
 from dpcore.stages.clipping.blocks import Block
-from dpcore.torch.gradients.program import Program
-from dpcore.torch.gradients.proved import Inputs
+from dpcore.torch.gradients.proved import Inputs, Program
 from dpcore.torch.model.functional import Values
 
 CAPTURES = 8
@@ -61,10 +60,14 @@ class RepeatedPasses:
             return program([moved.get(place, value) for place, value in enumerate(point)], held, own[: len(batch)])
 
         one = self.passes.of((program, name), given, read)
-        if one.seen and not one.captured and self._may_capture():
-            guarded(lambda: one.capture(work, given))
-            if one.refused is not None:
-                self._refuse(one.refused)
+        if one.seen and not one.captured:
+            self._captured += 1
+            if self._captured > CAPTURES + self._replayed // CAPTURES:
+                self._refuse("parameters or buffers lie elsewhere in nearly every step")
+            else:
+                guarded(lambda: one.capture(work, given))
+                if one.refused is not None:
+                    self._refuse(one.refused)
         if one.captured:
             self._replayed += 1
             found = guarded(lambda: one.replay(given))
@@ -72,12 +75,6 @@ class RepeatedPasses:
             one.seen = True  # once as ever, so that libraries have what they allocate at a first call
             found = guarded(lambda: program(*inputs))
         return found
-
-    def _may_capture(self) -> bool:
-        self._captured += 1
-        if self._captured > CAPTURES + self._replayed // CAPTURES:
-            self._refuse("parameters or buffers lie elsewhere in nearly every step")
-        return self.refused is None
 
     def _refuse(self, why: str) -> None:
         self.refused = why

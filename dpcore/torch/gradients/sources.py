@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows
-from dpcore.torch.gradients.axis import SUM, Axis, Op, counted_in, holds_sum, name_of, shape_of
+from dpcore.torch.gradients.axis import SUM, Axis, Op, counted_in, holds_sum, name_of, order_of, shape_of
 from dpcore.torch.gradients.convolution import weight_block
 from dpcore.torch.gradients.errors import NotProved
 
@@ -103,8 +103,7 @@ class Finder:
             isinstance(node, _Piece) or name_of(node.target) not in _SAME_ORDER for node in chain
         ):
             return None
-        values, block, operation = self._made(end)
-        return Source(values, block, operation)
+        return self._made(end)
 
     def _made(self, end: Node) -> Source:
         """Return the source of an end, whatever follows."""
@@ -145,7 +144,7 @@ class Finder:
             elif viewed:
                 return None
             elif name in ("t", "transpose", "permute"):
-                sides = [sides[d] for d in _order(node)]
+                sides = [sides[d] for d in order_of(node)]
             elif isinstance(step, _Piece) or name == "slice_backward":
                 place = step if isinstance(step, _Piece) else _sliced(node)
                 side = sides[place.dim] if place is not None else None
@@ -234,18 +233,6 @@ def _sliced(node: Node) -> _Piece | None:
     return _Piece(node, dim, start) if step == 1 else None
 
 
-def _order(node: Node) -> list[int]:
-    """Return which dimension of what it takes each dimension of a transposed value is."""
-    given: Any = node.args[1:]
-    rank = len(shape_of(node))
-    order = list(range(rank))
-    if name_of(node.target) == "permute":
-        return [d % rank for d in given[0]]
-    first, second = (d % rank for d in (given or (0, min(rank, 2) - 1)))
-    order[first], order[second] = order[second], order[first]
-    return order
-
-
 _SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}
 
 
@@ -269,19 +256,6 @@ def product(rows: Tensor, columns: Tensor) -> Block:
     return Linear((columns,), (rows,), (1.0,), gram=times * (p + q) < p * q)
 
 
-Maker = Callable[[Op, int], Source | None]
-_MAKERS: dict[str, Maker] = {}
-
-
-def _maker(*names: str) -> Callable[[Maker], Maker]:
-    def register(function: Maker) -> Maker:
-        _MAKERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
-@_maker("mm")
 def _of_product(op: Op, _: int) -> Source:
     mark: Any = op.mark("self")
 
@@ -291,7 +265,6 @@ def _of_product(op: Op, _: int) -> Source:
     return Source((op["self"], op["mat2"]), block, "linear")
 
 
-@_maker("sum")
 def _of_sum(op: Op, _: int) -> Source:
     mark: Any = op.mark("self")
     rank = op.rank("self")
@@ -309,7 +282,6 @@ def _of_sum(op: Op, _: int) -> Source:
     return Source((op["self"],), block, "sum")
 
 
-@_maker("convolution_backward")
 def _of_convolution(op: Op, which: int) -> Source:
     mark: Any = op.mark("input")
     shape = tuple(op["weight"].meta["val"].shape)
@@ -326,7 +298,6 @@ def _of_convolution(op: Op, which: int) -> Source:
     return Source((op["grad_output"], op["input"])[: 3 - which], block, "convolution")
 
 
-@_maker("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _of_layer_norm(op: Op, which: int) -> Source:
     mark: Any = op.mark("input")
     wide = len(op["normalized_shape"])
@@ -345,7 +316,6 @@ def _of_layer_norm(op: Op, which: int) -> Source:
     return Source(tuple(op[name] for name in names), block, "layer_norm" if centered else "rms_norm")
 
 
-@_maker("native_group_norm_backward")
 def _of_group_norm(op: Op, which: int) -> Source:
     mark: Any = op.mark("input")
     groups = op["group"]
@@ -364,7 +334,6 @@ def _of_group_norm(op: Op, which: int) -> Source:
     return Source(tuple(op[name] for name in names), block, "group_norm")
 
 
-@_maker("embedding_dense_backward")
 def _of_embedding(op: Op, _: int) -> Source:
     mark: Any = op.mark("indices")
     size, padding = op["num_weights"], op["padding_idx"]
@@ -377,7 +346,6 @@ def _of_embedding(op: Op, _: int) -> Source:
     return Source((op["grad_output"], op["indices"]), block, "embedding")
 
 
-@_maker("index_put")
 def _of_index(op: Op, _: int) -> Source | None:
     indices = op["indices"]
     mark = op.of(indices[0]) if len(indices) == 1 else None
@@ -440,3 +408,16 @@ def _general(op: Op, which: int) -> Source:
         return Rows(rows.reshape(examples, -1))
 
     return Source(tuple(nodes), block, op.name)
+
+
+_MAKERS: dict[str, Callable[[Op, int], Source | None]] = {
+    "mm": _of_product,
+    "sum": _of_sum,
+    "convolution_backward": _of_convolution,
+    "native_layer_norm_backward": _of_layer_norm,
+    "_fused_rms_norm_backward": _of_layer_norm,
+    "native_group_norm_backward": _of_group_norm,
+    "embedding_dense_backward": _of_embedding,
+    "index_put": _of_index,
+}
+"""What makes the source of an operation that adds examples up, and of which of its results; `_general` else."""

@@ -55,40 +55,28 @@ OF_THE_METHOD: Final = {
 }
 """Fields that the method has, under its own name: at their default they say nothing; else they must say the same."""
 
-_PRIVATE: Final = "it would tell what batches hold, which is private"
-_WHOLE: Final = "every process has the whole model, and dpcore shares out batches, noise and state by itself"
-_OPTIMIZER: Final = "the update is the method's, as in dpcore.methods.dp_adam(...)"
-_PRECISION: Final = "give the model its dtype instead, as in model.to(torch.bfloat16): gradients are clipped in float32"
-_OWN_MEAN: Final = "each example's loss is the mean over its own tokens"
-REASONS: Final = {
-    "optim": _OPTIMIZER,
-    "optim_args": _OPTIMIZER,
-    "optim_target_modules": _OPTIMIZER,
-    "adafactor": _OPTIMIZER,
-    "average_tokens_across_devices": _OWN_MEAN,
-    "bf16": _PRECISION,
-    "fp16": _PRECISION,
+_REASONS: Final = {
+    "optim optim_args optim_target_modules adafactor": "the update is the method's, as in dpcore.methods.dp_adam(...)",
+    "average_tokens_across_devices": "each example's loss is the mean over its own tokens",
+    "bf16 fp16": "give the model its dtype instead, as in model.to(torch.bfloat16): gradients are clipped in float32",
     "tf32": "the bounds on norms are those of float32 products",
-    "bf16_full_eval": "it would change the model that is trained; evaluate a copy of it",
-    "fp16_full_eval": "it would change the model that is trained; evaluate a copy of it",
+    "bf16_full_eval fp16_full_eval": "it would change the model that is trained; evaluate a copy of it",
     "torch_compile": "pass a model that is compiled already",
     "use_liger_kernel": "its kernels have no gradient for each example",
     "neftune_noise_alpha": "it adds noise to embeddings, and none of it counts for privacy",
     "auto_find_batch_size": "batches are part of the guarantee; memory is limited by max_memory",
-    "include_num_input_tokens_seen": _PRIVATE,
+    "include_num_input_tokens_seen skip_memory_metrics debug": "it would tell what batches hold, which is private",
     "logging_nan_inf_filter": "no loss of training data is logged",
-    "skip_memory_metrics": _PRIVATE,
-    "debug": _PRIVATE,
     "enable_jit_checkpoint": "not every process is told at the same step; save often (save_steps)",
     "data_seed": "batches are drawn from the run's secret key",
-    "parallelism_config": _WHOLE,
-    "fsdp": _WHOLE,
-    "deepspeed": _WHOLE,
+    "parallelism_config fsdp deepspeed": "every process has the whole model, and dpcore shares out batches, noise and "
+    "state by itself",
     "dataloader_drop_last": "batches are drawn by sampling=, which drops nothing unseen",
     "train_sampling_strategy": "batches are drawn by sampling=",
     "ignore_data_skip": "a run that goes on draws fresh batches; there is none to skip",
     "group_by_length": "batches are drawn by sampling=; lengths would decide who is in a batch with whom",
 }
+REASONS: Final = {name: reason for names, reason in _REASONS.items() for name in names.split()}
 """Why a field is refused at any other value than its default, or what to do instead."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import warnings
@@ -9,22 +10,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import is_datasets_available
 
-from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError, DataError, PrivacyError, TrainingWarning
+from dpcore.spec.whole_file import whole_file
 from dpcore.stages.method import Method
+from dpcore.statement.card import METADATA, model_card
+from dpcore.statement.statement import Statement
+from dpcore.torch.checkpoint import save_state
 from dpcore.torch.data.overlap import overlapping
-from dpcore.torch.hosts import resuming
 from dpcore.torch.hosts.arguments import check_arguments
 from dpcore.torch.make_private import make_private
+from dpcore.torch.model.check_module import frozen_norms
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.wrong_arguments import check_method
 
@@ -35,7 +42,7 @@ def data_of(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     Labels are the batch's target, and no input of the model, where the loss is not the model's own.
     """
     data, collate = trainer.train_dataset, trainer.data_collator
-    if is_datasets_available() and _is_table(data):
+    if is_datasets_available() and isinstance(data, importlib.import_module("datasets").Dataset):
         data = trainer._remove_unused_columns(data, description="training")
     else:
         collate = trainer._get_collator_with_removed_columns(collate, description="training")
@@ -59,44 +66,31 @@ def labels_apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> An
 
 
 @dataclass(frozen=True)
-class LossFunction:
-    """A `compute_loss_func`, of one example: it is told no number of items in a batch."""
+class LossOfLabels:
+    """A function of output and labels, of one example."""
 
     function: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...]
 
     def __call__(self, output: Any, labels: Any = None) -> Any:
         """Return the loss."""
-        return self.function(output, labels, num_items_in_batch=None)
-
-
-@dataclass(frozen=True)
-class Smoothed:
-    """Trainer's label smoothing, over the labels of one example."""
-
-    smoother: Callable[..., Any]
-    shift_labels: bool
-
-    def __call__(self, output: Any, labels: Any) -> Any:
-        """Return the loss."""
-        return self.smoother(output, labels, shift_labels=self.shift_labels)
+        return self.function(output, labels, **dict(self.options))
 
 
 def _loss_of_labels(trainer: Any) -> Callable[..., Any] | None:
     if trainer.compute_loss_func is not None:
-        return LossFunction(trainer.compute_loss_func)
+        return LossOfLabels(trainer.compute_loss_func, (("num_items_in_batch", None),))  # told of no batch
     if trainer.label_smoother is None:
         return None
     model = trainer.accelerator.unwrap_model(trainer.model)
     while hasattr(model, "base_model") and type(model).__module__.startswith("peft."):
         model = model.base_model.model if hasattr(model.base_model, "model") else model.base_model
-    return Smoothed(trainer.label_smoother, type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    shift = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return LossOfLabels(trainer.label_smoother, (("shift_labels", shift),))
 
 
-def _is_table(data: Any) -> bool:
-    import datasets
-
-    return isinstance(data, datasets.Dataset)
-
+FILE = "dpcore.pt"
+"""Of a checkpoint: the run's state, readable by its owner alone, since whoever has it can subtract the noise."""
 
 FORWARDED = frozenset(inspect.signature(make_private).parameters) - {"model", "method"}
 TAKEN = {
@@ -219,8 +213,29 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """
         with self._output():
             super().save_model(output_dir, _internal_call)
-        if not _internal_call and self._private is not None and self.is_world_process_zero():
-            resuming.state_beside(output_dir or self.args.output_dir, self._private)
+        if _internal_call or self._private is None or not self.is_world_process_zero():
+            return
+        target = Path(output_dir or self.args.output_dir)
+        statement = self._statement()
+        if statement is None:
+            told = f"{target}: saved without a privacy statement, as the run has no target_delta="
+            warnings.warn(told, TrainingWarning, stacklevel=2)
+            return
+        contents = {"statement.json": f"{statement.to_json()}\n".encode(), "statement.txt": statement.text().encode()}
+        for name, content in contents.items():
+            with whole_file(target / name) as file:
+                file.write(content)
+        card = target / "README.md"
+        if card.exists() and not card.read_text(encoding="utf-8").startswith(METADATA):
+            return
+        saved = {path.name: path.read_bytes() for path in sorted(target.glob("*.safetensors"))}
+        counted = {"parameters": sum(p.numel() for p in self._private.model.parameters())}
+        with whole_file(card) as file:
+            file.write(model_card(statement, trained=counted, files={**saved, **contents}).encode())
+
+    def _statement(self) -> Statement | None:
+        """Return the run's statement, None without a target delta."""
+        return None if self._chosen.get("target_delta") is None else self.private.statement()
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the loader of data that was not trained on."""
@@ -244,11 +259,52 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def create_model_card(self, *arguments: Any, **options: Any) -> None:
         """Write Trainer's card, with the privacy statement in the place of settings that the method rules."""
         super().create_model_card(*arguments, **options)
-        if self.is_world_process_zero() and self._private is not None:
-            resuming.state_in_card(self.args.output_dir, self._private)
+        if not self.is_world_process_zero() or self._private is None or (statement := self._statement()) is None:
+            return
+        card = Path(self.args.output_dir) / "README.md"
+        wrong = ("- learning_rate:", "- train_batch_size:", "- total_train_batch_size:", "- optimizer:")
+        kept = [line for line in card.read_text().splitlines() if not line.startswith(wrong)]
+        card.write_text("\n".join([*kept, "", "### Privacy", "", "```text", statement.text().rstrip(), "```", ""]))
+
+    def _trained(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        resuming.save(output_dir, self.model, self.private, self.lr_scheduler, writes=self.args.should_save)
+        """Write the run's state in the process that writes; all of them have parts of it.
+
+        The parameters are those that the run goes on from. The model's own files hold the method's output, which is
+        another one where the method averages.
+        """
+        state = self.private.optimizer.state_dict()
+        if self.args.should_save:
+            whole = {"parameters": self._trained(), "optimizer": state, "lr_scheduler": self.lr_scheduler.state_dict()}
+            save_state(Path(output_dir) / FILE, whole)
+
+    def _load_run(self, folder: str, private: PrivateRun) -> TrainerState:
+        """Go on from what was saved, and return Trainer's own state at that step."""
+        path, trained = Path(folder) / FILE, self._trained()
+        if not path.exists():
+            raise ArgumentError(
+                f"resume_from_checkpoint={folder!r}: has no {FILE}, without which what was released is not known; must "
+                "be a checkpoint of a PrivateTrainer without save_only_model"
+            )
+        try:
+            saved = torch.load(path, weights_only=True, map_location="cpu")
+        except (OSError, EOFError, RuntimeError, ValueError, LookupError) as cause:
+            raise DataError(f"checkpoint {path}: cannot be read, or is damaged") from cause
+        state = TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME))
+        if saved["parameters"].keys() != trained.keys():
+            raise ArgumentError(f"resume_from_checkpoint={folder!r}: trains other parameters than this model")
+        for name, value in trained.items():
+            value.copy_(saved["parameters"][name])
+        private.optimizer.load_state_dict(saved["optimizer"])
+        self.lr_scheduler.load_state_dict(saved["lr_scheduler"])
+        if state.global_step != private.steps_taken:
+            raise ArgumentError(
+                f"resume_from_checkpoint={folder!r}: {TRAINER_STATE_NAME} is of step {state.global_step} and {FILE} of "
+                f"step {private.steps_taken}; must be of one checkpoint"
+            )
+        return state
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save no generators: what training draws follows from the run's keys."""
@@ -276,7 +332,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         ]
         self.state = TrainerState(stateful_callbacks=callbacks)
         if resume_from_checkpoint is not None:
-            self.state = resuming.load(resume_from_checkpoint, self.model, private, self.lr_scheduler)
+            self.state = self._load_run(resume_from_checkpoint, private)
             self._load_callback_state()
         state, epochs = self.state, math.ceil(private.plan.steps / len(private.loader))
         state.max_steps, state.num_train_epochs = private.plan.steps, epochs
@@ -292,12 +348,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _set_training_mode(self) -> None:
         """Put the model into training mode, but for BatchNorm that is frozen in evaluation mode."""
-        normal = torch.nn.modules.batchnorm._BatchNorm
-        modules = [module for module in self.model.modules() if isinstance(module, normal) and not module.training]
+        frozen = frozen_norms(self.model)
         self.model.train()
-        for module in modules:
-            if not any(parameter.requires_grad for parameter in module.parameters()):
-                module.eval()
+        for module in frozen:
+            module.eval()
 
     def _inner_training_loop(
         self,

@@ -4,7 +4,7 @@ Per-example gradients are taken from batches of one (see `per_example`), so a mi
 guarantee here. It is refused all the same: it would be trained on batches of one and evaluated on larger ones, which
 is another function; and running statistics of private examples would be part of the model without noise.
 
-Here known modules are told by their class and settings; `trial` runs the whole model.
+Here known modules are told by their class and settings; `dpcore.torch.gradients.per_example.try_out` runs the model.
 """
 
 from __future__ import annotations
@@ -32,14 +32,19 @@ def check_module(model: nn.Module) -> tuple[nn.Module, ...]:
     """
     for refused in refusals(model):
         raise refused
-    return tuple(module for module in model.modules() if isinstance(module, _BatchNorm) and _is_frozen(module))
+    return frozen_norms(model)
+
+
+def frozen_norms(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the BatchNorm modules that neither train nor are trained, with statistics of their own."""
+    return tuple(module for module in model.modules() if _is_frozen(module))
 
 
 def refusals(model: nn.Module) -> Iterator[DpcoreError]:
     """Yield what `check_module` refuses, each with its sentence."""
     for name, module in model.named_modules():
         yield from _of_parameters(name, module)
-        complaint = None if isinstance(module, _BatchNorm) and _is_frozen(module) else _complaint(module)
+        complaint = None if _is_frozen(module) else _complaint(module)
         if complaint is not None:
             yield ArgumentError(refusal(name, module, *complaint))
 
@@ -77,8 +82,8 @@ def _complaint(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def _is_frozen(module: _BatchNorm) -> bool:
-    evaluates = not module.training and module.running_mean is not None
+def _is_frozen(module: nn.Module) -> bool:
+    evaluates = isinstance(module, _BatchNorm) and not module.training and module.running_mean is not None
     return evaluates and not any(p.requires_grad for p in module.parameters())
 
 

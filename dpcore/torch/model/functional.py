@@ -13,8 +13,6 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from dpcore.errors import ArgumentError
-from dpcore.torch.data import batches
-from dpcore.torch.data.batches import Tree
 
 T = TypeVar("T")
 
@@ -71,7 +69,7 @@ State = dict[str, torch.Tensor]
 class Values:
     """How a model runs with the values of a point in the places of its trained parameters, which have these `names`.
 
-    Here they are handed over at the call. `dpcore.torch.gradients.sharded` has the one for models of fully_shard.
+    Here they are handed over at the call. `dpcore.torch.shards` has the one for models of fully_shard.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -97,11 +95,6 @@ class Values:
 
     def settle(self) -> None:
         """Put the model into the state in which its parameters are those that the run knows."""
-
-
-def call_with(model: nn.Module, state: dict[str, torch.Tensor], inputs: Tree) -> Any:
-    """Return the model's output with `state` in the places of its parameters and buffers, which must stay there."""
-    return within(model, state, lambda: batches.call(model, inputs))
 
 
 def within(model: nn.Module, state: dict[str, torch.Tensor], function: Callable[[], T]) -> T:

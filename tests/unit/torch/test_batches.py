@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
-from dpcore.torch.data.reading import join
+from dpcore.torch.data.data import join
 from dpcore.torch.gradients.per_example import WAYS
 from tests.unit.torch_runs import DATA, finish, sgd, start
 

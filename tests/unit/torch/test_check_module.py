@@ -10,8 +10,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.gradients.per_example import PerExampleGradient
-from dpcore.torch.gradients.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from dpcore.torch.model.check_module import check_module, check_still_frozen
 from dpcore.torch.model.models import build
 from tests.unit.torch_runs import Tied

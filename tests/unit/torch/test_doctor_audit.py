@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,12 @@ from dpcore import GaLore, methods
 from dpcore.mechanism import loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import PoissonSampler, UserSampler
-from dpcore.torch import assemble, doctor, make_private
+from dpcore.torch import doctor, make_private
 from dpcore.torch.doctor import audit_run, canaries
 from dpcore.torch.doctor.steps import add_up, take
 from tests.unit.torch.doctor_models import mlp, numbers
+
+MADE = importlib.import_module("dpcore.torch.make_private")
 
 
 class OtherNoise(Mechanism):
@@ -126,7 +129,7 @@ def test_an_honest_run_passes_and_half_of_its_noise_is_refuted(name):
 @pytest.mark.parametrize("name", [*METHODS])
 def test_the_same_run_with_its_noise_halved_is_refuted_by_the_canaries_alone(monkeypatch, name):
     """At the stated confidence, in one run: the bound exceeds the claim, whatever the direct checks say."""
-    monkeypatch.setattr(assemble, "Mechanism", Halved)
+    monkeypatch.setattr(MADE, "Mechanism", Halved)
     finding = audited(name)
     assert finding.status == "fault"
     found = finding.details
@@ -138,7 +141,7 @@ def test_the_same_run_with_its_noise_halved_is_refuted_by_the_canaries_alone(mon
 
 def test_a_clip_norm_four_times_too_large_is_flagged(monkeypatch):
     """By canaries, or by sums that are not what their vectors add up to: gradients here are up to twice as long."""
-    monkeypatch.setattr(assemble, "Mechanism", Unclipped)
+    monkeypatch.setattr(MADE, "Mechanism", Unclipped)
     finding = audited("dp_sgd")
     assert finding.status == "fault"
     assert finding.details["flagged"]
@@ -146,7 +149,7 @@ def test_a_clip_norm_four_times_too_large_is_flagged(monkeypatch):
 
 def test_noise_for_another_norm_than_that_of_scaled_gradients_is_refuted(monkeypatch):
     """Two steps of five have half the noise: by the canaries, and in the eight first steps by the noise itself."""
-    monkeypatch.setattr(assemble, "Mechanism", Unscaled)
+    monkeypatch.setattr(MADE, "Mechanism", Unscaled)
     found = audited("adam, scaled at times", seconds=20.0).details
     assert found["flagged"]
     assert found["p_values"]["noise"] < 1e-3
@@ -249,7 +252,7 @@ def main() -> None:
     """Print the rows of the table in docs/audit.md."""
     for name in METHODS:
         for kind, told in ((Mechanism, "as planned"), (Halved, "noise halved")):
-            assemble.Mechanism = kind
+            MADE.Mechanism = kind
             found = audited(name).details
             verdict = "refuted" if found["flagged"] else "half the noise refuted" if found["half_refuted"] else "open"
             sizes = (

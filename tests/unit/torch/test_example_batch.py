@@ -141,20 +141,20 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["first", "second", "another"])
-def test_no_row_of_a_made_up_mask_is_masked_as_a_whole(kind: str) -> None:
-    made = batches.another(MASKS, 5) if kind == "another" else batches.synthetic(MASKS, 5, int(kind == "second"))
+@pytest.mark.parametrize("other", [False, True])
+def test_no_row_of_a_made_up_mask_is_masked_as_a_whole(other: bool) -> None:
+    made = batches.synthetic(MASKS, 5, other=other)
     for name, kept in (("attention_mask", 1), ("key_padding_mask", 0), ("chosen", 1)):
         assert made[name].dtype == MASKS[name].dtype
         assert (made[name][..., :-1] == kept).all()
-        assert (made[name][..., -1] == (kept if kind == "first" else 1 - kept)).all()
+        assert (made[name][..., -1] == (1 - kept if other else kept)).all()
     assert (made["short_mask"] == 1).all()
     assert made["types"].unique().tolist() == [0, 1]
     assert not (made["float_mask"] == made["float_mask"].round()).any()
 
 
 def test_another_batch_differs_in_every_entry_that_is_no_mask() -> None:
-    made, other = batches.synthetic(MASKS, 5), batches.another(MASKS, 5)
+    made, other = batches.synthetic(MASKS, 5), batches.synthetic(MASKS, 5, other=True)
     for name in ("x", "flag", "types", "float_mask"):
         assert (made[name] != other[name]).all()
 
@@ -190,9 +190,9 @@ def test_attention_has_something_to_attend_to_in_every_trial(kind: str) -> None:
 
 def test_the_examples_are_taken_in_turn_and_another_batch_has_the_next_one_in_each_place() -> None:
     public = batches.Public(EXAMPLES)
-    rows = [made[1].tolist() for made in (batches.synthetic(public, 4), batches.another(public, 4))]
+    rows = [made[1].tolist() for made in (batches.synthetic(public, 4), batches.synthetic(public, 4, other=True))]
     assert rows == [[2, 1, 0, 2], [1, 0, 2, 1]]
     assert [trial_batch(public, 2, other, label=7)[1].tolist() for other in (False, True)] == [[2, 1], [1, 0]]
-    inputs, targets = batches.normalize(public)
-    assert torch.equal(batches.synthetic(inputs, 2)["ids"], EXAMPLES[0]["ids"][:2])
-    assert torch.equal(batches.synthetic(targets[0], 2), EXAMPLES[1][:2])
+    inputs, target = batches.synthetic(public, 2)
+    assert torch.equal(inputs["ids"], EXAMPLES[0]["ids"][:2])
+    assert torch.equal(target, EXAMPLES[1][:2])

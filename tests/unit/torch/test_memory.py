@@ -20,9 +20,9 @@ import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError, SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
-from dpcore.torch.gradients.program import Program
-from dpcore.torch.model import memory
-from dpcore.torch.model.memory import microbatch_size, peak_bytes
+from dpcore.torch import memory
+from dpcore.torch.gradients.proved import Program
+from dpcore.torch.memory import microbatch_size, peak_bytes
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
 
 MIB = 2**20
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 FAULTS = """
 import resource, sys
 import torch
-from dpcore.torch.model.memory import keep_freed_memory
+from dpcore.torch.memory import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):

@@ -38,6 +38,18 @@ def test_each_batch_is_stepped_once_in_order() -> None:
     assert run.steps_taken == 2
 
 
+def test_a_batch_that_was_drawn_before_a_state_was_loaded_is_refused() -> None:
+    """The draws from the state's step on are others, even of the same step."""
+    run = start(model())
+    run.step(next(iter(run.loader)))
+    state = run.optimizer.state_dict()
+    batch = next(iter(run.loader))
+    run.optimizer.load_state_dict(state)
+    assert run.steps_taken == 1
+    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
+        run.step(batch)
+
+
 def test_iterations_are_epochs_and_end_with_the_plan() -> None:
     run = start(model(), steps=6, epochs=None)
     assert len(run.loader) == 4  # 30 examples, 8 a step

@@ -13,7 +13,7 @@ from torch import nn
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient
-from dpcore.torch.model.memory import peak_bytes
+from dpcore.torch.memory import peak_bytes
 from dpcore.torch.model.models import build
 from tests.unit.torch_runs import Tied
 

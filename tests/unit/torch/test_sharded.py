@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpcore.errors import DataError
 from dpcore.mechanism.parts import Joined, Part
-from dpcore.torch.state import checkpoint, sharded
+from dpcore.torch import checkpoint
 from tests.unit.torch_runs import METHODS, finish, load, model, saved, start
 
 FIXED = {"memf banded", "adam independent banded", "accelerated_srgd"}
@@ -88,14 +88,14 @@ def test_a_save_that_fails_leaves_the_earlier_state(tmp_path: Path, monkeypatch:
 def test_two_runs_in_one_folder_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first, second = begin("adam"), begin("adam", 2)
     finish(second, stop=1)
-    real = sharded._publish
+    real = checkpoint._publish
 
     def late(*arguments: Any) -> None:
-        monkeypatch.setattr(sharded, "_publish", real)
+        monkeypatch.setattr(checkpoint, "_publish", real)
         second.optimizer.save_sharded(tmp_path)
         real(*arguments)
 
-    monkeypatch.setattr(sharded, "_publish", late)
+    monkeypatch.setattr(checkpoint, "_publish", late)
     first.optimizer.save_sharded(tmp_path)
     again = begin("adam", 3)
     again.optimizer.load_sharded(tmp_path)

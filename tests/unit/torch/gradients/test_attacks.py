@@ -13,7 +13,7 @@ from torch import nn
 
 from dpcore.torch.gradients.capture import capture
 from dpcore.torch.gradients.errors import NotProved
-from dpcore.torch.gradients.program import Program
+from dpcore.torch.gradients.proved import Program
 
 CLASSES = 5
 Tensor = torch.Tensor

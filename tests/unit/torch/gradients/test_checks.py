@@ -12,8 +12,7 @@ from torch import nn
 import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, SpeedWarning
-from dpcore.torch.gradients.per_example import PerExampleGradient
-from dpcore.torch.gradients.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from tests.unit.torch_runs import DATA, start
 
 EXAMPLE = (torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64))

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcore.torch.gradients.errors import Mixes, NotProved
-from dpcore.torch.gradients.per_example import PerExampleGradient
-from dpcore.torch.gradients.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from tests.unit.torch.gradients.one_by_one import Layers, assert_same, proved
 
 EXAMPLE = torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64)

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpcore.errors import ArgumentError
 from dpcore.torch.gradients.errors import NotProved
-from dpcore.torch.gradients.per_example import PerExampleGradient
-from dpcore.torch.gradients.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, blocks, proved, rows
 
 

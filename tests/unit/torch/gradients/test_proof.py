@@ -18,10 +18,9 @@ from dpcore.torch import make_private
 from dpcore.torch.gradients import axis, proved
 from dpcore.torch.gradients.capture import capture
 from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
-from dpcore.torch.gradients.per_example import PerExampleGradient
-from dpcore.torch.gradients.program import Program
-from dpcore.torch.gradients.recurrent import REPLACED
-from dpcore.torch.gradients.trial import try_out
+from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
+from dpcore.torch.gradients.proved import Program
+from dpcore.torch.gradients.replaced import REPLACED
 
 CLASSES = 5
 

@@ -15,8 +15,7 @@ from dpcore.spec.backends import load_backend
 from dpcore.stages.clipping.blocks import joined
 from dpcore.stages.clipping.together import add_sums, norms_of
 from dpcore.torch.data import batches
-from dpcore.torch.gradients.per_example import PerExampleGradient
-from dpcore.torch.gradients.trial import prove
+from dpcore.torch.gradients.per_example import PerExampleGradient, prove
 
 WIDTH = 4
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from dpcore.torch.gradients import axis
 from dpcore.torch.gradients.axis import RULES, SUM, Axis, Places, follow, name_of
 from dpcore.torch.gradients.errors import NotProved
-from dpcore.torch.gradients.program import Program
+from dpcore.torch.gradients.proved import Program
 from dpcore.torch.gradients.sources import Finder
 
 A = torch.ops.aten

@@ -1,6 +1,7 @@
-"""Recurrent layers as one operation of the graph each: the loop over time runs inside of it, in both directions.
+"""What stands for some functions of torch while a graph is captured: operations that the proof follows.
 
-torch's own layer gives the gradient of its weights summed over the examples, and unrolled it is tens of thousands of
+Bags of embeddings are lookups and sums, each example's own. Recurrent layers are one operation of the graph each: the loop
+over time runs inside of it, in both directions. torch's own layer gives the gradient of its weights summed over the examples, and unrolled it is tens of thousands of
 operations for a sequence of a thousand. Here the products with the input weight are one product of all times; the
 recurrent part is one operation that returns, going back, the gradient by what the gates are made of at every time. The
 gradients of both weights and biases are products and sums of these, outside of it, where the proof finds them.
@@ -9,6 +10,7 @@ gradients of both weights and biases are products and sums of these, outside of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -174,46 +176,40 @@ class _Recurrence(torch.autograd.Function):
         return None, into, dh, dc if ctx.kind == "lstm" else None, by_weight, by_bias, None
 
 
-def layers(kind: str) -> Callable[..., Any]:
-    """Return what stands for ``torch._VF.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` in a graph."""
-
-    def run(inputs: Tensor, states: Any, weights: Any, biases: Any, count: Any, dropout: Any, training: Any, both: Any,
-            batch_first: Any = None) -> Any:  # fmt: skip
-        if not isinstance(biases, bool) or batch_first is None:
-            raise NotCaptured("a recurrent layer on packed sequences has no form without their lengths")
-        x = inputs.transpose(0, 1) if batch_first else inputs
-        each = len(weights) // (count * (1 + both))
-        if each not in (2, 4):
-            raise NotCaptured("an LSTM with projections has no rule")
-        first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
-        last: list[tuple[Tensor, ...]] = []
-        for layer in range(count):
-            directions = []
-            for backward in (False, True)[: 1 + both]:
-                place = len(last)
-                own = [s[place : place + 1] for s in first]
-                out, *end = layer_of(kind, x, own, weights[place * each : (place + 1) * each], backward)
-                directions.append(out)
-                last.append(tuple(end))
-            x = torch.cat(directions, -1) if both else directions[0]
-            if dropout and training and layer < count - 1:
-                x = F.dropout(x, dropout)
-        ends = [torch.cat(state) for state in zip(*last, strict=True)]
-        return (x.transpose(0, 1) if batch_first else x), *ends[: len(first)]
-
-    return run
+def layers(
+    kind: str, inputs: Tensor, states: Any, weights: Any, biases: Any, count: Any, dropout: Any, training: Any, both: Any,
+    batch_first: Any = None,
+) -> Any:  # fmt: skip
+    """Stand for ``torch._VF.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` in a graph."""
+    if not isinstance(biases, bool) or batch_first is None:
+        raise NotCaptured("a recurrent layer on packed sequences has no form without their lengths")
+    x = inputs.transpose(0, 1) if batch_first else inputs
+    each = len(weights) // (count * (1 + both))
+    if each not in (2, 4):
+        raise NotCaptured("an LSTM with projections has no rule")
+    first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
+    last: list[tuple[Tensor, ...]] = []
+    for layer in range(count):
+        directions = []
+        for backward in (False, True)[: 1 + both]:
+            place = len(last)
+            own = [s[place : place + 1] for s in first]
+            out, *end = layer_of(kind, x, own, weights[place * each : (place + 1) * each], backward)
+            directions.append(out)
+            last.append(tuple(end))
+        x = torch.cat(directions, -1) if both else directions[0]
+        if dropout and training and layer < count - 1:
+            x = F.dropout(x, dropout)
+    ends = [torch.cat(state) for state in zip(*last, strict=True)]
+    return (x.transpose(0, 1) if batch_first else x), *ends[: len(first)]
 
 
-def cell(kind: str) -> Callable[..., Any]:
-    """Return what stands for ``torch._VF.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``."""
-
-    def run(inputs: Tensor, states: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
-        first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
-        weights = [w_ih, w_hh] if b_ih is None else [w_ih, w_hh, b_ih, b_hh]
-        _, hidden, last = layer_of(kind, inputs.unsqueeze(0), [s.unsqueeze(0) for s in first], weights, False)
-        return (hidden[0], last[0]) if kind == "lstm" else hidden[0]
-
-    return run
+def cell(kind: str, inputs: Tensor, states: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """Stand for ``torch._VF.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``."""
+    first = tuple(states) if isinstance(states, (tuple, list)) else (states,)
+    weights = [w_ih, w_hh] if b_ih is None else [w_ih, w_hh, b_ih, b_hh]
+    _, hidden, last = layer_of(kind, inputs.unsqueeze(0), [s.unsqueeze(0) for s in first], weights, False)
+    return (hidden[0], last[0]) if kind == "lstm" else hidden[0]
 
 
 def layer_of(kind: str, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], backward: bool) -> Any:
@@ -229,8 +225,26 @@ def layer_of(kind: str, x: Tensor, states: Sequence[Tensor], weights: Sequence[T
     return _Recurrence.apply(kind, inputs, hidden, cells, w_hh.t(), inner, backward)  # type: ignore[no-untyped-call]
 
 
+def embedding_bag(
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    weight: torch.Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return what ``torch.nn.functional.embedding_bag`` does for bags (N, T): the sum of found rows, or their mean."""
+    if input.dim() != 2 or mode == "max" or max_norm is not None or scale_grad_by_freq:
+        raise NotCaptured("embedding_bag has a rule for bags of one length alone, summed or averaged, of a fixed table")
+    found = F.embedding(input, weight)
+    kept = torch.ones_like(input) if padding_idx is None else input != padding_idx % len(weight)
+    factors = kept.to(found.dtype) if per_sample_weights is None else kept * per_sample_weights
+    total = (found * factors.unsqueeze(2)).sum(1)
+    # Of a bag of padding alone the mean is 0.
+    return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
+
+
 REPLACED: dict[Any, Callable[..., Any]] = {
-    **{getattr(torch._VF, kind): layers(kind) for kind in GATES},
-    **{getattr(torch._VF, f"{kind}_cell"): cell(kind) for kind in GATES},
+    F.embedding_bag: embedding_bag,
+    **{getattr(torch._VF, kind): partial(layers, kind) for kind in GATES},
+    **{getattr(torch._VF, f"{kind}_cell"): partial(cell, kind) for kind in GATES},
 }
 """What is called in the place of torch's functions while a graph is captured."""

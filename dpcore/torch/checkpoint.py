@@ -1,0 +1,490 @@
+"""A run's state: a plain dictionary that ``torch.save`` writes and ``torch.load(weights_only=True)`` reads.
+
+It has a secret part: a file of it is replaced whole, and its owner alone can read it.
+
+In a folder each process's part has a file of its own: ``<save>-<rank>.pt`` holds its parts of vectors, that of the
+first process all else, and the index names the save that counts. It is replaced last, so that a crash leaves the
+earlier save or the new one. No file is a pickle of anything but tensors and plain values, which
+`torch.distributed.checkpoint` does not promise.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from dpcore.errors import ArgumentError, DataError, DpcoreError
+from dpcore.mechanism.noise_state import described, is_lost
+from dpcore.mechanism.parts import Joined, Part
+from dpcore.mechanism.peers import Peers
+from dpcore.mechanism.recorder import Recorder
+from dpcore.spec.stream import check_key
+from dpcore.spec.whole_file import whole_file
+from dpcore.torch.data import batches
+
+if TYPE_CHECKING:
+    from dpcore.torch.run import Engine
+import json
+import re
+import zipfile
+from typing import TypeVar
+
+from dpcore.mechanism.peers import by_the_first
+
+UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
+"""Settings of an update that say what is released, or what the moments mean; its other settings are numbers that groups
+carry."""
+
+
+def fingerprint(engine: Engine) -> dict[str, Any]:
+    """Return the settings that a state belongs to. Learning rates and the like are not among them: they may change."""
+    plan = engine.mechanism.plan
+    method = plan.method.describe()
+    update = method.pop("update")
+    method.pop("name")
+    method["noise"].pop("noise_multiplier", None)
+    return {
+        "method": method,
+        "update": {name: update[name] for name in ("kind", *UPDATE_KIND) if name in update},
+        "sampler": plan.sampler.describe(),
+        "steps": plan.steps,
+        "noise_multiplier": plan.noise_multiplier,
+    }
+
+
+def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, Any]:
+    """Return the state, in a public and a secret part.
+
+    With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state. With `own`
+    vectors are this process's `Part`, and nothing is gathered.
+    """
+    state = engine.mechanism.state_dict(begin=begin, own=own)
+    public, secret = dict(state["public"]), dict(state["secret"])
+    public["arrays"] = _tensors(public["arrays"])
+    public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
+    public["microbatch_size"] = engine.planned_microbatch_size
+    public["settings"] = fingerprint(engine)
+    kept = engine.recorder
+    public["recorded"] = None if kept is None else {"coordinates": kept.coordinates, **_tensors(kept.arrays())}
+    secret["arrays"] = _tensors(secret["arrays"])
+    secret |= {name: secret[name].hex() for name in KEYS}
+    secret["earlier_keys"] = [[row, key.hex()] for row, key in secret["earlier_keys"]]
+    secret["cursor"] = public["step"]
+    secret["diagnostics"] = None if engine.diagnostics is None else list(engine.diagnostics)
+    return {"format": state["format"], "public": public, "secret": secret}
+
+
+def load(engine: Engine, state: Mapping[str, Any]) -> None:
+    """Take over a state that `dpcore.torch.checkpoint.check` accepted.
+
+    Where a ledger does not allow it (DataError, PrivacyError), nothing was changed.
+    """
+    public, secret = dict(state["public"]), dict(state["secret"])
+    mechanism, before = engine.mechanism, engine.mechanism.plan
+    # The steps so far were released under the saved noise multiplier, which may differ from this plan's in its last
+    # digits. The plan takes it over, so that the event is that of what was released and of what will be, exactly. The
+    # other way round the event could claim more noise than earlier steps had. The price: a target epsilon is missed by
+    # about that last digit, as epsilon() says.
+    method = mechanism.plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
+    public["arrays"] = _arrays(public["arrays"])
+    secret["arrays"] = _arrays(secret["arrays"])
+    secret |= {name: as_key(secret[name], name) for name in KEYS}
+    secret["earlier_keys"] = [(row, as_key(text, "earlier_keys")) for row, text in secret["earlier_keys"]]
+    mechanism.plan = replace(before, method=method)
+    try:
+        mechanism.load_state_dict({"format": state["format"], "public": public, "secret": secret})
+    except DpcoreError:
+        mechanism.plan = before
+        raise
+    engine.plan_microbatches(int(public["microbatch_size"]))
+    for name, value in public["wide_parameters"].items():
+        if name in engine.working.copies:
+            engine.working.copies[name].copy_(value)
+    _take_over_records(engine, public["recorded"], secret["diagnostics"])
+
+
+def check_one_state(peers: Peers, state: Mapping[str, Any]) -> None:
+    """Refuse processes that load different states: each would go on from a step, keys and clip norms of its own."""
+    if peers.world_size == 1:
+        return
+    total = hashlib.sha256()
+    _add(total, state)
+    part = state.get("dpcore")
+    public = part.get("public") if isinstance(part, Mapping) else None
+    step = public.get("step") if isinstance(public, Mapping) else None
+    peers.check_alike({"step of the saved state": step, "saved state": total.hexdigest()})
+
+
+def _add(total: Any, value: Any) -> None:
+    """Add all that a state holds to a digest, but for vectors that lie in parts: their save has one name."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            total.update(repr(name).encode())
+            _add(total, item)
+    elif isinstance(value, (list, tuple)):
+        total.update(b"[%d" % len(value))
+        for item in value:
+            _add(total, item)
+    elif isinstance(value, torch.Tensor):
+        total.update(f"{tuple(value.shape)} {value.dtype}".encode() + batches.content(value))
+    elif not isinstance(value, Joined):
+        total.update(repr(value).encode())
+
+
+def _take_over_records(engine: Engine, recorded: Mapping[str, Any] | None, diagnostics: list[float] | None) -> None:
+    """Go on with what the saved run kept of its steps; what this run kept belongs to steps that it goes back behind."""
+    if recorded is not None:
+        engine.recorder = Recorder.of(engine.mechanism.layout, recorded)
+    elif engine.recorder is not None:
+        engine.recorder = Recorder(engine.mechanism.layout, engine.recorder.coordinates)
+    if diagnostics is not None:
+        engine.diagnostics = list(diagnostics)
+    elif engine.diagnostics is not None:
+        engine.diagnostics = [float("nan")] * engine.mechanism.step
+
+
+def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a private optimizer's state_dict without its secret part: safe to publish, not to resume from.
+
+    Parameters
+    ----------
+    state_dict : mapping
+        From ``private.optimizer.state_dict()``.
+    """
+    if not isinstance(state_dict.get("dpcore"), Mapping):
+        raise ArgumentError(
+            "state_dict: must be what private.optimizer.state_dict() returned, with its part 'dpcore'; of a checkpoint "
+            "that holds it, give that entry"
+        )
+    result = {key: value for key, value in state_dict.items() if key != "dpcore"}
+    # By what is kept, not by what is left out: a part that some other version adds does not slip through.
+    part = {key: state_dict["dpcore"][key] for key in ("format", "public")}
+    return copy.deepcopy({**result, "dpcore": part})
+
+
+def save_state(path: str | os.PathLike[str], state: Any) -> None:
+    """Write what `torch.save` writes, readable by its owner only (mode 0600), whatever the umask.
+
+    A private optimizer's `state_dict` holds the run's keys: whoever can read it can subtract the noise. A crash leaves
+    the file that was there or the new one, never a part.
+
+    Parameters
+    ----------
+    path : path
+    state : object
+        Whatever `torch.save` takes; read again by ``torch.load(path, weights_only=True)``.
+
+    Raises
+    ------
+    DataError
+        Where the file cannot be written.
+    """
+    _replace(path, lambda file: torch.save(state, file))
+
+
+def _replace(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
+    target = Path(path)
+    try:
+        with whole_file(target, secret=True) as file:
+            write(file)
+    except (OSError, RuntimeError) as cause:  # torch says RuntimeError where the disk is full
+        reason = cause.strerror if isinstance(cause, OSError) else "the disk may be full"
+        raise DataError(f"checkpoint {target}: cannot be written ({reason})") from cause
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    given = torch.from_numpy
+    return {name: array.map(given) if isinstance(array, Part) else given(array) for name, array in arrays.items()}
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, Joined) else value.cpu().numpy() for name, value in tensors.items()}
+
+
+KEYS = ("noise_key", "sampling_key")
+
+_SAME_NOISE = 1e-6
+"""Relative: how far a noise multiplier that was calibrated on another machine, or by another SciPy, may be off."""
+
+
+def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Refuse a state that this run cannot go on from, before anything is changed: what passes here can be loaded.
+
+    `present` is this run's own state, by `save`: what a whole one looks like. Names the first setting that differs (the
+    steps already taken were released under the saved settings, and the plan would account for them under its own), or
+    what is missing or of another form; never a value of the secret part.
+    """
+    if "secret" not in state or "public" not in state:
+        raise ArgumentError(
+            "state_dict['dpcore']: must hold a public and a secret part; a public state cannot be resumed, since fresh "
+            "keys would not be the ones the statement speaks of"
+        )
+    if state.get("format") != present["format"]:
+        told = f"its format is {state.get('format')!r}, this version reads {present['format']}"
+        raise ArgumentError(f"state_dict['dpcore']: {told}")
+    for part in ("public", "secret"):
+        for name in present[part]:
+            if name not in state[part]:
+                raise ArgumentError(f"state_dict['dpcore'][{part!r}]: lacks {name!r}; take an undamaged checkpoint")
+    saved, own = state["public"]["settings"], present["public"]["settings"]
+    if saved.get("steps") != own["steps"]:
+        raise ArgumentError(
+            f"state_dict: its run was planned for {saved.get('steps')} steps, this one for {own['steps']}: a run "
+            "cannot be made longer, since its noise is that of the planned steps; resume with the same data, batch "
+            "size and epochs, or begin another run, in one ledger"
+        )
+    if difference := _difference("", saved, own):
+        calibrated = difference.startswith("its noise_multiplier")
+        also = ", and from target_epsilon and target_delta the noise follows" if calibrated else ""
+        raise ArgumentError(f"state_dict: {difference}; make_private must get the settings of the run it resumes{also}")
+    noise = described(engine.mechanism.plan.method.noise.strategy)
+    for complaint in chain(
+        _of_public(engine, state["public"], present["public"]),
+        _of_secret(state["secret"], present["secret"], state["public"], noise),
+    ):
+        raise ArgumentError(f"state_dict['dpcore']{complaint}")
+
+
+def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what does not fit; what is looked at later takes for granted what was looked at before."""
+    for name in ("layout", "rng", "arrays"):
+        saved, own = (_forms(each[name]) if name == "arrays" else each[name] for each in (public, mine))
+        if saved != own:
+            yield f": its {name} must be those of this run's model and method"
+    for name in ("statistics", "corrections"):
+        if not _are_numbers(public[name]) or len(public[name]) != len(mine[name]):
+            yield f": its {name} must be {len(mine[name])} finite numbers"
+    for name in set(public["wide_parameters"]) & set(mine["wide_parameters"]):
+        if public["wide_parameters"][name].shape != mine["wide_parameters"][name].shape:
+            yield f": its copy of parameter {name!r} has another shape"
+    if not _is_count(public["step"]) or public["step"] > engine.mechanism.plan.steps:
+        yield f": its step {public['step']!r} lies outside of the plan"
+    if engine.mechanism.clip_norms is not None:
+        norms, (least, most) = public["clip_norms"], engine.mechanism.plan.clip_limits
+        if not _are_numbers(norms) or len(norms) != public["step"] + 1 or not least <= min(norms) <= max(norms) <= most:
+            told = f"one number for each step and one for the next, all from {least:g} to {most:g}"
+            yield f": its clip_norms must be {told}"
+    if not _are_branches(public["branches"], public["branch"], public["step"]):
+        yield ": its branches must be [parent, first, mark] by name"
+    if not _is_count(public["microbatch_size"]) or public["microbatch_size"] < 1:
+        yield f": its microbatch_size {public['microbatch_size']!r} must be positive"
+    if public["recorded"] is not None and not _are_recorded(public["recorded"], engine.mechanism.layout.dimension):
+        yield ": its recorded gradients do not fit each other or this run"
+
+
+def _are_branches(known: Any, present: Any, step: Any) -> bool:
+    """Whether it can be told which rows left: those of the present branch lead to the state's step."""
+    fits = isinstance(known, Mapping) and present in known
+    for item in known.values() if fits else ():
+        parts: Any = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
+        parent, first, mark = parts
+        fits = fits and isinstance(parent, str) and _is_count(first) and _is_count(mark) and first <= mark
+        fits = fits and (parent in known if parent else True)
+    return fits and known[present][1] <= step == known[present][2]
+
+
+def _are_recorded(recorded: Any, dimension: int) -> bool:
+    try:
+        width, steps = recorded["coordinates"], len(recorded["negative_share"])
+        shapes = [recorded[name].shape for name in ("released", "filtered")]
+        return 1 <= width <= dimension and shapes == [(steps, width)] * 2
+    except (TypeError, KeyError, AttributeError):
+        return False
+
+
+def _of_secret(
+    secret: Mapping[str, Any], mine: Mapping[str, Any], public: Mapping[str, Any], noise: list[str]
+) -> Iterator[str]:
+    """Yield what is damaged in the secret part, quoting none of it."""
+    for name in KEYS:
+        as_key(secret[name], name)
+    if not isinstance(public["noise"], (list, tuple)):
+        yield ": its noise must be what a state says of a strategy"
+    step, forms = public["step"], _forms(secret["arrays"])
+    lost = forms is not None and is_lost(public["noise"], forms, noise, mine["arrays"])
+    if not lost and forms != _forms(mine["arrays"]):
+        yield "['secret']: its arrays must be those of this run's model and strategy"
+    earlier = secret["earlier_keys"]
+    pairs = isinstance(earlier, Sequence) and all(isinstance(i, Sequence) and len(i) == 2 for i in earlier)
+    rows = [item[0] for item in earlier] if pairs else [-1]
+    if not all(_is_count(row) for row in rows) or rows != sorted({*rows}) or any(not 0 < row <= step for row in rows):
+        yield "['secret']['earlier_keys']: must be pairs of a row and a key, rows ascending up to the step"
+    for _, text in earlier:
+        as_key(text, "earlier_keys")
+    if not isinstance(secret["origin"], str) or not _is_count(secret["forks"]) or secret["cursor"] != step:
+        yield "['secret']: its origin, forks or cursor is damaged"
+    taken = secret["diagnostics"]
+    if taken is not None and not (_are_numbers(taken, finite=False) and len(taken) == step):
+        yield "['secret']['diagnostics']: must be one number for each step taken"
+
+
+def as_key(text: Any, name: str) -> bytes:
+    """Return a key that was saved as 64 hexadecimal digits."""
+    try:
+        key = bytes.fromhex(text)
+        check_key(key)
+    except (TypeError, ValueError):
+        # `from None`: what is damaged may still be most of a key, which no traceback shall show.
+        raise ArgumentError(f"state_dict['dpcore']['secret'][{name!r}]: must be 64 hexadecimal digits") from None
+    return key
+
+
+def _forms(arrays: Any) -> dict[str, Any] | None:
+    """Shapes and dtypes by name, of whole vectors; None for what holds anything but tensors."""
+    known = torch.Tensor | Part | Joined
+    if not isinstance(arrays, Mapping) or not all(isinstance(value, known) for value in arrays.values()):
+        return None
+    return {name: (tuple(a.shape), str(a.dtype).removeprefix("torch.")) for name, a in arrays.items()}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_numbers(values: Any, finite: bool = True) -> bool:
+    if not isinstance(values, (list, tuple)):
+        return False
+    return all(isinstance(value, float) and (math.isfinite(value) or not finite) for value in values)
+
+
+def _difference(path: str, saved: Any, present: Any) -> str | None:
+    if isinstance(saved, Mapping) and isinstance(present, Mapping):
+        for key in dict.fromkeys((*saved, *present)):
+            found = _difference(f"{path}.{key}" if path else str(key), saved.get(key), present.get(key))
+            if found:
+                return found
+        return None
+    if path == "noise_multiplier" and math.isclose(saved or 0.0, present, rel_tol=_SAME_NOISE):
+        return None
+    return None if saved == present else f"its {path} is {saved!r}, this run's is {present!r}"
+
+
+T = TypeVar("T")
+
+FORMAT = 1
+INDEX = "index.json"
+_PARTS = ("public", "secret")
+
+
+def write_parts(folder: Path, state: Mapping[str, Any], peers: Peers) -> None:
+    """Write a state whose vectors are `Part`; all processes must ask."""
+    save: str = peers.same(os.urandom(8).hex())
+    by_the_first(peers, lambda: _make(folder), sent=False)
+    vectors: dict[str, list[list[Any]]] = {part: [] for part in _PARTS}
+    rest = {**state, "dpcore": {**state["dpcore"]}}
+    for part, kept in vectors.items():
+        arrays = state["dpcore"][part]["arrays"]
+        held = {name: array for name, array in arrays.items() if isinstance(array, Part)}
+        kept += [[n, array.here, array.start, array.size, array.dtype] for n, array in held.items()]
+        others = {name: array for name, array in arrays.items() if name not in held}
+        rest["dpcore"][part] = {**state["dpcore"][part], "arrays": others}
+    content = {"save": save, "vectors": vectors, "state": rest if peers.rank == 0 else None}
+    _together(peers, lambda: save_state(folder / f"{save}-{peers.rank}.pt", content))
+    by_the_first(peers, lambda: _publish(folder, save, peers.world_size), sent=False)
+
+
+def read_parts(folder: Path, peers: Peers) -> dict[str, Any]:
+    """Return a state whose vectors are `Joined`: read where they are asked for. All processes must ask."""
+    index = by_the_first(peers, lambda: _index(folder))
+    assert index is not None
+    return _together(peers, lambda: _read(folder, index["save"], index["files"], peers))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as cause:
+        raise DataError(f"checkpoint {folder}: cannot be made ({cause.strerror})") from cause
+
+
+def _publish(folder: Path, save: str, files: int) -> None:
+    """Let the index name this save, and remove the files of the one that it named: no other run's."""
+    try:
+        earlier = _index(folder)["save"]
+    except DataError:
+        earlier = None
+    if not all((folder / f"{save}-{rank}.pt").exists() for rank in range(files)):
+        raise DataError(
+            f"checkpoint {folder}: not all processes see it, or another run writes there; give each its own"
+        )
+    index = {"format": FORMAT, "save": save, "files": files}
+    _replace(folder / INDEX, lambda file: file.write(json.dumps(index).encode()))
+    for path in folder.glob(f"{earlier}-*.pt") if earlier is not None else ():
+        path.unlink(missing_ok=True)
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_bytes()[:1000])
+        fits = index["format"] == FORMAT and isinstance(index["files"], int) and 0 < index["files"] <= 1 << 20
+        fits = fits and re.fullmatch("[0-9a-f]{16}", index["save"]) is not None
+    except OSError as cause:
+        raise DataError(
+            f"checkpoint {folder}: holds no {INDEX}; must be a folder that save_sharded wrote ({cause.strerror})"
+        ) from cause
+    except (ValueError, KeyError, TypeError):
+        fits = False
+    if not fits:
+        raise DataError(f"checkpoint {path}: is damaged, or of another version; take an undamaged copy")
+    return dict(index)
+
+
+def _read(folder: Path, save: str, files: int, peers: Peers) -> dict[str, Any]:
+    held = [_file(folder / f"{save}-{rank}.pt", rank % peers.world_size == peers.rank) for rank in range(files)]
+    damaged = DataError(f"checkpoint {folder}: its files do not fit each other; take an undamaged copy")
+    try:
+        state = held[0]["state"]
+        if any(content["save"] != save for content in held):
+            raise damaged
+        for part in _PARTS:
+            of: dict[str, list[Part]] = {}
+            for content in held:
+                for name, here, start, size, dtype in content["vectors"][part]:
+                    of.setdefault(name, []).append(Part(here, start, size, dtype))
+            state["dpcore"][part]["arrays"] |= {name: Joined(parts) for name, parts in of.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        raise damaged from cause
+    return dict(state)
+
+
+def _file(path: Path, whole: bool) -> Any:
+    """Map a file into memory, and check all its bytes if `whole`: each file is looked at by one process."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            fits = not whole or archive.testzip() is None
+        if fits:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as cause:
+        raise DataError(
+            f"checkpoint {path}: cannot be read ({cause.strerror}); all processes must see the folder"
+        ) from cause
+    except Exception as cause:  # torch has many kinds
+        raise DataError(f"checkpoint {path}: is damaged; take an undamaged copy") from cause
+    raise DataError(f"checkpoint {path}: is damaged; take an undamaged copy")
+
+
+def _together(peers: Peers, work: Callable[[], T]) -> T:
+    """Do what all must do; where one fails, all raise."""
+    failure: BaseException | None = None
+    result: Any = None
+    try:
+        result = work()
+    except BaseException as cause:  # noqa: BLE001 - an interruption, too: the others wait
+        failure = cause
+    failed = peers.added([float(failure is not None)])[0]
+    if failure is not None:
+        raise failure
+    if failed:
+        raise DataError(f"checkpoint: {failed:.0f} of {peers.world_size} processes could not read or write their part")
+    found: T = result
+    return found

@@ -1,0 +1,336 @@
+"""What memory the machine has left for gradients, how many examples fit it at once, and whether there was none.
+
+What a step's sum takes by a proved graph follows from sizes, for any number of examples (`Footprint`). The graph says
+of each value how large it is, and between which operations it lives; a size that counts examples grows with their
+number. Of the blocks that are made of its results, norms and sums take what `_scratch` says, one tensor at a time.
+Without a proof the sum of one and of two made-up examples is taken as training does, and the bytes of tensors and
+arrays are counted.
+
+Notes
+-----
+The largest that fits is taken, up to the examples that a step may have: small products cost more than the page faults
+of large arrays, and one micro-batch a step is one set of dropout masks, whatever the machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import os
+import re
+import tracemalloc
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.fx import Graph
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec import validate
+from dpcore.spec.contributions import FEW_ROWS
+from dpcore.spec.free_memory import host_memory, words
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied
+from dpcore.torch.gradients.capture import uncollected
+
+SHARE = 0.5
+"""Of what is free when the run is built; the rest is for all that other programs and the model itself will take."""
+UNKNOWN = 2**30
+"""Where the machine does not tell what is free."""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+class Limit(NamedTuple):
+    """How many bytes a micro-batch may take, and where that comes from."""
+
+    bytes: int
+    source: str
+
+
+def limit_of(max_memory: int | str | None, device: torch.device) -> Limit:
+    """Return the limit that was given, or half of what is free on the device where the model is."""
+    if max_memory is not None:
+        return Limit(parse_memory(max_memory), f"max_memory={max_memory!r}")
+    free, where = free_memory(device)
+    if free is None:
+        return Limit(UNKNOWN, "this machine does not tell what memory is free")
+    return Limit(max(int(SHARE * free), 1), f"half of the {words(free)} that {where} had free at the build")
+
+
+def parse_memory(max_memory: int | str) -> int:
+    """Return a memory size in bytes, from a number of bytes or a text such as ``"1 GiB"`` or ``"512 MB"``."""
+    if isinstance(max_memory, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", max_memory)
+        if match is None or match[2].upper() not in _UNITS:
+            raise ArgumentError(f"max_memory={max_memory!r}: must be bytes or a text such as '1 GiB' or '512 MB'")
+        return validate.integer(minimum=1, max_memory=round(float(match[1]) * _UNITS[match[2].upper()]))
+    if isinstance(max_memory, float):
+        raise ArgumentTypeError(f"max_memory={max_memory!r}: must be whole bytes or a text such as '1 GiB'")
+    return validate.integer(minimum=1, max_memory=max_memory)
+
+
+def free_memory(device: torch.device) -> tuple[int | None, str]:
+    """Return the free bytes of a device, None if they cannot be known, and the words for it."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch holds and does not use is free for this process.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + cached), str(device)
+    return host_memory()
+
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
+_OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep what tensors give back, for the next step's tensors; return whether it does.
+
+    By default glibc gives every large block back to the system at once, so that each step touches all its pages for the
+    first time again: of a transformer's step on a CPU that was 13 % of the processor time and 255,000 page faults
+    (`docs/performance.md`). A user who chose an allocator or its settings, by one of these variables, has chosen.
+    """
+    if any(os.environ.get(name) for name in _OWN):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def is_out_of_memory(cause: BaseException) -> bool:
+    """Whether an exception says that there was no memory: torch says it on a CPU by a RuntimeError."""
+    if isinstance(cause, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(cause, RuntimeError) and "DefaultCPUAllocator: " in str(cause)
+
+
+def peak_bytes(function: Callable[[], Any]) -> int:
+    """Return the most bytes that tensors and arrays made by a call take at one time.
+
+    NumPy's arrays are seen by `tracemalloc`, and a few kilobytes of Python's objects with them. What a kernel uses
+    inside is not seen.
+    """
+    gc.collect(1)  # so that the collector runs at the same places of the call every time
+    mine = not tracemalloc.is_tracing()
+    if mine:
+        tracemalloc.start()
+    try:
+        with Peak() as count:
+            function()
+            count.look()
+    finally:
+        if mine:
+            tracemalloc.stop()
+    return int(count.peak)
+
+
+def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
+    """Return the number of examples to differentiate at once, at least 1.
+
+    `needed` gives the bytes that a step's sum of so many examples takes, more for more of them; `most` are the examples
+    that a step may have, which are cut into micro-batches of nearly one size.
+    """
+    fits = max(bisect_right(range(1, most + 1), limit, key=needed), 1)
+    return -(-most // -(-most // fits))
+
+
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages from the operation that makes them to their end, and those of arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._now = 0
+        self._alive: set[int] = set()
+        self._before = tracemalloc.get_traced_memory()[0]
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.look()
+        result = function(*args, **(kwargs or {}))
+        # What is given is the caller's or counted already, and a result may be a view of it.
+        known = self._alive | {storage._cdata for storage in storages_of((args, kwargs))}
+        for storage in storages_of(result):
+            if storage._cdata not in known:
+                self._alive.add(storage._cdata)
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        self.look()
+        return result
+
+    def look(self) -> None:
+        """Count the most that the arrays took since the last look, while the tensors stayed the same."""
+        self.peak = max(self.peak, self._now + tracemalloc.get_traced_memory()[1] - self._before)
+        tracemalloc.reset_peak()
+
+    def _freed(self, number: int, size: int) -> None:
+        self.look()
+        self._alive.discard(number)
+        self._now -= size
+
+
+def storages_of(tree: Any) -> list[torch.UntypedStorage]:
+    """Return the memory of a tree's tensors."""
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
+
+
+Moments = NDArray[np.float64]
+"""(M, 2): bytes at M moments, in any case and for each example."""
+
+# What backends use at once, at most: rows of several examples in a product, entries of tiles, bytes of float64 rows.
+_ROWS, _TILES, _PIECES = 1024, 1 << 21, 1 << 21
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """What one call of a graph takes, with arrays that have shapes alone, of `count` examples."""
+
+    moments: Moments  # while its operations run; the last one is of its results
+    making: float  # for each example, while blocks are made of the results, beside these
+    blocks: list[Block]
+    count: int
+
+    @staticmethod
+    @uncollected()
+    def of(graph: Graph, count: int, blocks_of: Callable[[Sequence[Any], int], list[Block]]) -> Footprint:
+        """Return that of a graph, captured at `count` examples, of whose results `blocks_of` makes blocks."""
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        results = _shapes([node.meta["val"] for node in output.args[0]])
+        with torch.no_grad(), Peak() as peak:
+            blocks = blocks_of(results, count)
+        return Footprint(_lives(graph, count), peak.peak / count, blocks, count)
+
+    def needed(
+        self, examples: int, points: int, dtype: torch.dtype, parameters: int, *, several: bool, scaled: bool
+    ) -> int:
+        """Return the bytes that a sum over so many examples takes at one time, at most.
+
+        `dtype` is that of the backend's arrays, and `parameters` are the bytes of all parameters in it. With `several`
+        the sum of several rows is clipped; with `scaled` norms and sums are of scaled vectors.
+        """
+        one, times = np.array([1.0, examples]), examples / self.count
+        pairs, rows = (times * size for size in self._held(dtype))
+        largest = max((4 * examples * math.prod(b.shape) for b in self.blocks if isinstance(b, Rows)), default=0)
+        # Pairs of all points are side by side, rows are added; displaced points are copies of the parameters, and a
+        # unit that goes on in the next micro-batch is one row.
+        held = (points - 1) * (pairs + parameters) + (rows if points > 1 else 0) + (parameters if several else 0)
+        results = float(self.moments[-1] @ one)
+        running = held + max(float((self.moments @ one).max(initial=0.0)), results + self.making * examples)
+        if any(
+            dtype != array.dtype for block in self.blocks for array in arrays_of(block) if array.is_floating_point()
+        ):
+            running = max(running, held + results + pairs + 2 * rows)
+        every = points * pairs + rows
+        joining = every + 2 * (rows + largest) if points > 1 else 0
+        used = [_scratch(block, examples, points, scaled) for block in self.blocks]
+        summing = every + max(used, default=0)
+        if several:
+            summing += max(every, 3 * parameters)
+        return math.ceil(max(running, (points - 1) * parameters + max(joining, summing)))
+
+    def _held(self, dtype: torch.dtype) -> tuple[int, int]:
+        """Return the bytes of the blocks' pairs and of their rows, as arrays of a dtype."""
+        found = []
+        for kind in (True, False):
+            sizes: dict[Any, int] = {}
+            for block in self.blocks:
+                for array in arrays_of(block) if isinstance(block, Rows) is not kind else ():
+                    same = array.dtype == dtype or not array.is_floating_point()
+                    storage = array.untyped_storage()
+                    key = storage._cdata if same else (len(sizes),)  # several layers share their input, but no copies
+                    sizes[key] = storage.nbytes() if same else array.numel() * dtype.itemsize
+            found.append(sum(sizes.values()))
+        return found[0], found[1]
+
+
+def _shapes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors without values or memory, views of one another where `values` are."""
+    wholes: dict[int, torch.Tensor] = {}
+    found = []
+    for value in values:
+        storage, size = value.untyped_storage(), value.dtype.itemsize
+        known = wholes.setdefault(storage._cdata, torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta"))
+        whole = known[: storage.nbytes() // size * size].view(value.dtype)
+        found.append(whole.as_strided(value.shape, value.stride(), value.storage_offset()))
+    return found
+
+
+def arrays_of(block: Block) -> list[torch.Tensor]:
+    """Return the arrays that a block is made of."""
+    arrays: list[torch.Tensor] = []
+
+    def note(array: torch.Tensor) -> torch.Tensor:
+        arrays.append(array)
+        return array
+
+    block.map(note)
+    return arrays
+
+
+def _lives(graph: Graph, count: int) -> Moments:
+    """Return the bytes of the graph's values that live while each operation runs; what it is given does not count.
+
+    A value lives as long as a variable has it, or a view of it. What has no value noted, as the gathering of a sharded
+    layer's parts, is taken for a view of what it takes.
+    """
+    nodes = list(graph.nodes)
+    place = {node: k for k, node in enumerate(nodes)}
+    storages: dict[Any, set[int]] = {}
+    sizes: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    given: set[int] = set()
+    for node in nodes:
+        own = {s._cdata: s.nbytes() for s in storages_of(node.meta["val"])} if "val" in node.meta else {}
+        known = own.keys() if "val" in node.meta else set[int]().union(*(storages[i] for i in node.all_input_nodes))
+        storages[node] = set(known)
+        if node.op == "placeholder":
+            given |= storages[node]
+        end = max((place[user] for user in node.users), default=place[node])
+        for storage in storages[node] - given:
+            sizes.setdefault(storage, own.get(storage, 0))
+            first.setdefault(storage, place[node])
+            last[storage] = max(last.get(storage, 0), end)
+    changes = np.zeros((len(nodes) + 1, 2))
+    for storage, size in sizes.items():
+        grows = size % count == 0
+        changes[first[storage], int(grows)] += size / count if grows else size
+        changes[last[storage] + 1, int(grows)] -= size / count if grows else size
+    return np.cumsum(changes, axis=0)[:-1]
+
+
+def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
+    """Return the bytes that a block's norms and its sum take at one time, at most, beside its arrays."""
+    coordinates = math.prod(block.shape)
+    if isinstance(block, Tied):
+        table, head = (_scratch(part, examples, points, scaled) for part in (block.embedding, block.linear))
+        times, width = points * sum(int(part.shape[1]) for part in block.linear.inputs), block.shape[1]
+        cross = 20 * times * points * sum(int(part.shape[1]) for part in block.embedding.indices) + 16 * times * width
+        return max(table, head, float(cross)) + (3 * 4 * examples * coordinates if scaled else 0)
+    if isinstance(block, Rows):
+        size = examples * coordinates
+        return min(8 * size, _PIECES * torch.get_num_threads()) + size / 4 + (4 * size if scaled else 0)
+    assert isinstance(block, (Linear, Embedding))
+    times = points * sum(int(part.shape[1]) for part in block.gradients)
+    together = min(examples, max(1, _ROWS // max(1, times))) * times
+    if isinstance(block, Embedding):
+        return together * (24 * block.shape[1] + 64)
+    q, p = block.shape
+    if times < FEW_ROWS and not scaled:
+        return 8 * together * (p + q) + (4 if points == len(block.inputs) == 1 else 8) * together * max(p, q)
+    size = 8 if times < FEW_ROWS else 4
+    entries = min(examples * coordinates, _TILES) * (2 if scaled or points > 1 else 1)
+    inner = 7 * max(times**2, min(examples * times**2, _TILES // 4)) if block.gram else 0
+    at_once = min(examples, max(32, _TILES // max(1, coordinates)))
+    lined = sum(width for width in (p, q) if times * width % 16)  # copied to begin with a cache line
+    sides = at_once * times * ((2 * (p + q) if points > 1 or scaled else min(p, q)) + lined)
+    return size * (max(entries, inner) + sides) + _PIECES
