@@ -8,7 +8,7 @@ from dpcore.spec.extras import needs
 if find_spec("torch") is None:
     raise MissingPackageError(needs("dpcore.torch", "torch"), name="torch")
 
-from dpcore.torch.doctor import Finding, Findings, RunAudit, audit, doctor
+from dpcore.torch.doctor import Finding, Findings, audit, doctor
 from dpcore.torch.export import export
 from dpcore.torch.held_out import HeldOut
 from dpcore.torch.learning_rate import LearningRates, find_learning_rate
@@ -25,7 +25,6 @@ __all__ = [
     "LearningRates",
     "PrivateOptimizer",
     "PrivateRun",
-    "RunAudit",
     "audit",
     "doctor",
     "export",

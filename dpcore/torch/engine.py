@@ -67,7 +67,7 @@ class Engine(Loop):
 
         def blocks_at(values: list[Any], point: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
-            at = self._point(values)
+            at = self.tensors_at(values)
 
             def rows(part: slice) -> list[Any]:
                 micro = batches.tree_map(lambda t: t[part], batch)
@@ -142,7 +142,7 @@ class Engine(Loop):
 
     def _public_gradient(self, public: Tree) -> list[Any]:
         """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
-        values, backend = self._point(self.working.arrays()), self.mechanism.backend
+        values, backend = self.tensors_at(self.working.arrays()), self.mechanism.backend
         device, count = values[0].device, batches.size(public)
         totals = [backend.zeros_like(array.reshape(-1), "float64") for array in self.working.arrays()]
         for start in range(0, count, self.microbatch_size):
@@ -206,7 +206,8 @@ class Engine(Loop):
             for parameter, value in zip(self.working.parameters, values, strict=True):
                 local(parameter).copy_(value)
 
-    def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+    def tensors_at(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        """Return a point's arrays as tensors of the parameters' dtypes."""
         pairs = zip(arrays, self.working.parameters, strict=True)
         return [self.working.to_tensor(array).to(parameter.dtype) for array, parameter in pairs]
 

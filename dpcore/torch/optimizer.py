@@ -68,7 +68,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise PrivacyError(
                 "optimizer.step(): no batch was summed; call private.step(batch), which ends in this step"
             )
-        settings = self._settings()
+        settings = self.settings()
         self._ready = False
         self._engine.release(settings)
 
@@ -84,7 +84,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             begun = not mechanism.peers.shards
             try:
                 self._engine.check_public(public)
-                self._settings()  # refused before the sum is paid for
+                self.settings()  # refused before the sum is paid for
                 batch, begun = self._loader.consume(batch), True
                 if public is not None and batches.memory(public) & batches.memory((batch, self._loader.data.tree)):
                     raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
@@ -101,7 +101,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 if mechanism.step > number:  # released, even if what came after it failed
                     self._loader.forget()
 
-    def _settings(self) -> list[UpdateSettings]:
+    def settings(self) -> list[UpdateSettings]:
         """Return the present settings of each trained parameter."""
         found = [groups.settings(group, self._update) for group in self.param_groups]
         return [found[group] for group in self._group_of]

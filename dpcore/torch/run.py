@@ -17,17 +17,22 @@ from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
 from dpcore.mechanism.mechanism import Mechanism
+from dpcore.mechanism.peers import Alone
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
+from dpcore.spec.keys import RunKeys
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import counted, format_epsilon, format_number
+from dpcore.torch.assemble import assembled
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.loader import PrivateLoader
+from dpcore.torch.engine import Engine
 from dpcore.torch.explain import Explanation, explain
 from dpcore.torch.model.check_module import Modes
 from dpcore.torch.model.functional import whole_state
 from dpcore.torch.optimizer import PrivateOptimizer
+from dpcore.torch.parameter_views import Working
 from dpcore.torch.peers import check_alone
 from dpcore.torch.rehearsal import Rehearsal
 
@@ -66,6 +71,31 @@ class PrivateRun:
     def __repr__(self) -> str:
         """Say what is trained how, what was spent of what, and where."""
         return described(self, self._engine.mechanism, self._target_delta)
+
+    @property
+    def engine(self) -> Engine:
+        """What takes the steps. Its parts may change with any version, and some of them are secret."""
+        return self._engine
+
+    def again(self) -> PrivateRun:
+        """Return a further run of the plan, with fresh keys, no ledger, and the model's present parameters.
+
+        For trials: its steps move the same parameters, and no account counts what they release.
+        """
+        engine, backend = self._engine, self._engine.mechanism.backend
+        made = assembled(
+            engine.gradient,
+            Working(backend, engine.working.names, engine.working.parameters),
+            self.loader.data,
+            self.plan,
+            RunKeys.new(),
+            backend=backend,
+            peers=Alone(),
+            params=[dict(group) for group in self.optimizer.param_groups],
+            microbatch_size=engine.microbatch_size,
+        )
+        rehearsal = Rehearsal(made[0], self._rehearsal.example)
+        return PrivateRun(made[2], made[1], rehearsal, self._modes, self._target_delta, ())
 
     @property
     def plan(self) -> Plan:

@@ -21,7 +21,6 @@ from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.spec import backends
-from dpcore.statement.text import format_number
 
 _NAMES = ("model", "data", "method", "loss")
 
@@ -241,23 +240,6 @@ def audit(
     if epsilon is not None:
         chosen = Plan(chosen, sampler, steps).calibrated(epsilon, settings.delta).method
     result = audited(chosen, sampler, steps, delta=settings.delta, canaries=canaries, runs=runs, confidence=confidence)
-    told = {**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()}
-    end = [
-        "Nothing contradicts the claim. That proves no privacy: a lower bound far below the claim shows",
-        "nothing, and an error that these canaries do not meet stays unseen.",
-    ]
-    if result.flagged:
-        end = ["FLAGGED: the run is not what the plan says.", *(f"- {finding}" for finding in result.findings)]
-    write_answer(
-        as_json,
-        told,
-        f"claimed:     epsilon = {result.claimed_epsilon:.4g} at delta = {format_number(result.delta)}",
-        f"lower bound: epsilon = {result.lower_bound:.4g} at confidence {result.confidence:g}",
-        f"             (if {result.assumes})",
-        f"canaries:    {result.canaries_in} in, {result.canaries_out} out; power at least {result.power:.3g} at a "
-        f"false positive rate of at most {result.false_positive_rate:.3g}, where the claim allows "
-        f"{result.claimed_power:.3g}",
-        f"noise:       {result.noise_ratio:.4f} of the planned standard deviation, on untouched coordinates",
-        *end,
-    )
+    told = {**result.to_dict(), "sampler": sampler.describe(), "settings": chosen.describe()}
+    write_answer(as_json, told, str(result))
     return 1 if result.flagged else 0

@@ -53,9 +53,8 @@ class Finding:
 
     def __str__(self) -> str:
         """Return the finding in one sentence or two."""
-        return f"{self.status}: {self.name}{'*' * self.private}: {self.sentence}" + (
-            f" Remedy: {self.remedy}." if self.remedy else ""
-        )
+        remedy = f" Remedy: {self.remedy}." if self.remedy else ""
+        return f"{self.status:9}  {self.name}{'*' * self.private}: {self.sentence}{remedy}"
 
 
 def _of(status: Status) -> Callable[..., Finding]:
@@ -82,6 +81,11 @@ class Findings(list[Finding]):
         """Whether there is no fault. Checks that were not tried are none."""
         return not self.faults
 
+    @property
+    def told(self) -> list[str]:
+        """The sentences of the faults."""
+        return [finding.sentence for finding in self.faults]
+
     def named(self, name: str) -> list[Finding]:
         """Return the findings of one check."""
         return [finding for finding in self if finding.name == name]
@@ -96,14 +100,8 @@ class Findings(list[Finding]):
 
     def __str__(self) -> str:
         """Return the findings in lines: faults first, and what is well last."""
-        lines = []
-        for finding in sorted(self, key=lambda finding: STATUSES.index(finding.status)):
-            head = f"{finding.status:9}  {finding.name}{'*' * finding.private}: {finding.sentence}"
-            lines += textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 11)
-            if finding.remedy:
-                lines += textwrap.wrap(
-                    f"remedy: {finding.remedy}", _WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11
-                )
+        ordered = sorted(self, key=lambda finding: STATUSES.index(finding.status))
+        lines = [textwrap.fill(str(finding), _WIDTH, subsequent_indent=" " * 11) for finding in ordered]
         lines.append(", ".join(f"{count} {status}" for status, count in self.counts().items() if count) + ".")
         return "\n".join([*lines, *([_PRIVATE] if any(finding.private for finding in self) else [])])
 
@@ -129,6 +127,6 @@ _TELLS = tuple(
     f"{word} "
     for word in (
         *("add", "call", "check", "convert", "draw", "end", "free", "give", "hold", "keep", "leave", "let", "make"),
-        *("mend", "move", "must", "pad", "pass", "put", "register", "rewrite", "run", "set", "take", "train", "use"),
+        *("mend", "move", "must", "pad", "pass", "put", "register", "rewrite", "run", "say", "set", "take", "train", "use"),
     )
 )

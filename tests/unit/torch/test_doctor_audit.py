@@ -14,8 +14,8 @@ from dpcore.mechanism import loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.torch import assemble, doctor, make_private
-from dpcore.torch.doctor import audit_run, canaries
-from dpcore.torch.doctor.steps import add_up, take
+from dpcore.torch.doctor import audit_run
+from dpcore.torch.doctor.audit_run import add_up, take
 from tests.unit.torch.doctor_models import mlp, numbers
 
 
@@ -205,7 +205,7 @@ def test_clipped_vectors_are_those_of_the_formula():
     torch.manual_seed(0)
     model, (inputs, labels) = mlp(), numbers()
     run = make_private(model, (inputs, labels), METHODS["dp_sgd"][0], steps=3)
-    found = canaries.clipped_vectors(run, (inputs[:4], labels[:4]))
+    found = audit_run.clipped_vectors(run, (inputs[:4], labels[:4]))
     for i in range(4):
         loss = torch.nn.functional.cross_entropy(model(inputs[i : i + 1]), labels[i : i + 1])
         flat = np.concatenate(
@@ -225,24 +225,22 @@ def test_what_canaries_are_known_to_add_is_what_the_run_sums(name):
     rows = inputs[:6].repeat_interleave(each, 0), labels[:6].repeat_interleave(each, 0)
     for _ in range(3 if name == "adam, scaled at times" else 4):
         take(run, rows, each=each)
-    known = canaries.clipped_vectors(run, (inputs[:6], labels[:6]), each).sum(axis=0)
+    known = audit_run.clipped_vectors(run, (inputs[:6], labels[:6]), each).sum(axis=0)
     add_up(run, rows, each=each)
-    mechanism = run._engine.mechanism
-    summed = mechanism.unit * np.concatenate([total.numpy() for total in mechanism.vectors.totals])
-    np.testing.assert_allclose(summed, known, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(run.engine.mechanism.summed(), known, rtol=1e-3, atol=1e-4)
     assert np.linalg.norm(known) > 0.1
 
 
 def test_canaries_are_chosen_apart():
     vectors = np.array([[1.0, 0, 0], [0.99, 0.1, 0], [0, 1, 0], [0, 0, 0.1], [np.nan, 0, 0]])
-    assert canaries.apart(vectors @ vectors.T, 4).tolist() == [0, 2]
+    assert audit_run.apart(vectors @ vectors.T, 4).tolist() == [0, 2]
 
 
 def test_canaries_that_crowd_each_other_are_left_out():
     """Orthogonal ones tell the more, the more there are; of twelve in a plane's corner two are taken at most."""
-    assert canaries.telling(np.eye(8), 1.0) == 8
+    assert audit_run.telling(np.eye(8), 1.0) == 8
     close = 0.95 * np.ones((12, 12)) + 0.05 * np.eye(12)
-    assert canaries.telling(close, 1.0) == 1
+    assert audit_run.telling(close, 1.0) == 1
 
 
 def main() -> None:
