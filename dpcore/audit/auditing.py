@@ -231,10 +231,10 @@ def guesses(scores: Floats, coins: NDArray[np.bool_]) -> NDArray[np.bool_]:
         seen, ins = scores[order], coins[order]
         # Of those up to each score the outs are right, and of those above it the ins.
         counts = np.cumsum(~ins) - np.cumsum(ins) + ins.sum()
-        best = np.flatnonzero(counts[:-1] == counts[:-1].max(initial=0))
-        if best.size and counts[best[0]] - ((seen > 0) == ins).sum() > np.sqrt(seen.size):
-            place = best[best.size // 2]
-            threshold = float(seen[place] + seen[place + 1]) / 2
+        best = np.flatnonzero(counts[:-1] == counts[:-1].max())
+        place = best[best.size // 2]
+        clearly = counts[place] - ((seen > 0) == ins).sum() > np.sqrt(seen.size)
+        threshold = float(seen[place] + seen[place + 1]) / 2 if clearly else 0.0
     return right
 
 

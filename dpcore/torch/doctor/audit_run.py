@@ -84,7 +84,7 @@ MOST = 12
 """Canaries: more would have less of their vectors to themselves."""
 _CANDIDATES = 24  # of the user's examples, and as many made up
 _NUMBERS = 3e7  # that candidates' vectors may have together, or the noise of a run
-_SHORTEST = 0.25  # of the longest one: the part of a canary's vector that is its own
+_SHORTEST = 0.6  # of the longest one: the part of a canary's vector that is its own
 _OF_A_USER = 3  # examples, where a user may have so many
 _DIRECT = 8  # the first steps, whose noise is looked at directly: a number that no outcome changes
 _LOOKED_AT = 100_000  # coordinates of these
@@ -306,14 +306,9 @@ class Canaries:
                 "model or loss draw random numbers in eval mode, too, so that no canary's vector is known.",
                 "examine it without them",
             )
-        products = found @ found.T
-        chosen = apart(products, MOST)
+        chosen = apart(found @ found.T, MOST)
         if not len(chosen):
             raise NotTried("no example has a gradient to be told by.", "check the loss and the labels")
-        mechanism = run.engine.mechanism
-        deviation = run.plan.noise_standard_deviation(run.steps_taken, mechanism.clip_norm)
-        products = products[np.ix_(chosen, chosen)] / deviation**2
-        chosen = chosen[: telling(products, mechanism.contribution / deviation)]
         index = torch.from_numpy(chosen).to(subject.device)
         self.rows: Tree = batches.tree_map(lambda t: t[index], candidates)
         self.count = len(chosen)
@@ -417,23 +412,6 @@ def apart(products: Floats, most: int) -> NDArray[np.int64]:
         chosen.append(best)
         left = left - np.outer(left[:, best], left[best]) / size
     return np.array(chosen, dtype=np.int64)
-
-
-def telling(products: Floats, mu: float) -> int:
-    """Return how many of some vectors, from the first on, tell half of the noise from a claim of `mu` the soonest.
-
-    `products` are the inner products in units of the noise. Beside m - 1 others, canary i has a part of length
-    ``own_i = (K^{-1})_ii^{-1/2}`` to itself; with half the noise it is guessed right with probability Phi(own_i), where
-    the claim allows Phi(mu / 2). The mean of these m exceeds the claim by d, with a variance of at most q (1 - q) / m,
-    and a bet on it grows as d^2 / (d^2 + variance). This chooses canaries; no guarantee rests on it.
-    """
-    best, most = 1, -1.0
-    for m in range(1, len(products) + 1):
-        right = float(ndtr(1 / np.sqrt(np.diag(np.linalg.inv(products[:m, :m])))).mean())
-        more = max(right - float(ndtr(mu / 2)), 0.0)
-        growth = more**2 / (more**2 + right * (1 - right) / m + 1e-300)
-        best, most = (m, growth) if growth > most else (best, most)
-    return best
 
 
 def _candidates(subject: Subject, each: int) -> Tree:

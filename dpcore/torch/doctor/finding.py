@@ -127,6 +127,21 @@ _TELLS = tuple(
     f"{word} "
     for word in (
         *("add", "call", "check", "convert", "draw", "end", "free", "give", "hold", "keep", "leave", "let", "make"),
-        *("mend", "move", "must", "pad", "pass", "put", "register", "rewrite", "run", "say", "set", "take", "train", "use"),
+        *(
+            "mend",
+            "move",
+            "must",
+            "pad",
+            "pass",
+            "put",
+            "register",
+            "rewrite",
+            "run",
+            "say",
+            "set",
+            "take",
+            "train",
+            "use",
+        ),
     )
 )
