@@ -7,8 +7,9 @@ nothing but the plan: under the planned mechanism, with vectors that do not depe
 orthogonal coordinates meet independent noise, and each has a fair coin of its own; so, given public batches or under
 Poisson sampling, their scores are independent of each other. Given all earlier guesses the next one is therefore right
 as seldom as the claim allows, which is what its bet needs (`dpcore.audit.verdict`). Sampling of a fixed size draws
-canaries without replacement: they repel each other, and counts spread slightly less than those of independent coins;
-``canaries=1`` makes every canary a run of its own.
+canaries without replacement: given the coins, right guesses grow with a canary's own draws, which are negatively
+associated, and so the expectation of the product of their bets is at most that of independent ones (Joag-Dev, Proschan
+1983) under a threshold that is fixed. ``canaries=1`` makes every canary a run of its own.
 
 **The lower bound** as a number holds for whatever mechanism really ran, if guesses about different canaries are
 independent of each other given the coins. Privacy does not imply that, and a broken mechanism may lack it.

@@ -288,7 +288,7 @@ def unused(subject: Subject) -> Iterator[Finding]:
     """Parameters on which the loss does not depend."""
     named = {name: p for name, p in subject.run.model.named_parameters() if p.requires_grad}
     loss = subject.loss_of(subject.made(1)).sum()
-    found = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
+    found: Any = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
     names = [name for name, value in zip(named, found, strict=True) if value is None]
     if names:
         told = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
@@ -478,21 +478,17 @@ def _batch_size(data: Any) -> int:
 
 def _alone(subject: Subject, of_a_run: list[Check]) -> Findings:
     """Make all checks in this process."""
-    found = Findings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subject.build()
-        for check in _BEFORE:
-            found += [each for each in _checked(subject, check) if each.sentence not in found.told]
-        if subject.private is not None:
+        found = [finding for check in _BEFORE for finding in _checked(subject, check)]
+        if subject.refused is None:
             found += [finding for check in of_a_run for finding in _checked(subject, check)]
-            return found
-    assert subject.refused is not None
-    refused = refusal(subject.refused)
-    if refused.sentence not in found.told:
-        found.append(refused)
-    found.append(not_tried("make_private refuses these objects.", "mend the faults, and examine again", "run"))
-    return found
+        else:
+            found.append(refusal(subject.refused))
+            found.append(not_tried("make_private refuses these objects.", "mend the faults, and examine again", "run"))
+    said: dict[str, Finding] = {}  # one fault may stop many checks
+    return Findings(said.setdefault(finding.sentence, finding) for finding in found if finding.sentence not in said)
 
 
 def _checked(subject: Subject, check: Check) -> list[Finding]:

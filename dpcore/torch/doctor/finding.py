@@ -81,11 +81,6 @@ class Findings(list[Finding]):
         """Whether there is no fault. Checks that were not tried are none."""
         return not self.faults
 
-    @property
-    def told(self) -> list[str]:
-        """The sentences of the faults."""
-        return [finding.sentence for finding in self.faults]
-
     def named(self, name: str) -> list[Finding]:
         """Return the findings of one check."""
         return [finding for finding in self if finding.name == name]
@@ -110,6 +105,12 @@ class Findings(list[Finding]):
         return str(self)
 
 
+_TELLS = re.compile(
+    "(add|call|check|convert|draw|end|free|give|hold|keep|leave|let|make|mend|move|must|pad|pass|put|register|rewrite|"
+    "run|say|set|take|train|use) "
+)
+
+
 def of_error(error: BaseException, name: str = "", **more: Any) -> Finding:
     """Return the fault that a refusal of ours is.
 
@@ -118,30 +119,6 @@ def of_error(error: BaseException, name: str = "", **more: Any) -> Finding:
     """
     text = str(error)
     cuts = [match.end() for match in re.finditer("[:;] ", text)]
-    place = next((cut for cut in cuts if text[cut:].startswith(_TELLS)), cuts[0] if cuts else len(text))
+    place = next((cut for cut in cuts if _TELLS.match(text, cut)), cuts[0] if cuts else len(text))
     cause, remedy = text[:place].rstrip("; "), text[place:]
     return fault(f"{cause.rstrip(':.')}.", remedy.rstrip("."), name, **more)
-
-
-_TELLS = tuple(
-    f"{word} "
-    for word in (
-        *("add", "call", "check", "convert", "draw", "end", "free", "give", "hold", "keep", "leave", "let", "make"),
-        *(
-            "mend",
-            "move",
-            "must",
-            "pad",
-            "pass",
-            "put",
-            "register",
-            "rewrite",
-            "run",
-            "say",
-            "set",
-            "take",
-            "train",
-            "use",
-        ),
-    )
-)
