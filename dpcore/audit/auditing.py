@@ -255,15 +255,19 @@ MORE = "The parameters are no function of the releases: something else of the da
 UNSEEN = "Steps that nobody observes move the parameters elsewhere than steps that are recorded."
 
 
-def ends_as(run: CanaryRun, unseen: CanaryRun) -> bool:
-    """Whether a run of the same keys and coins, taken now with nobody observing, ends at the same parameters.
+def ends_as(run: CanaryRun, other: CanaryRun) -> bool:
+    """Whether another run of the same keys and coins, taken now with nobody observing, ends at the same parameters.
 
     What is observed runs as separate operations; in training one fused operation takes the step, and what it adds is
     not seen in the releases.
     """
     for _ in range(run.plan.steps):
-        unseen.step()
-    return _same(run, unseen)
+        other.step()
+    tolerance = 1e-6 if run.dtype == np.float64 else 1e-2
+    return all(
+        np.allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(a[np.isfinite(a)]).max(initial=0), equal_nan=True)
+        for a, b in zip(run.values(), other.values(), strict=True)
+    )
 
 
 def follows_from_releases(run: CanaryRun, empty: CanaryRun) -> bool:
@@ -289,17 +293,7 @@ def follows_from_releases(run: CanaryRun, empty: CanaryRun) -> bool:
 
     mechanism.release = released  # type: ignore[method-assign]
     empty.amount[:] = 0
-    for _ in range(plan.steps):
-        empty.step()
-    return _same(run, empty)
-
-
-def _same(run: CanaryRun, other: CanaryRun) -> bool:
-    tolerance = 1e-6 if run.dtype == np.float64 else 1e-2
-    return all(
-        np.allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(a[np.isfinite(a)]).max(initial=0), equal_nan=True)
-        for a, b in zip(run.values(), other.values(), strict=True)
-    )
+    return ends_as(run, empty)
 
 
 # Scores: how much a canary's releases speak for "in".

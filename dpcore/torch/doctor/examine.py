@@ -328,12 +328,12 @@ def neighbours(subject: Subject) -> Iterator[Finding]:
     run, engine = subject.run, subject.run.engine
     if engine.gradient.way == "pairs":
         return
-    places = np.arange(min(_REPLACED + 1, subject.source.length))
-    if len(places) < 3:
+    last = min(_REPLACED, subject.source.length - 1)
+    if last < 2:
         raise NotTried("there are too few examples.")
     # Of the data's own views the first one is taken.
-    whole = batches.tree_map(lambda t: t[:: engine.views], subject.source.batch(places, TRIAL))
-    claim, last, moved = engine.mechanism.contribution, len(places) - 1, 0.0
+    whole = batches.tree_map(lambda t: t[:: engine.views], subject.source.batch(np.arange(last + 1), TRIAL))
+    claim, moved = engine.mechanism.contribution, 0.0
 
     def summed(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         chosen = torch.from_numpy(rows.repeat(engine.views))

@@ -113,7 +113,8 @@ def unchanged(objects: Mapping[str, Any], data: Any, device: torch.device) -> It
     Parameters of the model are among it, in their own memory, so that the block may train. They are held a second time
     meanwhile. Arrays of the data of `LARGE` bytes and more, and items of its containers beyond the 1000th, are not.
     """
-    large = [value for _, value, first in walk({"data": data}, most=_SEARCHED) if not first and _bytes(value) >= LARGE]
+    found = [value for _, value, first in walk({"data": data}, most=_SEARCHED) if not first]
+    large = [value for value in found if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes >= LARGE]
     before = [Snapshot({**objects, **GLOBAL_HOOKS}, [data, *large]), Snapshot({"data": data}, large, _SEARCHED)]
     with seeded(device, TRIAL):
         try:
@@ -133,9 +134,3 @@ def kept_values(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), before, strict=True):
                 local(parameter).copy_(value)
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return value.nbytes if isinstance(value, np.ndarray) else 0
