@@ -666,11 +666,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take correlated noise for white", "self.matrix[t, : t + 1] @ self.noise[: t + 1]", "self.matrix[t, t] * self.noise[t]",
          "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[srg_memf]'"),
         ("audit users of one example each", "np.full(self.users, self.each)", "np.full(self.users * self.each, 1)",
-         "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[users]'"),
+         "'unit/torch/test_doctor_audit.py::test_what_canaries_are_known_to_add_is_what_the_run_sums[users]'"),
     ],
     "dpcore/torch/doctor/examine.py": [
         ("take another index's example for an augmentation", "return any(j != k and _same(known, row)", "return any(j == k and _same(known, row)",
-         "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[data_that_go_on]'"),
+         "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[data_of_one_label_that_shuffle_themselves]'"),
         ("overlook that one example moves the sum further than is claimed", "if moved > 2 * claim * (1 + _TOLERANCE):", "if False:",
          "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[state_in_the_environment]'"),
     ],
