@@ -622,42 +622,41 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_filter.py"),
     ],
     "dpcore/audit/auditing.py": [
-        ("count a canary found as one half", "betaincinv(inside + 1.0,", "betaincinv(inside + 0.5,",
-         "unit/audit/test_audit.py::test_clopper_pearson_is_scipys"),
+        ("choose a threshold by the guesses that it counts", "start, stop = stop, 2 * stop\n        order = np.argsort(scores[:start])",
+         "start, stop = stop, 2 * stop\n        order = np.argsort(scores[:stop])",
+         "unit/audit/test_audit.py::test_guesses_are_counted_and_their_threshold_follows_from_earlier_ones_alone"),
+        ("hold a sampled claim to half of its distance", "min((1 + apart) / 2,", "min((1 + apart / 2) / 2,",
+         "unit/audit/test_audit.py::test_a_sampled_claim_allows_every_guess_about_one_step"),
     ],
-    "dpcore/audit/betting.py": [
+    "dpcore/audit/verdict.py": [
         ("let the wealth grow under the claim", "THETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)",
          "THETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 1.9)", "unit/audit/test_betting.py"),
-        ("allow half of what a claim allows", "ndtr(ratio * np.array(self._mus) / 2)", "ndtr(ratio * np.array(self._mus) / 4)",
+        ("allow half of what a claim allows", "ndtr(ratio * self.mus / 2)", "ndtr(ratio * self.mus / 4)",
          "unit/audit/test_betting.py::test_the_bound_never_falls_and_nears_what_ran"),
         ("add the bets up instead of their mean", "- math.log(len(THETAS)))", ")",
          "unit/audit/test_betting.py::test_the_wealth_has_expectation_one_under_the_claim"),
     ],
-    "dpcore/torch/doctor/canaries.py": [
+    "dpcore/torch/doctor/audit_run.py": [
         ("let canaries be clipped to nothing", "columns[i] *= np.asarray(factor)[:, None]", "columns[i] *= 1.0",
          "unit/torch/test_doctor_audit.py::test_clipped_vectors_are_those_of_the_formula"),
         ("forget that scaled gradients are clipped after the scale", "total = total * scale_of(run) * each", "total = total * each",
          "unit/torch/test_doctor_audit.py::test_what_canaries_are_known_to_add_is_what_the_run_sums"),
         ("know the first step's vectors alone", "if type(run.plan.method.query) is not Plain or", "if",
          "'unit/torch/test_doctor_audit.py::test_the_same_run_with_its_noise_halved_is_refuted_by_the_canaries_alone[disk, far points]'"),
-    ],
-    "dpcore/torch/doctor/audit_run.py": [
         ("take correlated noise for white", "self.matrix[t, : t + 1] @ self.noise[: t + 1]", "self.matrix[t, t] * self.noise[t]",
          "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[srg_memf]'"),
+        ("audit users of one example each", "np.full(self.users, self.each)", "np.full(self.users * self.each, 1)",
+         "'unit/torch/test_doctor_audit.py::test_what_canaries_are_known_to_add_is_what_the_run_sums[users]'"),
     ],
-    "dpcore/torch/doctor/steps.py": [
+    "dpcore/torch/doctor/examine.py": [
+        ("take another index's example for an augmentation", "return any(j != k and _same(known, row)", "return any(j == k and _same(known, row)",
+         "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[data_of_one_label_that_shuffle_themselves]'"),
         ("overlook that one example moves the sum further than is claimed", "if moved > 2 * claim * (1 + _TOLERANCE):", "if False:",
          "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[state_in_the_environment]'"),
-        ("audit users of one example each", "np.full(self.users, self.each)", "np.full(self.users * self.each, 1)",
-         "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[users]'"),
     ],
     "dpcore/torch/doctor/subject.py": [
         ("leave what the doctor changed", "                snapshot.restore()", "                pass",
          "unit/torch/test_doctor.py::test_everything_is_left_as_it_was"),
-    ],
-    "dpcore/torch/doctor/reading.py": [
-        ("take another index's example for an augmentation", "return any(j != k and _same(known, row)", "return any(j == k and _same(known, row)",
-         "'unit/torch/test_doctor.py::test_a_planted_fault_is_found_and_named[data_that_go_on]'"),
     ],
     "dpcore/sampling/library.py": [
         ("count a branch of a kept order once, however long", "max((int((steps >= first).sum()) for steps",

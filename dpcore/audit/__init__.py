@@ -10,7 +10,7 @@ True
 """
 
 from dpcore.audit.auditing import audit
-from dpcore.audit.result import AuditResult
+from dpcore.audit.verdict import AuditResult
 from dpcore.mechanism.loop import private_step
 
 __all__ = ["AuditResult", "audit", "private_step"]

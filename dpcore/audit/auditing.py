@@ -1,33 +1,33 @@
-"""The audit: runs with canaries, scores, a test of the claim, and direct checks of noise and batches.
+"""The audit of a method: runs with canaries, scores and guesses, beside direct checks of noise and batches.
 
 What the result rests on
 ------------------------
 **A flag** says that the run is not the planned one. Its false-alarm rate is at most 1 - confidence, and that needs
 nothing but the plan: under the planned mechanism, with vectors that do not depend on earlier releases, canaries on
 orthogonal coordinates meet independent noise, and each has a fair coin of its own; so, given public batches or under
-Poisson sampling, their scores are independent of each other. Half of 1 - confidence belongs to the canaries, half is
-shared equally by the direct checks. Sampling of a fixed size draws canaries without replacement: they repel each other,
-and counts spread slightly less than the binomials that bound them; ``canaries=1`` makes every canary a run of its own.
+Poisson sampling, their scores are independent of each other. Given all earlier guesses the next one is therefore right
+as seldom as the claim allows, which is what its bet needs (`dpcore.audit.verdict`). Sampling of a fixed size draws
+canaries without replacement: given the coins, right guesses grow with a canary's own draws, which are negatively
+associated, and so the expectation of the product of their bets is at most that of independent ones (Joag-Dev, Proschan
+1983) under a threshold that is fixed. ``canaries=1`` makes every canary a run of its own.
 
 **The lower bound** as a number holds for whatever mechanism really ran, if guesses about different canaries are
 independent of each other given the coins. Privacy does not imply that, and a broken mechanism may lack it.
 ``canaries=1`` with many runs needs no such assumption. (What one run with many canaries can show of any mechanism at
 all: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.) Where the event is Gaussian as a
-whole, the bound also assumes that what ran is Gaussian. The threshold is chosen on every other canary and the errors
-are counted on the rest, so that nothing is tested twice.
+whole, the bound also assumes that what ran is Gaussian.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtr, ndtri
+from scipy.special import ndtri
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Event
@@ -37,16 +37,14 @@ from dpcore.audit.canaries import (
     CanaryRun,
     MakeMechanism,
     Records,
-    Releases,
     Step,
     joined,
     noisy_bits,
     records,
     secret_batches,
-    take_all,
 )
-from dpcore.audit.checks import direct_checks, failed, sample_rate
-from dpcore.audit.result import AuditResult
+from dpcore.audit.checks import direct_checks, sample_rate
+from dpcore.audit.verdict import AuditResult, RatioBound, judged, level_of
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.mechanism.loop import private_step
 from dpcore.mechanism.mechanism import Mechanism
@@ -59,142 +57,7 @@ from dpcore.spec.stream import Stream, check_key, derive_key, new_key
 from dpcore.spec.validate import choice, integer, open_unit
 from dpcore.stages.method import Method
 
-# A lower bound on epsilon from counts of right and wrong guesses.
-#
-# An adversary guesses "in" where a canary's score exceeds a threshold. Let FPR be the probability of that for a canary
-# that is out, FNR the probability of "out" for one that is in. A mechanism that is (epsilon, delta)-private allows
-#
-#     1 - FNR <= e^epsilon FPR + delta    and, with the two data sets exchanged,    1 - FPR <= e^epsilon FNR + delta
-#
-# (Kairouz, Oh, Viswanath 2015, Theorem 2.1), so that upper bounds on FPR and FNR give a lower bound on epsilon,
-#
-#     epsilon >= max(log((1 - delta - FNR) / FPR), log((1 - delta - FPR) / FNR)).
-#
-# The bounds are those of Clopper and Pearson: for k errors among n independent guesses, the p at which k or fewer
-# errors have probability alpha, ``Pr[Bin(n, p) <= k] = I_{1-p}(n - k, k + 1) = alpha``.
-#
-# What a claim allows is its trade-off function: the largest power 1 - FNR at each FPR. A Gaussian mechanism with
-# parameter mu allows exactly ``Phi(Phi^{-1}(FPR) + mu)`` (Dong, Roth, Su 2022, eq. 6); read backwards, counts bound the
-# mu of a mechanism known to be Gaussian from below by ``Phi^{-1}(1 - FNR) - Phi^{-1}(FPR)`` (Nasr et al., "Tight
-# Auditing of Differentially Private Machine Learning", 2023, section 4). Any other event allows at most what its
-# delta(epsilon) does, at every epsilon at once:
-#
-#     power <= min over epsilon of  min(e^epsilon FPR + delta(epsilon), 1 - e^-epsilon (1 - delta(epsilon) - FPR)).
-
-
 Floats = NDArray[np.float64]
-
-# Probabilities are kept this far from 0 and 1, where the normal quantile is infinite.
-_EDGE = 1e-15
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Guesses about canaries at one threshold, or at several.
-
-    The upper bounds on both error rates hold together, but with probability `alpha`.
-    """
-
-    false_positives: Any
-    outs: int
-    false_negatives: Any
-    ins: int
-    alpha: float
-
-    @property
-    def fpr(self) -> Any:
-        """Upper bound on the false positive rate."""
-        return clopper_pearson_upper(self.false_positives, self.outs, self.alpha / 2)
-
-    @property
-    def fnr(self) -> Any:
-        """Upper bound on the false negative rate."""
-        return clopper_pearson_upper(self.false_negatives, self.ins, self.alpha / 2)
-
-    @property
-    def mu(self) -> Any:
-        """Lower bound on mu of a Gaussian mechanism, 0 or more."""
-        return np.maximum(0.0, -_quantile(self.fnr) - _quantile(self.fpr))
-
-    def epsilon(self, delta: float) -> float:
-        """Lower bound on the epsilon at `delta` of any mechanism, 0 or more."""
-        fpr, fnr = float(self.fpr), float(self.fnr)
-        ratios = [(1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr]
-        return max([0.0, *(math.log(ratio) for ratio in ratios if ratio > 0)])
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What an event says an adversary can do.
-
-    `mu` is that of the Gaussian mechanism that the event is as a whole; where batches are drawn in secret there are
-    points of its privacy curve instead, certified upper bounds.
-    """
-
-    event: Event
-    mu: float | None
-    epsilons: Floats
-    deltas: Floats
-
-    @classmethod
-    def of(cls, event: Event, largest_epsilon: float, points: int = 16) -> Claim:
-        """Evaluate the claim of an event at `points` epsilons up to `largest_epsilon`."""
-        found = phases(event)
-        if found is not None and not found.steps:
-            return cls(event, found.mu, np.empty(0), np.empty(0))
-        epsilons = np.linspace(0, max(largest_epsilon, 0.1), points)
-        return cls(event, None, epsilons, np.array(_deltas(event, tuple(epsilons.tolist()))))
-
-    def power(self, fpr: Any) -> Any:
-        """Return the largest true positive rate that the claim allows at these false positive rates."""
-        fpr = np.asarray(fpr, dtype=np.float64)
-        if self.mu is not None:
-            return ndtr(_quantile(fpr) + self.mu)
-        grown, shrunk = np.exp(self.epsilons), np.exp(-self.epsilons)
-        alpha = fpr[..., None]
-        bounds = np.minimum(alpha * grown + self.deltas, 1 - shrunk * (1 - self.deltas - alpha))
-        return np.clip(bounds.min(axis=-1), 0.0, 1.0)
-
-    def excess(self, errors: Errors) -> Any:
-        """Return by how much the errors' certified power exceeds the claim's, in normal quantiles; positive refutes."""
-        return -_quantile(errors.fnr) - _quantile(self.power(errors.fpr))
-
-
-@lru_cache(maxsize=16)
-def _deltas(event: Event, epsilons: tuple[float, ...]) -> tuple[float, ...]:
-    names = accounting.accountants_for(event)
-    return tuple(min(accounting.delta(event, epsilon, name) for name in names) for epsilon in epsilons)
-
-
-def clopper_pearson_upper(count: Any, total: int, alpha: float) -> Any:
-    """Return the upper end of a one-sided confidence interval for a probability; 1 where nothing was counted."""
-    count = np.asarray(count)
-    # I_p(k + 1, n - k) = Pr[Bin(n, p) > k] = 1 - alpha.
-    inside = np.minimum(count, max(total - 1, 0))
-    bound = betaincinv(inside + 1.0, np.maximum(total - inside, 1.0), 1 - alpha)
-    return np.where(count >= total, 1.0, bound)
-
-
-def best_threshold(ins: Floats, outs: Floats, claim: Claim, alpha: float) -> float:
-    """Return the threshold at which scores exceed a claim the most; these scores are not to be counted again."""
-    scores = np.sort(np.concatenate([ins, outs]))
-    middles = np.unique((scores[1:] + scores[:-1]) / 2) if scores.size > 1 else np.zeros(1)
-    errors = count_errors(ins, outs, middles, alpha)
-    excess = np.asarray(claim.excess(errors))
-    best = np.flatnonzero(excess >= excess.max() - 1e-12)
-    return float(middles[best[best.size // 2]])
-
-
-def count_errors(ins: Floats, outs: Floats, threshold: Any, alpha: float) -> Errors:
-    """Return the errors of guessing "in" above a threshold, or above each of several."""
-    positives = outs.size - np.searchsorted(np.sort(outs), threshold, side="right")
-    negatives = np.searchsorted(np.sort(ins), threshold, side="right")
-    return Errors(positives, outs.size, negatives, ins.size, alpha)
-
-
-def _quantile(probability: Any) -> Any:
-    return ndtri(np.clip(probability, _EDGE, 1 - _EDGE))
-
 
 FLAT = ("first.weight", "second.weight")
 GROUPED = ("first.weight", "first.bias", "second.weight", "second.bias")
@@ -303,11 +166,10 @@ def audit(
     found = []
     for run in range(runs):
         one = canary_run(run)
-        releases = take_all(one)
-        found.append(records(one, releases))
+        found.append(records(one))
         if run == 0 and not ends_as(one, canary_run(run)):
             found[0] = replace(found[0], surprises=(*found[0].surprises, UNSEEN))
-        if run == 0 and not follows_from_releases(one, releases, canary_run(run)):
+        if run == 0 and not follows_from_releases(one, canary_run(run)):
             found[0] = replace(found[0], surprises=(*found[0].surprises, MORE))
     return _judged(plan, joined(found), claimed, delta, confidence, dtype)
 
@@ -319,77 +181,96 @@ def coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
 
 
 def _judged(plan: Plan, records: Records, claimed: float, delta: float, confidence: float, dtype: str) -> AuditResult:
-    alpha = 1 - confidence
     p_values = direct_checks(plan, records, dtype)
-    level = alpha / 2 / len(p_values)
-    findings = [*failed(p_values, level), *records.surprises]
-    values = _scores(plan, records, p_values, level)
-    claim = Claim.of(plan.event, claimed)
-    chosen = np.arange(values.size) % 2 == 0
-    ins = records.coins
-    threshold = best_threshold(values[chosen & ins], values[chosen & ~ins], claim, alpha / 2)
-    errors = count_errors(values[~chosen & ins], values[~chosen & ~ins], threshold, alpha / 2)
-    any_mechanism = errors.epsilon(delta)
-    bound, assumes = any_mechanism, ANY
-    if claim.mu is not None and gaussian_epsilon(float(errors.mu), delta) > any_mechanism:
-        bound, assumes = gaussian_epsilon(float(errors.mu), delta), GAUSSIAN
-    allowed = float(claim.power(errors.fpr))
-    if float(claim.excess(errors)) > 0:
-        findings.insert(
-            0,
-            f"Canaries were told apart with a power of at least {1 - float(errors.fnr):.3g} at a false positive rate "
-            f"of at most {float(errors.fpr):.3g}, where the claim allows {allowed:.3g}.",
-        )
-    elif bound > claimed:
-        findings.insert(0, "The lower bound exceeds the claim.")
-    return AuditResult(
-        claimed_epsilon=claimed,
-        lower_bound=bound,
-        lower_bound_any=any_mechanism,
+    scores = _scores(plan, records, p_values, level_of(confidence, p_values))
+    (mu, gaussian), bound = claimed_mu(plan.event, claimed, delta), RatioBound((1 - confidence) / 2)
+    bound.add(guesses(scores, records.coins), mu)
+    lower, assumes = bound.epsilon(delta), ANY
+    if gaussian and gaussian_epsilon(bound.lower * mu, delta) > lower:
+        lower, assumes = gaussian_epsilon(bound.lower * mu, delta), GAUSSIAN
+    return judged(
+        plan,
+        bound,
+        p_values,
+        records.surprises,
         delta=delta,
         confidence=confidence,
-        flagged=bool(findings),
-        findings=tuple(findings),
-        assumes=assumes,
-        canaries_in=errors.ins,
-        canaries_out=errors.outs,
-        false_positive_rate=float(errors.fpr),
-        false_negative_rate=float(errors.fnr),
-        power=1 - float(errors.fnr),
-        claimed_power=allowed,
+        claimed_epsilon=claimed,
+        lower_bound=lower,
+        canaries=scores.size,
+        steps=plan.steps,
         noise_ratio=float(np.sqrt((records.nulls**2).mean())),
-        p_values=p_values,
-        method=plan.method.name,
+        assumes=assumes,
     )
 
 
-def _scores(plan: Plan, records: Records, p_values: dict[str, float], level: float) -> NDArray[np.float64]:
+def claimed_mu(event: Event, epsilon: float, delta: float) -> tuple[float, bool]:
+    """Return the mu of the Gaussian mechanism that an event is as a whole, or of one that allows as many right guesses.
+
+    The second value says which. Where batches are drawn in secret, the accountants' delta at epsilon 0 bounds the share
+    of right guesses, and so does the claim itself: ``(e^epsilon + delta) / (1 + e^epsilon)`` (`dpcore.audit.verdict`).
+    """
+    found = phases(event)
+    if found is not None and not found.steps:
+        return found.mu, True
+    apart = min(accounting.delta(event, 0.0, name) for name in accounting.accountants_for(event))
+    right = min((1 + apart) / 2, 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0))))
+    return 2 * float(ndtri(min(right, 1 - 1e-15))), False
+
+
+def guesses(scores: Floats, coins: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which guesses are right, in the canaries' order: "in" above a threshold that earlier canaries chose.
+
+    It is 0, the best one under the plan, as long as no other would have been right clearly more often before.
+    """
+    right = np.empty(scores.size, bool)
+    start, stop, threshold = 0, 64, 0.0
+    while start < scores.size:
+        right[start:stop] = (scores[start:stop] > threshold) == coins[start:stop]
+        start, stop = stop, 2 * stop
+        order = np.argsort(scores[:start])
+        seen, ins = scores[order], coins[order]
+        # Of those up to each score the outs are right, and of those above it the ins.
+        counts = np.cumsum(~ins) - np.cumsum(ins) + ins.sum()
+        best = np.flatnonzero(counts[:-1] == counts[:-1].max())
+        place = best[best.size // 2]
+        clearly = counts[place] - ((seen > 0) == ins).sum() > np.sqrt(seen.size)
+        threshold = float(seen[place] + seen[place + 1]) / 2 if clearly else 0.0
+    return right
+
+
+def _scores(plan: Plan, records: Records, p_values: dict[str, float], level: float) -> Floats:
     correlated = p_values["repeated"] <= level
     if correlated or p_values["noise"] <= level:
         records = whitened(records, correlated)
+    replaced = plan.event.adjacency is Adjacency.REPLACE_ONE
     if not secret_batches(plan):
-        return known_participation(records)
+        return matched_filter(records, records.participation, replaced)
     if correlated:
-        return any_participation(records)
-    return secret_participation(records, sample_rate(plan), plan.event.adjacency is Adjacency.REPLACE_ONE)
+        return matched_filter(records, records.possible, replaced)
+    return secret_participation(records, sample_rate(plan), replaced)
 
 
 MORE = "The parameters are no function of the releases: something else of the data moves them."
 UNSEEN = "Steps that nobody observes move the parameters elsewhere than steps that are recorded."
 
 
-def ends_as(run: CanaryRun, unseen: CanaryRun) -> bool:
-    """Whether a run of the same keys and coins, taken now with nobody observing, ends at the same parameters.
+def ends_as(run: CanaryRun, other: CanaryRun) -> bool:
+    """Whether another run of the same keys and coins, taken now with nobody observing, ends at the same parameters.
 
     What is observed runs as separate operations; in training one fused operation takes the step, and what it adds is
     not seen in the releases.
     """
     for _ in range(run.plan.steps):
-        unseen.step()
-    return _same(run, unseen)
+        other.step()
+    tolerance = 1e-6 if run.dtype == np.float64 else 1e-2
+    return all(
+        np.allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(a[np.isfinite(a)]).max(initial=0), equal_nan=True)
+        for a, b in zip(run.values(), other.values(), strict=True)
+    )
 
 
-def follows_from_releases(run: CanaryRun, releases: Releases, empty: CanaryRun) -> bool:
+def follows_from_releases(run: CanaryRun, empty: CanaryRun) -> bool:
     """Whether a run with no data, whose noise is the releases of `run`, ends at the same parameters.
 
     Its steps release the very same vectors, so what is a function of the releases is the same. A filter, a second
@@ -402,7 +283,7 @@ def follows_from_releases(run: CanaryRun, releases: Releases, empty: CanaryRun) 
         if stream == Stream.CLIP_BOUND:
             assert norms is not None
             return [np.array([noisy_bits(plan, norms[row], norms[row + 1]) / plan.bit_noise_standard_deviation])]
-        white = releases.white[int(stream == Stream.SECOND_MOMENT), row]
+        white = run.white[int(stream == Stream.SECOND_MOMENT), row]
         return [backend.from_numpy(vector.astype(run.dtype)) for vector in white]
 
     release = mechanism.release
@@ -412,17 +293,7 @@ def follows_from_releases(run: CanaryRun, releases: Releases, empty: CanaryRun) 
 
     mechanism.release = released  # type: ignore[method-assign]
     empty.amount[:] = 0
-    for _ in range(plan.steps):
-        empty.step()
-    return _same(run, empty)
-
-
-def _same(run: CanaryRun, other: CanaryRun) -> bool:
-    tolerance = 1e-6 if run.dtype == np.float64 else 1e-2
-    return all(
-        np.allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(a[np.isfinite(a)]).max(initial=0), equal_nan=True)
-        for a, b in zip(run.values(), other.values(), strict=True)
-    )
+    return ends_as(run, empty)
 
 
 # Scores: how much a canary's releases speak for "in".
@@ -432,7 +303,7 @@ def _same(run: CanaryRun, other: CanaryRun) -> bool:
 # best one.
 #
 # - Batches are public: p is known, ``log N(x; s)/N(x; 0)`` grows with s.x, and s.x/|s| is normal with variance 1 and
-#   mean |s| or 0: the matched filter.
+#   mean |s| or 0: the matched filter. It serves as well where sampling is secret and the noise is correlated.
 # - Each of some steps draws it with probability q, and their columns are orthogonal:
 #   ``sum_t log(1 - q + q exp(A_t.x - |A_t|^2/2))``.
 # - Replace-one: "out" has -s instead of 0, and the ratio to it is taken.
@@ -446,11 +317,15 @@ def _same(run: CanaryRun, other: CanaryRun) -> bool:
 _NO_NOISE = 1e-12
 
 
-def known_participation(records: Records) -> Floats:
-    """Return the matched filter's outputs, (m,); 0 for a canary that never takes part."""
-    added = records.signal @ records.participation
+def matched_filter(records: Records, taken: NDArray[Any], replaced: bool) -> Floats:
+    """Return the matched filter's outputs, (m,), as if canaries took part as often as `taken` (T, m) says.
+
+    They are counted from the middle between "in" and "out"; of a canary that never takes part the output is 0.
+    """
+    added = records.signal @ taken
     norms = np.linalg.norm(added, axis=0)
-    return np.asarray((added * records.canaries).sum(axis=0) / np.where(norms > 0, norms, 1.0))
+    along = (added * records.canaries).sum(axis=0) / np.where(norms > 0, norms, 1.0)
+    return np.asarray(along if replaced else along - norms / 2)
 
 
 def secret_participation(records: Records, sample_rate: float, replaced: bool) -> Floats:
@@ -466,11 +341,6 @@ def secret_participation(records: Records, sample_rate: float, replaced: bool) -
 def _log_ratio(along: Floats, size: Floats, q: float) -> Floats:
     with np.errstate(divide="ignore"):
         return np.asarray(np.logaddexp(np.log1p(-q), np.log(q) + along - size / 2))
-
-
-def any_participation(records: Records) -> Floats:
-    """Return the matched filter's outputs as if a canary took part in every possible step, (m,)."""
-    return np.asarray(((records.signal @ records.possible) * records.canaries).sum(axis=0))
 
 
 def whitened(records: Records, correlated: bool) -> Records:

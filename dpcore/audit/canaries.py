@@ -52,8 +52,11 @@ class CanaryRun:
     as `Mechanism`, `step` as `dpcore.mechanism.loop.private_step`.
 
     An example's vector is `amount` (+1, 0 or -1, SHORT for some) times a canary's, on coordinate `place`, both (n,);
-    `used` has the indices that each step asked gradients of.
+    `used` has the indices that each step asked gradients of, and `white` (R / T, T, L, d) what `records` saw of all
+    coordinates, by tensor, in units of the planned noise.
     """
+
+    white: Floats
 
     def __init__(
         self,
@@ -219,18 +222,8 @@ def joined(records: Sequence[Records]) -> Records:
     )
 
 
-@dataclass(frozen=True)
-class Releases:
-    """The releases of all steps; R rows: one for each step, twice that with a second moment of its own."""
-
-    canaries: Floats  # (R, m): along each canary's direction
-    shared: Floats  # (T,): along the direction of all other examples, before C is applied
-    amounts: Floats  # (R / T, T): what a canary adds to its column, before C is applied
-    white: Floats  # (R / T, T, L, d): all coordinates, by tensor
-
-
-def take_all(run: CanaryRun) -> Releases:
-    """Take all steps of a run and return what was released."""
+def records(run: CanaryRun) -> Records:
+    """Take all steps of a run; return what it showed, to an adversary and to whoever knows its secrets."""
     plan, backend, m = run.plan, run.mechanism.backend, run.coins.size
     square = bool(plan.square_noise_standard_deviation())
     channels = 2 if square else 1
@@ -258,21 +251,16 @@ def take_all(run: CanaryRun) -> Releases:
             amounts[channel, t] = amount / deviation
         shared[t] = along @ sums[:, run.size - 1] / plan.noise_standard_deviation(t, norm)
     # C makes the planned noise white again, and what a canary adds with it.
-    white = np.stack([np.tensordot(run.matrix, channel, 1) for channel in released])
-    return Releases(np.concatenate([run.matrix @ channel for channel in canaries]), shared, amounts, white)
-
-
-def records(run: CanaryRun, releases: Releases) -> Records:
-    """Return what the run showed, to an adversary and to whoever knows its secrets."""
+    run.white = np.stack([np.tensordot(run.matrix, channel, 1) for channel in released])
     took, others, bits = counted(run)
-    m, matrix, nobody = run.coins.size, run.matrix, releases.white[..., : run.size - 1]
+    nobody = run.white[..., : run.size - 1]
     silent = np.concatenate([run.amount[run.members] == 0, np.ones(run.size - 1 - m, bool)])
     return Records(
-        canaries=releases.canaries,
+        canaries=np.concatenate([run.matrix @ channel for channel in canaries]),
         nulls=np.concatenate(list(nobody[..., m:])),
-        signal=np.concatenate([matrix * amount for amount in releases.amounts]),
+        signal=np.concatenate([run.matrix * amount for amount in amounts]),
         silent=nobody[..., silent].reshape(-1),
-        sums=(matrix @ (releases.shared - releases.amounts[0] * others))[:, None],
+        sums=(run.matrix @ (shared - amounts[0] * others))[:, None],
         bits=_bits(run, bits),
         coins=run.coins,
         **took,

@@ -255,10 +255,20 @@ class Mechanism:
             self._dirty = True
             self.peers.join(self.vectors.totals, self.layout, self.backend)
 
+    @property
+    def contribution(self) -> float:
+        """The norm that one example's vector adds to this step's sum at most."""
+        return self.plan.sensitivity_at(self.step, self.clip_norm).contribution
+
     def clipped_mean_norm(self) -> float:
         """Return ``||sum of clipped vectors|| / (B C_eff)``: **private**, publishing it gives up the guarantee."""
         norm = self.unit * math.sqrt(sum(float((total * total).sum()) for total in self.vectors.totals))
-        return norm / (self.plan.batch_size * self.plan.sensitivity_at(self.step, self.clip_norm).contribution)
+        return norm / (self.plan.batch_size * self.contribution)
+
+    def summed(self) -> NDArray[np.float64]:
+        """Return the sum of clipped vectors, (d,), before any noise: **private**, for tests."""
+        totals = [self.backend.to_numpy(total).astype(np.float64).reshape(-1) for total in self.vectors.totals]
+        return self.unit * np.concatenate(totals)
 
     def release(
         self,

@@ -9,7 +9,7 @@ if find_spec("torch") is None:
     raise MissingPackageError(needs("dpcore.torch", "torch"), name="torch")
 
 from dpcore.torch.checkpoint import public_state, save_state
-from dpcore.torch.doctor import Finding, Findings, RunAudit, audit, doctor
+from dpcore.torch.doctor import Finding, Findings, audit, doctor
 from dpcore.torch.export import export
 from dpcore.torch.held_out import HeldOut
 from dpcore.torch.learning_rate import LearningRates, find_learning_rate
@@ -24,7 +24,6 @@ __all__ = [
     "LearningRates",
     "PrivateOptimizer",
     "PrivateRun",
-    "RunAudit",
     "audit",
     "doctor",
     "export",

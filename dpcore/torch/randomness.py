@@ -40,8 +40,8 @@ import torch
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.stream import derive_key
 
-TRIAL = bytes(32)
-"""For trials on synthetic values, which reach no release."""
+TRIAL, OTHER = bytes(32), b"\1" * 32
+"""For trials on synthetic values, which reach no release; with the other one something else is drawn."""
 
 CAVEAT = (
     "Dropout masks and augmentation come from generators of torch, NumPy and Python, set from the run's secret key; "

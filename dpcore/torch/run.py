@@ -94,6 +94,11 @@ class PrivateRun:
         return "\n".join(["PrivateRun(", *(f"  {name}: {words}" for name, words in lines.items()), ")"])
 
     @property
+    def engine(self) -> Engine:
+        """What takes the steps. Its parts may change with any version, and some of them are secret."""
+        return self._engine
+
+    @property
     def plan(self) -> Plan:
         """The plan: method with its noise multiplier, sampler, steps."""
         return self._engine.mechanism.plan
@@ -159,7 +164,7 @@ class PrivateRun:
             begun = not mechanism.peers.shards
             try:
                 engine.check_public(public)
-                self.optimizer._settings()  # refused before the sum is paid for
+                self.optimizer.settings()  # refused before the sum is paid for
                 batch, begun = self.loader.consume(batch), True
                 if public is not None and batches.memory(public) & batches.memory((batch, self.loader.data.tree)):
                     raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
@@ -373,9 +378,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise PrivacyError(
                 "optimizer.step(): no batch was summed; call private.step(batch), which ends in this step"
             )
-        self._engine.release(self._settings())
+        self._engine.release(self.settings())
 
-    def _settings(self) -> list[UpdateSettings]:
+    def settings(self) -> list[UpdateSettings]:
         """Return the present settings of each trained parameter."""
         found = [groups.settings(group, self._update) for group in self.param_groups]
         return [found[group] for group in self._group_of]
@@ -518,7 +523,7 @@ class Engine(Loop):
 
         def blocks_at(values: list[Any], point: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
-            at = self._point(values)
+            at = self.tensors_at(values)
 
             def rows(part: slice) -> list[Any]:
                 micro = batches.tree_map(lambda t: t[part], batch)
@@ -591,7 +596,7 @@ class Engine(Loop):
 
     def _public_gradient(self, public: Tree) -> list[Any]:
         """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
-        values, backend = self._point(self.working.arrays()), self.mechanism.backend
+        values, backend = self.tensors_at(self.working.arrays()), self.mechanism.backend
         device, count = values[0].device, batches.size(public)
         totals = [backend.zeros_like(array.reshape(-1), "float64") for array in self.working.arrays()]
         for start in range(0, count, self.microbatch_size):
@@ -662,6 +667,7 @@ class Engine(Loop):
             for parameter, value in zip(self.working.parameters, values, strict=True):
                 local(parameter).copy_(value)
 
-    def _point(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+    def tensors_at(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        """Return a point's arrays as tensors of the parameters' dtypes."""
         pairs = zip(arrays, self.working.parameters, strict=True)
         return [self.working.to_tensor(array).to(parameter.dtype) for array, parameter in pairs]

@@ -317,7 +317,7 @@ def measured() -> list[dict[str, Any]]:
                 "claimed": round(found.claimed_epsilon, 2),
                 "lower_bound": round(found.lower_bound, 2),
                 "lower_bound_any": round(found.lower_bound_any, 2),
-                "canaries": found.power > found.claimed_power,
+                "canaries": found.ratio >= 1,
                 "checks": [name for name, p in found.p_values.items() if p <= 0.005 / len(found.p_values)],
                 "surprises": [word for sentence, word in SURPRISES.items() if sentence in found.findings],
                 "flagged": found.flagged,

@@ -98,7 +98,7 @@ def test_a_fault_is_exit_status_1_and_json(scripts, capsys):
 
 def test_a_function_gives_the_objects(scripts, capsys):
     assert "no method was given" in say(capsys, ["doctor", "objects.py:tuple_of_objects", "--no-audit"]).out
-    assert "share no parameter" in say(capsys, ["doctor", "objects.py:dict_of_objects", "--no-audit"], status=1).out
+    assert "is in no group" in say(capsys, ["doctor", "objects.py:dict_of_objects", "--no-audit"], status=1).out
     assert "examples" in say(capsys, ["doctor", "objects.py:calls_make_private", "--no-audit"]).out
 
 

@@ -35,10 +35,10 @@ class _Reached(BaseException):
 
 @contextmanager
 def own_run(place: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Give the keywords of a run: of a script, or of what a function returns.
+    """Give the keywords of a run: of a script, or of what ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` returns.
 
-    `place` is ``FILE.py``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; `arguments` are what the script finds in
-    ``sys.argv`` after its name. ArgumentError if the script fails, or gives no run.
+    `arguments` are what the script finds in ``sys.argv`` after its name. ArgumentError if the script fails, or gives no
+    run.
     """
     name, _, function = place.partition(":")
     path = Path(name)
@@ -192,9 +192,9 @@ def audit(
             from dpcore.torch import audit as audit_run
 
             known = {name: value for name, value in run.items() if name != "optimizer"}
-            own = audit_run(**known, confidence=confidence, seconds=seconds)
-        write_answer(as_json, own.to_dict(), str(own))
-        return 1 if own.flagged else 0
+            result = audit_run(**known, confidence=confidence, seconds=seconds)
+        write_answer(as_json, result.to_dict(), str(result))
+        return 1 if result.flagged else 0
     if epsilon is None and noise_multiplier is None:
         noise_multiplier = 2.0
     settings = settings_from({**given, "epsilon": epsilon, "noise_multiplier": noise_multiplier})
@@ -209,6 +209,6 @@ def audit(
     if epsilon is not None:
         chosen = Plan(chosen, sampler, steps).calibrated(epsilon, settings.delta).method
     result = audited(chosen, sampler, steps, delta=settings.delta, canaries=canaries, runs=runs, confidence=confidence)
-    told = {**result.to_dict(), "steps": steps, "sampler": sampler.describe(), "settings": chosen.describe()}
+    told = {**result.to_dict(), "sampler": sampler.describe(), "settings": chosen.describe()}
     write_answer(as_json, told, str(result))
     return 1 if result.flagged else 0

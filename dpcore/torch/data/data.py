@@ -127,6 +127,11 @@ class Data:
         """Joins single examples."""
         return self._reader.collate
 
+    @property
+    def generators(self) -> list[Any]:
+        """The generators that data set and collate function have of their own, as far as they were found."""
+        return self._reader.generators
+
     def in_order(self, size: int) -> Iterator[Tree]:
         """Yield all examples in their order, `size` at a time: for an evaluation, never for a step."""
         for first in range(0, self.length, size):

@@ -3,9 +3,17 @@
 In every step each canary is in or out by a fair coin, from a fresh key. The batch of those that are in goes through
 the run's own sum and release: its way of finding gradients, its clip, micro-batches, noise, filter and update, on a run
 of the same plan with keys of its own. The parameters are then set back to where they were, as loading weights does.
+(`dpcore.audit.audit` gives each canary one coin for a whole run, which tells of the sampler and of the composition,
+too, and takes a run for each. A torch run is too slow for that: here each step has coins of its own.)
+
+**Canaries** are chosen among some of the user's examples, and made-up ones. Each one's vector is found by one-by-one
+autograd and clipped by the reference's formulas in float64: nothing of it comes from the way in which the run finds and
+clips gradients. A part of each vector as long as possible is orthogonal to all the others: one that adds more than
+planned then leaves the guesses of others alone. Where users are the unit of privacy, a canary is a user whose examples
+are all the same one: clipped one by one instead of in sum, they would add up to several clip norms.
 
 **What is seen.** c_i is what canary i adds to the step's sum where it is in: the vector that leaves the clip, whatever
-went into it (`dpcore.torch.doctor.canaries.clipped_vectors`: gradients at several points, a scale, a user's examples).
+went into it (`clipped_vectors`: gradients at several points, a scale, a user's examples).
 The sum of clipped vectors gets noise of the plan's standard deviation s in each coordinate; where gradients were
 scaled, the released average is divided by the scale again, which is public, and is multiplied by it here. So in units
 of s the release is
@@ -23,7 +31,8 @@ times the largest |c_i| / s that the clip allows, which is what the plan claims 
 
 **Guesses.** As in the definition of privacy, he who guesses b_i knows the other coins of the step. He takes off what
 they add; ``C_tt b_i c_i / s + Z_t`` is left, and by its product with c_i the guess is "in" above half of
-``C_tt |c_i|^2 / s``.
+``C_tt |c_i|^2 / s``. The share of right guesses of a step is one bet: guesses of one step share Z_t, and the test of
+`dpcore.audit.verdict` allows that.
 
 What is tested is each release *given* its batch. That batches are drawn as planned is tested by `dpcore.audit.audit`,
 on the same samplers; the epsilon that a larger r stands for is that of the plan with its noise multiplier divided by r.
@@ -35,41 +44,56 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from scipy.special import ndtr
 from torch import nn
 
 from dpcore.accounting import epsilon_interval
 from dpcore.audit import checks
 from dpcore.audit.auditing import coins
-from dpcore.audit.betting import Bets, RatioBound
-from dpcore.audit.result import RunAudit
+from dpcore.audit.verdict import AuditResult, RatioBound, judged, log_wealth
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
+from dpcore.sampling.sharding import Shard
 from dpcore.spec import validate
+from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import new_key
+from dpcore.stages.clipping.blocks import as_blocks
+from dpcore.stages.clipping.together import norms_of
 from dpcore.stages.method import Method
-from dpcore.torch.doctor.canaries import Canaries, Floats, check_alike, scale_of
+from dpcore.stages.queries import Plain
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
-from dpcore.torch.doctor.steps import take
 from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
 from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.held_out import evaluating
+from dpcore.torch.randomness import OTHER, TRIAL
 from dpcore.torch.run import PrivateRun
 
+Floats = NDArray[np.float64]
+
+MOST = 12
+"""Canaries: more would have less of their vectors to themselves."""
+_CANDIDATES = 24  # of the user's examples, and as many made up
+_NUMBERS = 3e7  # that candidates' vectors may have together, or the noise of a run
+_SHORTEST = 0.6  # of the longest one: the part of a canary's vector that is its own
+_OF_A_USER = 3  # examples, where a user may have so many
 _DIRECT = 8  # the first steps, whose noise is looked at directly: a number that no outcome changes
 _LOOKED_AT = 100_000  # coordinates of these
 _MOST_STEPS = 20_000
 _MOST_ROWS = 2048  # of correlated noise, after which a run begins anew: all N_u so far are kept
-_NUMBERS = 3e7  # that these may have together
 _LEAST_NOISE = 1e-3  # below it, what 16-bit models round may look like a wrong sum
 _BEYOND = 1.05  # r shown, from which on the bound is clearly above the claim, which is refuted at 1
 _ENOUGH = 0.6  # where half the noise is refuted: r shown, from which on the lower bound says something
+_ASSUMES = "batches are drawn as planned, and what ran is Gaussian and alike in all steps"
 
 
 def audit(
@@ -81,11 +105,11 @@ def audit(
     confidence: float = 0.99,
     seconds: float = 60.0,
     **options: Any,
-) -> RunAudit:
+) -> AuditResult:
     """Put canaries through the step of the run that `make_private` makes of these objects.
 
     It ends where the claim is refuted, or half of its noise is and the lower bound says something, or when time is
-    over: the test may stop at any time (`dpcore.audit.betting`). Nothing of a real run is spent, and all objects are
+    over: the test may stop at any time (`dpcore.audit.verdict`). Nothing of a real run is spent, and all objects are
     left as they were found.
 
     Parameters
@@ -101,7 +125,7 @@ def audit(
 
     Returns
     -------
-    RunAudit
+    AuditResult
 
     Raises
     ------
@@ -129,21 +153,18 @@ def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
 
     Some canaries are the user's examples, and which ones depends on their gradients: every number tells of the data.
     """
-    result = audit_run(subject, confidence, seconds=max(subject.left / 2, 0.5))
+    result = audit_run(subject, confidence, seconds=max((subject.deadline - time.monotonic()) / 2, 0.5))
     if result.flagged:
         remedy = "the run is not what its plan says: look for what replaces or wraps its step"
         yield fault(" ".join([result.told, *result.findings]), remedy, details=result.to_dict())
-    elif not result.decided:
-        told = f"{result.told} Too few steps to tell planned noise from half of it."
-        yield remark(told, "give more seconds", details=result.to_dict())
     else:
-        yield ok(result.told, details=result.to_dict())
+        remedy = "" if result.decided else "give more seconds, to tell the planned noise from half of it"
+        yield (ok if result.decided else remark)(result.told, remedy, details=result.to_dict())
 
 
-def audit_run(subject: Subject, confidence: float, *, seconds: float) -> RunAudit:
+def audit_run(subject: Subject, confidence: float, *, seconds: float) -> AuditResult:
     """Audit a run of the subject's plan; it ends where it is decided, or after so many seconds."""
-    plan = subject.run.plan
-    _check(plan)
+    _check(subject.run.plan, subject.delta)
     with evaluating(subject.model):  # masks would make vectors that nobody knows
         return _Audit(subject, confidence).whole(seconds)
 
@@ -153,16 +174,16 @@ class _Audit:
 
     def __init__(self, subject: Subject, confidence: float) -> None:
         self.subject, self.confidence, self.plan = subject, confidence, subject.run.plan
-        alpha = 1 - confidence
-        self.claim, self.half = RatioBound(alpha / 2), Bets(alpha / 10)
+        self.claim = RatioBound((1 - confidence) / 2)
+        # The shares of wrong guesses, and what a Gaussian mechanism with half the noise would leave of them.
+        self.wrong, self.left = np.empty(0), np.empty(0)
         # Of the first steps: what is left of releases without the canaries, in units of noise.
         self.rest: list[Floats] = []
         self.sums: list[Floats] = []
         self.steps, self.half_refuted, self.key = 0, False, new_key()
         self._begin()
-        check_alike(self.run, subject.made(1))
         self.canaries = Canaries(subject, self.run)
-        strategy, dimension = self.plan.method.noise.strategy, self.run._engine.mechanism.layout.dimension
+        strategy, dimension = self.plan.method.noise.strategy, self.run.engine.mechanism.layout.dimension
         self.rows = self.plan.steps
         self.matrix: Floats | None = None
         if strategy is not None:
@@ -173,10 +194,10 @@ class _Audit:
     def _begin(self) -> None:
         """Begin a run with fresh keys."""
         self.run: PrivateRun = self.subject.another()
-        engine = self.run._engine
-        engine.recorder = Recorder(engine.mechanism.layout, engine.mechanism.layout.dimension, "float64")
+        layout = self.run.engine.mechanism.layout
+        self.run.engine.recorder = self.recorder = Recorder(layout, layout.dimension, "float64")
 
-    def whole(self, seconds: float) -> RunAudit:
+    def whole(self, seconds: float) -> AuditResult:
         """Take steps until it is decided."""
         end = time.monotonic() + seconds
         while self.steps < _MOST_STEPS and (self.steps < _DIRECT or time.monotonic() < end):
@@ -190,17 +211,14 @@ class _Audit:
         return self._result()
 
     def _step(self) -> None:
-        run, plan = self.run, self.plan
-        mechanism, t = run._engine.mechanism, run.steps_taken
+        run, plan, mechanism, t = self.run, self.plan, self.run.engine.mechanism, self.run.steps_taken
         self.canaries.renew(run)
         ins = coins(self.key, self.steps, self.canaries.count)
-        norm, scale = mechanism.clip_norm, scale_of(run)
-        deviation = plan.noise_standard_deviation(t, norm)
-        contribution = plan.sensitivity_at(t, norm).contribution
-        take(run, self.canaries.batch(ins, run._engine.views), each=self.canaries.each)
-        assert run._engine.recorder is not None
-        released = run._engine.recorder.released.pop() * scale * plan.batch_size / deviation
-        run._engine.recorder.filtered.pop()
+        scale, contribution = scale_of(run), mechanism.contribution
+        deviation = plan.noise_standard_deviation(t, mechanism.clip_norm)
+        take(run, self.canaries.batch(ins, run.engine.views), self.canaries.each)
+        self.recorder.filtered.clear()
+        released = self.recorder.released.pop() * scale * plan.batch_size / deviation
         known = self.canaries.vectors / deviation
         noise = released - ins @ known
         diagonal, white = 1.0, noise  # C_tt, and Z_t: what was seen without all that canaries added
@@ -213,57 +231,46 @@ class _Audit:
         share = float(((seen > diagonal * lengths**2 / 2) == ins).mean())
         self.steps += 1
         self.claim.add(share, diagonal * contribution / deviation)
-        # With half the noise, a Gaussian step would be guessed right with this probability: bets on less.
-        self.half.add(1 - share, float(ndtr(-diagonal * lengths).mean()))
-        self.half_refuted = self.half_refuted or self.half.refuted
+        # With half the noise, a Gaussian step would be guessed right with probability Phi(length): bets on less.
+        self.wrong = np.append(self.wrong, 1 - share)
+        self.left = np.append(self.left, ndtr(-diagonal * lengths).mean())
+        self.half_refuted |= log_wealth(self.wrong, self.left) >= -math.log((1 - self.confidence) / 10)
         if self.steps <= _DIRECT:
             self.sums.append(np.linalg.qr(known.T)[0].T @ white)
             self.rest.append(white[:: max(1, len(white) // _LOOKED_AT)])
 
-    def _direct(self) -> dict[str, float]:
-        """Return the probabilities of the direct checks, after a number of steps that no outcome changes."""
-        rest = np.stack(self.rest)[:, None, :]
+    def _result(self) -> AuditResult:
+        # The direct checks are of a number of steps that no outcome changes.
+        plan, delta, rest = self.plan, self.subject.delta, np.stack(self.rest)[:, None, :]
         found = {"sums": checks.wrong_sums(np.stack(self.sums))}
         if rest.shape[2] >= 4:
             found |= {"noise": checks.too_little_noise(rest), "repeated": checks.repeated_noise(rest)}
-        return found
-
-    def _result(self) -> RunAudit:
-        plan, delta, alpha = self.plan, self.subject.delta, 1 - self.confidence
-        direct = self._direct()
-        failed = checks.failed(direct, alpha / 2 / len(direct))
-        if self.claim.refuted:
-            failed.insert(
-                0, f"Canaries were told apart as if the noise were at most 1/{self.claim.lower:.3g} of the planned."
-            )
-        return RunAudit(
-            claimed_epsilon=plan.epsilon(delta),
-            lower_bound=_epsilon_at(plan, self.claim.lower, delta),
+        return judged(
+            plan,
+            self.claim,
+            found,
             delta=delta,
             confidence=self.confidence,
-            steps=self.steps,
+            claimed_epsilon=plan.epsilon(delta),
+            lower_bound=_epsilon_at(plan, self.claim.lower, delta),
             canaries=self.canaries.count,
-            ratio=self.claim.lower,
+            steps=self.steps,
+            noise_ratio=float(np.sqrt((rest**2).mean())),
+            assumes=_ASSUMES,
             half_refuted=self.half_refuted and not self.claim.refuted,
-            flagged=bool(failed),
-            findings=tuple(failed),
-            p_values=direct,
-            method=plan.method.name,
         )
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: Plan, delta: float) -> None:
     """Say what claims nothing."""
-    if not plan.noise_standard_deviation():
-        raise NotTried("the plan has no noise, and claims nothing.", "give the method a noise multiplier")
-    if plan.noise_multiplier < _LEAST_NOISE:
+    if 0 < plan.noise_multiplier < _LEAST_NOISE:
         raise NotTried(
             f"the noise multiplier {plan.noise_multiplier:.3g} claims next to nothing, and rounding is not small "
             "beside its noise.",
             f"audit with {_LEAST_NOISE} at least",
         )
-    if not math.isfinite(plan.event.noise_multiplier if hasattr(plan.event, "noise_multiplier") else 1.0):
-        raise NotTried("the plan claims nothing.")
+    if not math.isfinite(plan.epsilon(delta)):
+        raise NotTried("the plan claims nothing: there is no noise, or none on a part.", "give a noise multiplier")
 
 
 def _epsilon_at(plan: Plan, ratio: float, delta: float) -> float | None:
@@ -275,3 +282,140 @@ def _epsilon_at(plan: Plan, ratio: float, delta: float) -> float | None:
         return float(epsilon_interval(louder.event, delta).lower)
     except DpcoreError:
         return None
+
+
+class Canaries:
+    """Canaries of a run, `each` with so many examples, all alike.
+
+    `rows` is the batch of one example of each, and `vectors` what each canary adds to a step's sum, (m, d).
+    """
+
+    def __init__(self, subject: Subject, run: PrivateRun) -> None:
+        dimension = run.engine.mechanism.layout.dimension
+        each = int(min(_CANDIDATES, _NUMBERS // (2 * dimension)))
+        if each < 1:
+            raise NotTried(
+                f"{dimension:,} trained numbers are too many for canaries of known vectors.",
+                "audit the run with a smaller model of the same kind",
+            )
+        self.each = min(getattr(run.plan.sampler, "max_examples_per_user", 1), _OF_A_USER)
+        candidates = _candidates(subject, each)
+        found, other = (clipped_vectors(run, candidates, self.each, seed) for seed in (TRIAL, OTHER))
+        if not np.allclose(found, other, equal_nan=True):
+            raise NotTried(
+                "model or loss draw random numbers in eval mode, too, so that no canary's vector is known.",
+                "examine it without them",
+            )
+        chosen = apart(found @ found.T, MOST)
+        if not len(chosen):
+            raise NotTried("no example has a gradient to be told by.", "check the loss and the labels")
+        index = torch.from_numpy(chosen).to(subject.device)
+        self.rows: Tree = batches.tree_map(lambda t: t[index], candidates)
+        self.count = len(chosen)
+        self.vectors: Floats = found[chosen]
+
+    def renew(self, run: PrivateRun) -> None:
+        """Find the vectors of the run's next step anew, where they are other ones than those of the first."""
+        if type(run.plan.method.query) is not Plain or run.plan.adaptive_clip is not None:
+            self.vectors = clipped_vectors(run, self.rows, self.each)
+
+    def batch(self, coins: NDArray[np.bool_], views: int) -> Tree:
+        """Return the batch of those that are in."""
+        index = torch.from_numpy(np.flatnonzero(coins).repeat(views * self.each))
+        return batches.tree_map(lambda t: t[index.to(t.device)], self.rows)
+
+
+@dataclass(frozen=True)
+class _Given(Shard):
+    """The share of a batch that nobody drew: of so many users, if users are drawn, with `each` examples."""
+
+    users: int
+    each: int
+
+    def units(self, key: bytes, step: int) -> NDArray[np.int64] | None:
+        return None if self.sampler.unit_of_privacy == "example" else np.full(self.users, self.each)
+
+
+def add_up(run: PrivateRun, batch: Tree, each: int = 1) -> None:
+    """Sum a batch that nobody drew, as ``private.step`` does; see `take`."""
+    engine = run.engine
+    users = batches.size(batch) // (engine.views * each)
+    engine.mechanism.share = _Given(run.plan.sampler, 0, 1, users, each)
+    engine.accumulate(batch, batch if run.plan.method.update.second_moment == "public" else None)
+
+
+def take(run: PrivateRun, batch: Tree, each: int = 1) -> None:
+    """Take one step on a batch that nobody drew: the sum and the release of ``private.step``.
+
+    Where the method takes public data, they are the batch. Where users are drawn, each `each` neighbors are one user's
+    examples.
+    """
+    add_up(run, batch, each)
+    run.engine.release(run.optimizer.settings())
+
+
+def scale_of(run: PrivateRun) -> Floats | float:
+    """Return what the query multiplies gradients by in the run's next step, (d,), or 1: a function of releases."""
+    mechanism = run.engine.mechanism
+    scales = mechanism.vectors.scales
+    if scales is None or not run.plan.scaled(mechanism.step):
+        return 1.0
+    return np.concatenate([mechanism.backend.to_numpy(scale).astype(np.float64).reshape(-1) for scale in scales])
+
+
+def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1, seed: bytes = TRIAL) -> Floats:
+    """Return what each row of a batch, `each` times, adds to the sum of the run's next step, (B, d), by autograd.
+
+    Row by row: the combination of gradients at the query's points, scaled where the query scales, times `each` (the sum
+    over a user's examples), clipped by the method's rule in float64.
+    """
+    engine = run.engine
+    mechanism, gradient = engine.mechanism, engine.gradient
+    total: Any = 0.0
+    for point in mechanism.points():
+        values = engine.tensors_at(mechanism.at(engine.working.arrays(), point))
+        one_by_one = gradient.explicit["one-by-one"].one_by_one
+        rows = gradient.guarded(lambda: list(one_by_one(values, batch)), seed, synthetic=False)  # noqa: B023
+        found = np.stack([np.concatenate([g.reshape(-1).double().cpu().numpy() for g in row]) for row in rows])
+        total = total + float(point.weight) * found
+    total = total * scale_of(run) * each
+    reference = load_backend("numpy")
+    now = mechanism.step, mechanism.clip_norm
+    clip, grouping = run.plan.clip_at(*now), run.plan.grouping_at(*now)
+    sizes = [entry.size for entry in mechanism.layout.entries]
+    ends = np.cumsum(sizes)
+    columns = [np.ascontiguousarray(total[:, end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    norms = norms_of(reference, as_blocks(columns, sizes), grouping.members, [None] * len(columns))
+    of_groups = [sum(sizes[i] for i in members) for members in grouping.members]
+    factors = reference.clip_factors(norms, clip.rule, grouping.bounds, of_groups, [0.0] * len(norms), 1.0)
+    for members, factor in zip(grouping.members, factors, strict=True):
+        for i in members:
+            columns[i] *= np.asarray(factor)[:, None]
+    return np.concatenate(columns, axis=1)
+
+
+def apart(products: Floats, most: int) -> NDArray[np.int64]:
+    """Return indices of vectors that lie apart, the longest first, by inner products (P, P): pivoted Cholesky.
+
+    In each round the vector with the longest part orthogonal to those chosen before is taken, as long as that part is
+    at least `_SHORTEST` of the first one's.
+    """
+    left, first = products.copy(), 0.0
+    chosen: list[int] = []
+    while len(chosen) < min(most, len(products)):
+        sizes = np.diag(left)
+        best = int(np.argmax(np.where(np.isfinite(sizes), sizes, 0.0)))
+        size = float(sizes[best])
+        first = first or size
+        if not size > _SHORTEST**2 * first:
+            break
+        chosen.append(best)
+        left = left - np.outer(left[:, best], left[best]) / size
+    return np.array(chosen, dtype=np.int64)
+
+
+def _candidates(subject: Subject, each: int) -> Tree:
+    source = subject.source
+    own = batches.tree_map(lambda t: t[:: source.views], source.batch(source.spread(each), TRIAL))
+    made = batches.named(subject.made(each))
+    return batches.named_map(lambda name, t: torch.cat([t, made[name].to(t.dtype)]), own)

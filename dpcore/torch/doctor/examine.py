@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
 import time
 import warnings
 from collections import Counter
@@ -10,108 +13,67 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from dpcore import methods
-from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, DpcoreError, TrainingWarning
+from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, DpcoreError
 from dpcore.spec import validate
-from dpcore.spec.free_memory import words
+from dpcore.stages.clipping.together import norms_of
 from dpcore.stages.method import Method
-from dpcore.torch.doctor import reading, steps, trials
-from dpcore.torch.doctor.audit_run import audited
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.data.data import Data, join
+from dpcore.torch.data.remarks import remarks
+from dpcore.torch.doctor.audit_run import add_up, audited, take
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
-from dpcore.torch.doctor.subject import Subject, unchanged
-from dpcore.torch.gradients.per_example import Loss
+from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
+from dpcore.torch.gradients.per_example import WAYS, Loss
 from dpcore.torch.groups import mismatches
-from dpcore.torch.make_private import plan_of, sampler_of, with_noise
-from dpcore.torch.model.check_module import TRAINED, refusals
-from dpcore.torch.parameter_views import Working, backend_for, check_place
+from dpcore.torch.held_out import evaluating
+from dpcore.torch.model.check_module import Modes, refusals
+from dpcore.torch.model.functional import whole_state
+from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.peers import check_plain, is_sharded, peers_of
+from dpcore.torch.randomness import OTHER, TRIAL, seeded
 from dpcore.torch.wrong_arguments import check_method
+
+_READ = 16  # examples of a dataset that are read one by one, several times
+_TRAINED_ON = 32  # real examples that are differentiated
+_REPLACED = 16  # real examples that are replaced, one after the other
+_TOLERANCE = 1e-3
+
+# Checks that need no run; the first is of make_private, which stops at the first layer.
 
 
 def layers(subject: Subject) -> Iterator[Finding]:
     """Layers that are known to be unfit by their class and settings."""
     check_plain(subject.model)
-    found = [of_error(refused) for refused in refusals(subject.model)]
-    yield from found
-    for name, module in subject.model.named_modules():
-        if isinstance(module, _BatchNorm) and not module.training and module.num_batches_tracked == 0:
-            yield remark(
-                f"frozen module {name!r} has the statistics it was made with: mean 0, variance 1.",
-                "load the weights and statistics of public data into it, or use GroupNorm",
-            )
-    if not found:
-        count = sum(1 for _ in subject.model.modules())
-        yield ok(f"none of {count} modules is of a kind that mixes examples or keeps statistics.")
+    yield from map(of_error, refusals(subject.model))
 
 
 def parameters(subject: Subject) -> Iterator[Finding]:
-    """Tied, frozen and aliased parameters."""
-    every = dict(subject.model.named_parameters())
-    trained = {name: p for name, p in every.items() if p.requires_grad}
-    if not trained:
-        yield fault(
-            f"none of {len(every)} parameters requires gradients.", "call requires_grad_(True) on the ones to train"
-        )
-    elif len(trained) < len(every):
-        numbers = sum(p.numel() for p in trained.values()), sum(p.numel() for p in every.values())
-        yield ok(
-            f"{len(every) - len(trained)} of {len(every)} tensors are frozen and left alone; {numbers[0]:,} of "
-            f"{numbers[1]:,} numbers are trained."
-        )
-    places: dict[int, list[str]] = {}
-    for name, parameter in subject.model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
-    for names in (found for found in places.values() if len(found) > 1):
-        told = f"{', '.join(map(repr, names))} are one parameter: it is clipped, noised and trained once"
-        yield ok(f"{told}, as {names[0]!r}.", name="tied parameters")
+    """Parameters that share memory and are not one."""
     memory: dict[int, str] = {}
-    for name, parameter in trained.items():
+    for name, parameter in ((name, p) for name, p in subject.model.named_parameters() if p.requires_grad):
         first = memory.setdefault(parameter.data_ptr(), name)
         if first != name and parameter.numel() and parameter.data_ptr():
             yield fault(
                 f"parameters {first!r} and {name!r} are two and share memory: each would get noise and steps of its "
                 "own.",
                 "assign the same nn.Parameter to both modules, or clone its values",
-                "tied parameters",
             )
 
 
-def dtypes(subject: Subject) -> Iterator[Finding]:
-    """Whether the parameters are in one place, and of dtypes that one clip norm can span."""
-    backend = backend_for(subject.model)
-    device = check_place(backend, subject.model)
-    named = {name: p for name, p in subject.model.named_parameters() if p.requires_grad and p.dtype in TRAINED}
-    if named:
-        Working(backend, list(named), list(named.values()))
-    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in named.values()})
-    told = ", widened to float32 for gradients and noise" if any(p.dtype.itemsize == 2 for p in named.values()) else ""
-    yield ok(f"what is trained is {' and '.join(kinds) or 'nothing'}{told}, on {device}.")
-
-
 def mode(subject: Subject) -> Iterator[Finding]:
-    """Whether dropout is as the mode of the model says."""
-    model = subject.model
-    drops = [name for name, module in model.named_modules() if isinstance(module, _DropoutNd) and module.p > 0]
-    off = [name for name in drops if not model.get_submodule(name).training]
-    if drops and not model.training:
-        yield fault(
-            f"the model is in eval mode: dropout ({drops[0]!r}) would be off all through training.",
-            "call model.train() before make_private",
-        )
-    elif off:
-        yield remark(
-            f"dropout {off[0]!r} is in eval mode, and the model in training mode.",
-            "call model.train() if it shall drop",
-        )
-    else:
-        yield ok(f"the model is in {'training mode' if model.training else 'eval mode, and has no dropout'}.")
+    """Whether dropout is on."""
+    told = Modes(subject.model, ()).off()
+    if told is not None:
+        yield of_error(ArgumentError(told))
 
 
 def optimizer(subject: Subject) -> Iterator[Finding]:
@@ -122,95 +84,326 @@ def optimizer(subject: Subject) -> Iterator[Finding]:
     if not isinstance(given, torch.optim.Optimizer):
         raise ArgumentError(f"optimizer={type(given).__name__!r}: must be a torch.optim.Optimizer, or left out")
     named = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
-    complaints = list(mismatches(given.param_groups, list(named), list(named.values())))
-    if complaints and len(named) == sum(complaint.startswith("parameter ") for complaint in complaints):
-        yield fault(
-            "the optimizer and the model share no parameter: a step moves other tensors.",
-            "make the optimizer of model.parameters() after the model is moved, wrapped or loaded",
-        )
+    for complaint in mismatches(given.param_groups, list(named), list(named.values())):
+        raise ArgumentError(complaint)
+    yield remark(
+        f"{type(given).__name__} has the model's parameters, but a private run steps by its method: learning rate, "
+        "momentum and decay are those of the method, or of params=.",
+        "use private.optimizer for schedulers",
+    )
+
+
+def data(subject: Subject) -> Iterator[Finding]:
+    """Whether the data can be read by index, and public examples have their form."""
+    source = subject.source
+    form = ", ".join(
+        f"{name.removeprefix('batch')} {tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in batches.named(source.template()).items()
+    )
+    source.example(subject.options.get("example_batch"))
+    yield ok(f"{source.length:,} examples; one has {form}.", details={"examples": source.length})
+
+
+def reading(subject: Subject) -> Iterator[Finding]:
+    """Whether an index is the same example at every reading, and `collate_fn` makes the same row of it beside others.
+
+    Under one seed the readings must agree, or the data set keeps something, or draws from what dpcore cannot set.
+    Under another seed an example may be augmented; where it is *another index's* example of the first reading, or has
+    another target, the set orders itself anew, and an index is no longer one person.
+    """
+    source = subject.source
+    if source.tensors is not None:
+        yield ok("the data are tensors: an index is always the same row.")
         return
-    yield from (of_error(ArgumentError(complaint)) for complaint in complaints)
-    if not complaints:
-        yield remark(
-            f"{type(given).__name__} has the model's parameters, but a private run steps by its method: learning rate, "
-            "momentum and decay are those of the method, or of params=.",
-            "use private.optimizer for schedulers",
+    places = source.spread(_READ)
+
+    def read(seed: bytes) -> list[Tree]:
+        return [source.batch(places[k : k + 1], _seed(seed, k)) for k in range(len(places))]
+
+    def labels(batch: Tree) -> list[torch.Tensor]:
+        return list(batches.leaves(batches.normalize(batch)[1]))
+
+    batch, again, augmented = read(TRIAL), read(TRIAL), read(OTHER)
+    first, second, other = ([list(batches.leaves(each)) for each in found] for found in (batch, again, augmented))
+    moved = [k for k in range(len(places)) if not _same(first[k], second[k]) or not _same(first[k], other[k])]
+    strangers = [k for k in moved if any(_is_anothers(first, later[k], k) for later in (second, other))]
+    drifting = [k for k in moved if not _same(first[k], second[k])]
+    relabeled = [k for k in moved if not drifting and not _same(labels(batch[k]), labels(augmented[k]))]
+    if strangers or relabeled:
+        told = f"index {places[(strangers or relabeled)[0]]} "
+        if strangers:
+            told += "was another index's example at another reading: the data set orders itself anew"
+        else:
+            told += "has another target at another reading: the data set orders itself anew, or mixes examples"
+        yield fault(
+            f"{told}, and what is counted and clipped as one example is not.",
+            "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself",
         )
+    elif drifting:
+        yield fault(
+            f"example {places[drifting[0]]} reads differently at a second reading from the same seed: the data set "
+            "keeps something between readings, or draws from a generator that dpcore cannot set (of the operating "
+            "system, or made at each call).",
+            "draw by the global generators of torch, NumPy or random, or by one that the data set holds",
+        )
+    elif (mixed := _mixed(source, places)) is not None:
+        yield fault(
+            f"collate_fn makes another row of example {mixed} beside others than alone: a run gives it each example "
+            "alone, so that whatever it makes of several is lost.",
+            "compute every row of a batch from its own example",
+        )
+    elif moved:
+        yield ok("examples are augmented at random: what reading draws follows from the run's key.")
+    else:
+        yield ok(f"{len(places)} examples read the same three times.")
+
+
+def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
+    """Return the first example of which `collate_fn` makes another row beside others; None too where it draws."""
+    if source.collate is join:
+        return None
+
+    def rows(of: list[Any], seed: bytes) -> list[torch.Tensor]:
+        with seeded(source.device, seed, source.generators):
+            return list(batches.leaves(source.collate(of)))
+
+    with seeded(source.device, TRIAL, source.generators):
+        examples = source.examples([int(place) for place in places])
+    alone = [rows([example], TRIAL) for example in examples]
+    if any(not _same(row, rows([example], OTHER)) for row, example in zip(alone, examples, strict=True)):
+        return None
+    try:
+        together = rows(examples, TRIAL)
+    except Exception:  # noqa: BLE001 - examples of several lengths, say: a run never asks for them together
+        return None
+    found = [k for k, row in enumerate(alone) if not _same(row, [leaf[k : k + 1] for leaf in together])]
+    return int(places[found[0]]) if found else None
+
+
+def values(subject: Subject) -> Iterator[Finding]:
+    """What `make_private` remarks of values: whether they are finite, and of the size that models expect."""
+    for told in remarks(subject.source, subject.loss):
+        sentence, _, remedy = told.partition("; ")
+        status = fault if "not finite" in sentence else remark
+        yield status(f"{sentence}.", remedy, "" if status is fault else "values of the data")
+
+
+def _seed(base: bytes, k: int) -> bytes:
+    """Return the seed of the k-th reading: with one for all, a set that draws its index would draw the same one."""
+    return hashlib.sha256(base + bytes([k])).digest()
+
+
+def _is_anothers(first: list[list[torch.Tensor]], row: list[torch.Tensor], k: int) -> bool:
+    """Whether a row, of index k, is what another index gave at the first reading, and k did not."""
+    return any(j != k and _same(known, row) and not _same(known, first[k]) for j, known in enumerate(first))
+
+
+def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return Snapshot({"rows": left}).changed(Snapshot({"rows": right})) is None
+
+
+# What make_private refused, and checks of the run that it made.
+
+_KINDS = (
+    ("frozen parameters", r"without a parameter"),
+    ("state", r"changes its|changes while|first from later"),
+    ("mixing", r"are mixed|number of examples"),
+    ("loss", r"^loss|of the loss"),
+    ("unregistered tensors", r"not registered|is no parameter of the model"),
+    ("dtypes", r"^parameters of dtypes"),
+    ("plan", r"^(batch_size|target_|epochs|sampling|noise_multiplier)"),
+    ("forward", r"failed on synthetic|cannot be differentiated"),
+)
+_DTYPES = r"dtype|scalar type|not implemented for|indices.*(Long|Int|int)|result type|[Tt]ype \("
+
+
+def refusal(error: Exception) -> Finding:
+    """Return the fault that `make_private` found, by the name of what it is about."""
+    name = next((name for name, pattern in _KINDS if re.search(pattern, str(error))), "make_private")
+    if re.search(_DTYPES, str(error.__cause__ or "")):  # ours say "dtype" of many things
+        name = "dtypes"
+    return of_error(error, name)
 
 
 def plan(subject: Subject) -> Iterator[Finding]:
-    """Whether method, sampling and steps fit, and what they cost."""
-    given = subject.options.get
-    if subject.private is None:
-        drawn = {"max_batch_size": given("max_batch_size"), "groups": given("groups")}
-        sampler = sampler_of(subject.method, subject.source.length, given("sampling") or "poisson", **drawn)
-        names = tuple(name for name, p in subject.model.named_parameters() if p.requires_grad) or ("none",)
-        found = plan_of(subject.method, sampler, given("epochs"), given("steps"), names)
-        with_noise(found, given("target_epsilon"), given("target_delta"), given("accountant"))
-        yield ok(f"{found.steps} steps of about {found.batch_size:g} examples.")
-        return
-    run, delta = subject.private.plan, subject.delta
+    """What method, sampling and steps cost."""
+    run, delta = subject.run.plan, subject.delta
     epsilon = run.epsilon(delta)
     yield ok(
         f"{run.steps} steps of about {run.batch_size:g} of {subject.source.length:,} examples at noise multiplier "
         f"{run.noise_multiplier:.4g}: epsilon = {epsilon:.4g} at delta = {delta:.3g}.",
         details={"epsilon": epsilon, "delta": delta, "steps": run.steps},
     )
-    for told in subject.warned:
-        if isinstance(told, DeltaWarning):
-            yield remark(of_error(told).sentence, "take a delta well below 1/n")
-        if isinstance(told, TrainingWarning):
-            yield replace(of_error(told, "values of the data", private=True), status="remark")
+    yield from (replace(of_error(told), status="remark") for told in subject.warned if isinstance(told, DeltaWarning))
 
 
-def cost(subject: Subject) -> Iterator[Finding]:
-    """Memory and time of a step, and the rule of each layer, on made-up examples."""
-    found = subject.run.explain()
-    rules = Counter(layer.rule for layer in found.layers if layer.rule and layer.rule != "frozen")
-    told = ", ".join(f"{count} by {rule!r}" for rule, count in rules.items())
+def gradients(subject: Subject) -> Iterator[Finding]:
+    """How gradients are found, and what is proved."""
+    found = subject.run.engine.gradient
+    if found.way == WAYS[0]:
+        graph = list(found.proved.programs.values())[-1]
+        sums = Counter(source.operation for each in graph.sources for source in each)
+        yield ok(
+            f"it is proved that the examples stay apart: all {graph.operations} operations of the graph were followed, "
+            f"and examples are added up in {', '.join(f'{n} {name}' for name, n in sums.items())} alone."
+        )
+    elif WAYS[0] in found.reasons:
+        yield remark(
+            f"gradients are found by {found.way!r}, which is slower: {found.reasons[WAYS[0]]}.",
+            "see docs/engine.md for what the fast way follows",
+        )
+
+
+def clipping(subject: Subject) -> Iterator[Finding]:
+    """Gradients of real examples: whether they can be taken, are finite, and how they lie about the clip norm."""
+    run, engine = subject.run, subject.run.engine
+    batch = subject.source.batch(subject.source.spread(_TRAINED_ON), TRIAL)
+    size, backend = engine.microbatch_size, engine.mechanism.backend
+    norms: list[float] = []
+    for start in range(0, batches.size(batch), size):
+        micro = batches.tree_map(lambda t: t[start : start + size], batch)  # noqa: B023
+        blocks = [block.map(engine.to_array) for block in engine.gradient(engine.gradient.parameters(), micro, TRIAL)]
+        whole = norms_of(backend, blocks, [tuple(range(len(blocks)))], [None] * len(blocks))[0]
+        norms += backend.to_numpy(whole).tolist()
+    found = np.array(norms)
+    lost = int((~np.isfinite(found)).sum())
+    if lost:
+        yield fault(
+            f"{lost} of {len(found)} examples have a gradient that is not finite: each adds nothing to any step.",
+            "look for divisions by 0, logarithms of 0, or targets that the loss ignores as a whole",
+            "finite gradients",
+        )
+    bound = run.plan.clip_at(0, engine.mechanism.clip_norm).max_grad_norm
+    median = float(np.nanmedian(found))
     yield ok(
-        f"a step takes about {found.seconds:.3g} s and {words(found.peak_bytes)}, in micro-batches of "
-        f"{found.microbatch_size}; norms: {told}.",
-        details=found.as_dict(),
+        f"gradients of {len(found)} examples have a median norm of {median:.3g}; the clip norm is {bound:.3g}, and "
+        f"{float((found > bound).mean()):.0%} exceed it.",
+        name="clip norm",
+        details={"median_norm": median, "clip_norm": bound},
     )
 
 
+def unused(subject: Subject) -> Iterator[Finding]:
+    """Parameters on which the loss does not depend."""
+    named = {name: p for name, p in subject.run.model.named_parameters() if p.requires_grad}
+    loss = subject.loss_of(subject.made(1)).sum()
+    found: Any = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
+    names = [name for name, value in zip(named, found, strict=True) if value is None]
+    if names:
+        told = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+        yield remark(
+            f"the loss does not depend on {told}: noise alone would move them.", "call requires_grad_(False) on them"
+        )
+
+
+def loss(subject: Subject) -> Iterator[Finding]:
+    """Whether the loss of a batch is made of the losses of its examples."""
+    made, model = subject.made(3), subject.run.model
+    rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
+    try:
+        with evaluating(model), torch.no_grad():
+            whole, *alone = [subject.loss_of(batch).double() for batch in (made, *rows)]
+        each = torch.cat([value.reshape(1) for value in alone])
+    except Exception:  # noqa: BLE001 - a loss for one example may raise anything where there are three
+        raise NotTried("the loss takes no batch of several examples; training gives it one at a time.") from None
+    wanted = {"list": each} if whole.numel() == len(each) else {"mean": each.mean(), "sum": each.sum()}
+    # A model in bfloat16 rounds each loss to three digits.
+    tolerance = max(_TOLERANCE, *(4 * torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()))
+    scale = tolerance * float(each.abs().max())
+    near = [n for n, value in wanted.items() if torch.allclose(whole.reshape(-1), value, rtol=tolerance, atol=scale)]
+    if near:
+        yield ok(f"the loss of a batch is the {near[0]} of its examples' losses.")
+        return
+    yield fault(
+        f"the loss of three examples together is {float(whole.reshape(-1)[0]):.4g}, neither the mean "
+        f"({float(each.mean()):.4g}) nor the sum of their losses one by one: it mixes examples, and a private run, "
+        "which gives it one example at a time, would minimize another function.",
+        "give a loss that is a mean or a sum over examples, each of its own output and target",
+    )
+
+
+def neighbours(subject: Subject) -> Iterator[Finding]:
+    """Whether one example moves the sum of clipped gradients by no more than is claimed, where nothing is proved."""
+    run, engine = subject.run, subject.run.engine
+    if engine.gradient.way == "pairs":
+        return
+    last = min(_REPLACED, subject.source.length - 1)
+    if last < 2:
+        raise NotTried("there are too few examples.")
+    # Of the data's own views the first one is taken.
+    whole = batches.tree_map(lambda t: t[:: engine.views], subject.source.batch(np.arange(last + 1), TRIAL))
+    claim, moved = engine.mechanism.contribution, 0.0
+
+    def summed(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        chosen = torch.from_numpy(rows.repeat(engine.views))
+        add_up(run, batches.tree_map(lambda t: t[chosen.to(t.device)], whole))
+        return engine.mechanism.summed()
+
+    base = summed(np.arange(last))
+    for place in range(last):
+        other = np.arange(last)
+        other[place] = last
+        moved = max(moved, float(np.linalg.norm(summed(other) - base)))
+    engine.mechanism.discard()
+    told = f"an example of {last} real ones that is replaced moves the sum by at most {moved / claim:.3g} C"
+    if moved > 2 * claim * (1 + _TOLERANCE):
+        yield fault(f"{told}: 2 C is claimed.", "make the model treat each example alone")
+    else:
+        yield ok(f"{told}; 2 C is claimed.")
+
+
+def checkpoint(subject: Subject) -> Iterator[Finding]:
+    """Whether model and optimizer come back from a checkpoint as they were saved."""
+    model, run, other = subject.model, subject.another(), subject.another()
+    with kept_values(model):
+        take(run, batches.tree_map(lambda t: t.repeat_interleave(run.engine.views, 0), subject.made(2)))
+        stored = io.BytesIO()
+        torch.save({"model": whole_state(model), "optimizer": run.optimizer.state_dict()}, stored)
+        stored.seek(0)
+        saved = torch.load(stored, weights_only=True)
+        kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(1.0)
+        model.load_state_dict(saved["model"])
+        other.optimizer.load_state_dict(saved["optimizer"])
+        lost = [name for name, p in model.named_parameters() if not torch.equal(p, kept[name])]
+    if lost:
+        yield fault(
+            f"{len(lost)} parameters, {lost[0]!r} among them, do not come back from the model's state_dict().",
+            "let state_dict() hold every parameter, and load_state_dict() load it",
+        )
+    else:
+        yield ok(f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes.")
+
+
 class Check(NamedTuple):
-    """What is looked at, and the faults beside which it cannot be seen."""
+    """What is looked at, and what is said where nothing is found; `private` findings may show values of the data."""
 
     name: str
     look: Callable[[Subject], Iterator[Finding]]
-    after: tuple[str, ...] = ()
+    fine: str = ""
+    private: bool = False
 
 
-_BUILT = ("layers", "frozen parameters", "data")
-_CALLED = (*_BUILT, "dtypes", "forward", "loss")
-
-# Those that run nothing come first; those that need a run that make_private accepts come last.
-_CHECKS = (
-    Check("layers", layers),
-    Check("frozen parameters", parameters),
-    Check("dtypes", dtypes),
-    Check("mode", mode),
+_BEFORE = (
+    Check("layers", layers, "no module is of a kind that mixes examples or keeps statistics."),
+    Check("tied parameters", parameters, "no two parameters share memory."),
+    Check("mode", mode, "no dropout is off."),
     Check("optimizer", optimizer),
-    Check("data", reading.data),
-    Check("reading", reading.reading, ("data",)),
-    Check("finite values", reading.values, ("data",)),
-    Check("plan", plan, ("data",)),
-    Check("gradients", trials.gradients, _BUILT),
-    Check("state", trials.state, _CALLED),
-    Check("unused parameters", trials.unused, _CALLED[1:]),
-    Check("loss", trials.loss, (*_CALLED, "mixing", "state")),
-    Check("real examples", reading.clipping),
-    Check("isolation", steps.neighbours),
-    Check("NaN row", steps.nan_row),
-    Check("empty batch", partial(steps.odd_batch, examples=0)),
-    Check("batch of one", partial(steps.odd_batch, examples=1)),
-    Check("checkpoint", steps.checkpoint),
-    Check("cost", cost),
+    Check("data", data),
+    Check("reading", reading),
+    Check("finite values", values, "the values that were looked at are finite.", private=True),
 )
-_TRIALS = ("gradients", "state", "unused parameters", "loss")
-_OF_VALUES = ("finite values", "real examples", "isolation", "audit")  # what these say may show values of the data
+_OF_A_RUN = (
+    Check("plan", plan),
+    Check("gradients", gradients),
+    Check("unused parameters", unused, "the loss depends on all trained tensors."),
+    Check("loss", loss),
+    Check("real examples", clipping, private=True),
+    Check("isolation", neighbours, private=True),
+    Check("checkpoint", checkpoint),
+)
 
 
 def doctor(
@@ -265,9 +458,9 @@ def doctor(
     chosen = method or methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=_batch_size(data))
     subject = Subject(model, data, chosen, loss, options, optimizer)
     subject.deadline = time.monotonic() + seconds
-    checks = [*_CHECKS, *([Check("audit", partial(audited, confidence=confidence))] if audit else [])]
+    last = [Check("audit", partial(audited, confidence=confidence), private=True)] if audit else []
     with unchanged({"model": model, "loss": loss}, data, subject.device):
-        found = examined(subject, checks)
+        found = examined(subject, [*_OF_A_RUN, *last])
     if method is None:
         told = "no method was given: plain DP-SGD was tried, at noise multiplier 1."
         found.append(remark(told, "give method= to examine the run that you plan", "plan"))
@@ -282,47 +475,39 @@ def _batch_size(data: Any) -> int:
         raise ArgumentError("method=None: must be given for data without a length") from None
 
 
-def _alone(subject: Subject, checks: list[Check]) -> Findings:
+def _alone(subject: Subject, of_a_run: list[Check]) -> Findings:
     """Make all checks in this process."""
-    found = Findings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subject.build()
-        for check in checks:
-            for finding in _checked(subject, check):
-                told = [known.name for known in found.faults if known.sentence == finding.sentence]
-                if finding.status == "fault" and told:
-                    again = f"mend the fault {told[0]!r} first"
-                    finding = not_tried("it fails by a fault that was named above.", again, finding.name)
-                found.append(finding)
-                subject.faults |= {finding.name} if finding.status == "fault" else set()
-    if subject.refused is not None and found.ok:
-        found.append(of_error(subject.refused, "make_private"))
-    return found
+        found = [finding for check in _BEFORE for finding in _checked(subject, check)]
+        if subject.refused is None:
+            found += [finding for check in of_a_run for finding in _checked(subject, check)]
+        else:
+            found.append(refusal(subject.refused))
+            found.append(not_tried("make_private refuses these objects.", "mend the faults, and examine again", "run"))
+    said: dict[str, Finding] = {}  # one fault may stop many checks
+    return Findings(said.setdefault(finding.sentence, finding) for finding in found if finding.sentence not in said)
 
 
-def _checked(subject: Subject, check: Check) -> Iterator[Finding]:
-    """Yield what a check finds; what it raises is a finding, too."""
+def _checked(subject: Subject, check: Check) -> list[Finding]:
+    """Return what a check finds; what it raises is a finding, too."""
     found: list[Finding] = []
     try:
-        for first in (name for name in check.after if name in subject.faults):
-            raise NotTried("a fault hides it.", f"mend the fault {first!r} first")
         for finding in check.look(subject):
             found.append(finding)  # noqa: PERF402 - kept where the check raises later
     except NotTried as cause:
         found.append(not_tried(cause.sentence, cause.remedy))
     except DpcoreError as error:
-        private = check.name == "reading"
-        found.append(trials.fault_of(subject, error) if check.name in _TRIALS else of_error(error, private=private))
+        found.append(of_error(error, private=check.name == "reading"))
     except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
         told = str(error).splitlines()[0][:200] if str(error) else "no message"
         found.append(fault(f"fails with {type(error).__name__} ({told}).", "mend it, and examine again"))
-    for finding in found:
-        private = finding.private or check.name in _OF_VALUES
-        yield replace(finding, name=finding.name or check.name, private=private)
+    found = found or [ok(check.fine)] * bool(check.fine)
+    return [replace(each, name=each.name or check.name, private=each.private or check.private) for each in found]
 
 
-def examined(subject: Subject, checks: list[Check]) -> Findings:
+def examined(subject: Subject, of_a_run: list[Check]) -> Findings:
     """Let each process examine its own objects alone, then all together whether they agree.
 
     All processes must call it, as they must call `make_private`. The checks of one process send nothing to others: one
@@ -333,13 +518,13 @@ def examined(subject: Subject, checks: list[Check]) -> Findings:
         told = "this process has parts of the model's parameters alone."
         return Findings([not_tried(told, "examine the whole model in one process, before fully_shard", "model")])
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
-        found, remedy = _alone(subject, checks), "start the script by torchrun to compare its ranks"
+        found, remedy = _alone(subject, of_a_run), "start the script by torchrun to compare its ranks"
         found.append(not_tried("this is one process alone.", remedy, "processes"))
         return found
     ranks = list(range(dist.get_world_size()))
     alone = [dist.new_group([rank]) for rank in ranks]
     subject.options["process_group"] = alone[dist.get_rank()]
-    found = _alone(subject, checks)
+    found = _alone(subject, of_a_run)
     subject.options["process_group"] = group
     failed = peers_of(group, subject.model).added([float(subject.private is None)])[0]
     if failed:

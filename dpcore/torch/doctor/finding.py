@@ -53,9 +53,8 @@ class Finding:
 
     def __str__(self) -> str:
         """Return the finding in one sentence or two."""
-        return f"{self.status}: {self.name}{'*' * self.private}: {self.sentence}" + (
-            f" Remedy: {self.remedy}." if self.remedy else ""
-        )
+        remedy = f" Remedy: {self.remedy}." if self.remedy else ""
+        return f"{self.status:9}  {self.name}{'*' * self.private}: {self.sentence}{remedy}"
 
 
 def _of(status: Status) -> Callable[..., Finding]:
@@ -96,20 +95,20 @@ class Findings(list[Finding]):
 
     def __str__(self) -> str:
         """Return the findings in lines: faults first, and what is well last."""
-        lines = []
-        for finding in sorted(self, key=lambda finding: STATUSES.index(finding.status)):
-            head = f"{finding.status:9}  {finding.name}{'*' * finding.private}: {finding.sentence}"
-            lines += textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 11)
-            if finding.remedy:
-                lines += textwrap.wrap(
-                    f"remedy: {finding.remedy}", _WIDTH, initial_indent=" " * 11, subsequent_indent=" " * 11
-                )
+        ordered = sorted(self, key=lambda finding: STATUSES.index(finding.status))
+        lines = [textwrap.fill(str(finding), _WIDTH, subsequent_indent=" " * 11) for finding in ordered]
         lines.append(", ".join(f"{count} {status}" for status, count in self.counts().items() if count) + ".")
         return "\n".join([*lines, *([_PRIVATE] if any(finding.private for finding in self) else [])])
 
     def __repr__(self) -> str:
         """Return what ``print`` shows: this is what an interactive session prints."""
         return str(self)
+
+
+_TELLS = re.compile(
+    "(add|call|check|convert|draw|end|free|give|hold|keep|leave|let|make|mend|move|must|pad|pass|put|register|rewrite|"
+    "run|say|set|take|train|use) "
+)
 
 
 def of_error(error: BaseException, name: str = "", **more: Any) -> Finding:
@@ -120,15 +119,6 @@ def of_error(error: BaseException, name: str = "", **more: Any) -> Finding:
     """
     text = str(error)
     cuts = [match.end() for match in re.finditer("[:;] ", text)]
-    place = next((cut for cut in cuts if text[cut:].startswith(_TELLS)), cuts[0] if cuts else len(text))
+    place = next((cut for cut in cuts if _TELLS.match(text, cut)), cuts[0] if cuts else len(text))
     cause, remedy = text[:place].rstrip("; "), text[place:]
     return fault(f"{cause.rstrip(':.')}.", remedy.rstrip("."), name, **more)
-
-
-_TELLS = tuple(
-    f"{word} "
-    for word in (
-        *("add", "call", "check", "convert", "draw", "end", "free", "give", "hold", "keep", "leave", "let", "make"),
-        *("mend", "move", "must", "pad", "pass", "put", "register", "rewrite", "run", "set", "take", "train", "use"),
-    )
-)

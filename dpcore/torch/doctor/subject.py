@@ -21,11 +21,10 @@ from dpcore.stages.method import Method
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.data.data import Data
-from dpcore.torch.doctor.finding import NotTried
 from dpcore.torch.explain import Rehearsal
-from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
+from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.make_private import assembled, make_private
-from dpcore.torch.model.functional import State, local, within
+from dpcore.torch.model.functional import local
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, walk
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import TRIAL, seeded
@@ -39,8 +38,8 @@ class Subject:
     """A user's model, data, method and loss, with the other keywords of `make_private` as `options`.
 
     `private` is the run that `make_private` makes of them, where it does: it has no ledger, and keys of its own.
-    `refused` is what it raises otherwise, and `warned` are its warnings. Checks may use up a run's steps: `run` makes
-    another one.
+    `refused` is what it raises otherwise, and `warned` are its warnings. Checks that take steps take those of
+    `another`.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Subject:
         self.private: PrivateRun | None = None
         self.refused: Exception | None = None
         self.warned: list[Warning] = []
-        self.faults: set[str] = set()  # names of those found so far
         self.deadline = time.monotonic()
 
     def build(self) -> None:
@@ -72,34 +70,26 @@ class Subject:
 
     @property
     def run(self) -> PrivateRun:
-        """The run, or `NotTried`."""
-        if self.private is None:
-            raise NotTried("make_private refuses these objects.", "mend the faults first")
+        """The run that `make_private` made."""
+        assert self.private is not None
         return self.private
 
     def another(self) -> PrivateRun:
-        """Return a further run of the same plan, with fresh keys, no ledger, and the model's present parameters."""
-        run = self.run
-        engine = run._engine
-        mine = engine.mechanism
-        engine, loader, optimizer = assembled(
+        """Return a further run of the plan, with fresh keys, no ledger, and the model's present parameters."""
+        run, engine, backend = self.run, self.run.engine, self.run.engine.mechanism.backend
+        made = assembled(
             engine.gradient,
-            Working(mine.backend, engine.working.names, engine.working.parameters),
+            Working(backend, engine.working.names, engine.working.parameters),
             self.source,
             run.plan,
             RunKeys.new(),
-            backend=mine.backend,
+            backend=backend,
             peers=Alone(),
             params=self.options.get("params"),
             microbatch_size=engine.microbatch_size,
         )
-        rehearsal = Rehearsal(engine, run._rehearsal.example)
-        return PrivateRun(optimizer, loader, rehearsal, run._modes, self.options.get("target_delta"), ())
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left."""
-        return self.deadline - time.monotonic()
+        rehearsal = Rehearsal(made[0], run._rehearsal.example)
+        return PrivateRun(made[2], made[1], rehearsal, run._modes, self.options.get("target_delta"), ())
 
     @property
     def device(self) -> torch.device:
@@ -114,38 +104,15 @@ class Subject:
         given = self.options.get
         return Data(self.data, self.device, given("collate_fn"), given("num_workers", 0), given("augmentations", 1))
 
-    @cached_property
-    def example(self) -> Tree:
-        """A batch in the form of the data, on which the model is tried."""
-        return self.source.example(self.options.get("example_batch"))
-
-    @cached_property
-    def gradient(self) -> PerExampleGradient:
-        """What finds the gradients."""
-        if self.private is not None:
-            return self.private._engine.gradient
-        found = PerExampleGradient(self.model, self.loss)
-        found.passed_over += [self.data, self.source]
-        return found
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Put model and loss back, after a block of calls, as they were."""
-        start = Snapshot(self.gradient.roots, self.gradient.passed_over)
-        try:
-            yield
-        finally:
-            start.restore()
-
     def made(self, examples: int) -> Tree:
         """Return a made-up batch of so many examples in the form of the data's."""
-        return trial_batch(self.example, examples)
+        return trial_batch(self.source.example(self.options.get("example_batch")), examples)
 
-    def loss_of(self, state: State, batch: Tree) -> torch.Tensor:
-        """Return what the loss returns of a whole batch, with these values in the model's places."""
+    def loss_of(self, batch: Tree) -> torch.Tensor:
+        """Return what the loss returns of a whole batch."""
         inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
-        with seeded(self.device, TRIAL), torch.enable_grad():
-            return within(self.model, state, lambda: self.loss(batches.call(self.model, inputs), *targets))
+        with seeded(self.device, TRIAL):
+            return self.loss(batches.call(self.model, inputs), *targets)
 
     @property
     def delta(self) -> float:
@@ -166,7 +133,8 @@ def unchanged(objects: Mapping[str, Any], data: Any, device: torch.device) -> It
     Parameters of the model are among it, in their own memory, so that the block may train. They are held a second time
     meanwhile. Arrays of the data of `LARGE` bytes and more, and items of its containers beyond the 1000th, are not.
     """
-    large = [value for _, value, first in walk({"data": data}, most=_SEARCHED) if not first and _bytes(value) >= LARGE]
+    found = [value for _, value, first in walk({"data": data}, most=_SEARCHED) if not first]
+    large = [value for value in found if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes >= LARGE]
     before = [Snapshot({**objects, **GLOBAL_HOOKS}, [data, *large]), Snapshot({"data": data}, large, _SEARCHED)]
     with seeded(device, TRIAL):
         try:
@@ -186,9 +154,3 @@ def kept_values(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), before, strict=True):
                 local(parameter).copy_(value)
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return value.nbytes if isinstance(value, np.ndarray) else 0

@@ -116,23 +116,24 @@ class Modes:
         self._told = False
 
     def check(self) -> None:
-        """Refuse frozen modules that train; warn once of a whole model in eval mode that has dropout.
+        """Refuse frozen modules that train; warn once of a whole model in eval mode that has dropout."""
+        check_still_frozen(self._model, self._frozen)
+        if not self._told and (told := self.off()) is not None:
+            self._told = True
+            warnings.warn(f"{told}. Said once; the steps are taken as the model is", TrainingWarning, stacklevel=3)
+
+    def off(self) -> str | None:
+        """Return a sentence where the whole model is in eval mode and has dropout.
 
         A model in training mode of which some modules are in eval mode was made so on purpose.
         """
-        check_still_frozen(self._model, self._frozen)
-        if self._told or self._model.training:
-            return
         off = [name for name, module in self._dropping if not module.training]
-        if off and len(off) == len(self._dropping):
-            self._told = True
-            warnings.warn(
-                f"the model is in eval mode, so its dropout (module {off[0]!r}) is off in these steps; call "
-                "model.train() before the steps, as after an evaluation. Said once; the steps are taken as the model "
-                "is",
-                TrainingWarning,
-                stacklevel=3,
-            )
+        if self._model.training or not off or len(off) < len(self._dropping):
+            return None
+        return (
+            f"the model is in eval mode, so its dropout (module {off[0]!r}) is off in these steps; call model.train() "
+            "before the steps, as after an evaluation"
+        )
 
 
 def _drops(module: nn.Module) -> bool:

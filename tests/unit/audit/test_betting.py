@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import ndtr
+from scipy import stats
+from scipy.special import ndtr, ndtri
 
-from dpcore.audit.betting import THETAS, Bets, RatioBound
+from dpcore.accounting.gaussian import gaussian_epsilon
+from dpcore.audit.verdict import THETAS, RatioBound, log_wealth
 from dpcore.errors import ArgumentError
 
 CANARIES, STEPS = 8, 60
@@ -35,12 +37,10 @@ def test_a_true_claim_is_refuted_at_any_time_as_rarely_as_stated(mu, together):
     rng, alpha, runs = np.random.default_rng(1), 0.1, 200
     alarms = 0
     for _ in range(runs):
-        bets = Bets(alpha)
+        bound = RatioBound(alpha)
         for share in shares(rng, mu, together=together):
-            bets.add(float(share), float(ndtr(mu / 2)))
-            if bets.refuted:
-                alarms += 1
-                break
+            bound.add(float(share), mu)
+        alarms += bound.refuted
     assert alarms <= alpha * runs + 2 * math.sqrt(alpha * runs)
 
 
@@ -50,10 +50,7 @@ def test_the_wealth_has_expectation_one_under_the_claim():
     weights = {0.0: (1 - p) ** 2, 0.5: 2 * p * (1 - p), 1.0: p**2}
     for first, one in weights.items():
         for second, other in weights.items():
-            bets = Bets(0.5)
-            bets.add(first, p)
-            bets.add(second, p)
-            total += one * other * math.exp(bets.log_wealth())
+            total += one * other * math.exp(log_wealth(np.array([first, second]), np.array([p, p])))
     assert total == pytest.approx(1.0, rel=1e-12)
     assert max(THETAS) <= 1  # or the wealth could be negative
 
@@ -96,4 +93,42 @@ def test_claims_may_differ_from_step_to_step():
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
 def test_a_level_outside_of_0_and_1_is_refused(alpha):
     with pytest.raises(ArgumentError, match="alpha"):
-        Bets(alpha)
+        RatioBound(alpha)
+
+
+def test_shares_given_together_are_those_given_one_by_one():
+    """The bound of all of them; one that is looked at more often may only be larger."""
+    rng = np.random.default_rng(5)
+    given = shares(rng, 2.0, 100)
+    once, often = RatioBound(0.05), RatioBound(0.05)
+    once.add(given, 1.0)
+    for share in given:
+        often.add(float(share), 1.0)
+    assert 1.0 < once.lower <= often.lower
+    assert (once.shares == often.shares).all()
+    assert (once.mus == often.mus).all()
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_bounds_hold_for_what_a_gaussian_mechanism_shows(mu):
+    """Of its mu, and of epsilon without knowing that it is Gaussian."""
+    rng, alpha, wrong = np.random.default_rng(1), 0.1, np.zeros(2)
+    for _ in range(200):
+        bound = RatioBound(alpha)
+        bound.add(rng.random(300) < ndtr(mu / 2), mu)
+        wrong += [bound.lower > 1, bound.epsilon(1e-5) > gaussian_epsilon(mu, 1e-5)]
+        assert bound.epsilon(1e-5) <= gaussian_epsilon(bound.lower * mu, 1e-5) + 1e-9
+    assert (wrong <= stats.binom.ppf(0.999, 200, alpha)).all()
+
+
+def test_epsilon_of_any_mechanism_from_its_definition():
+    """Of randomized response, which is right with probability e^epsilon / (1 + e^epsilon): the bound nears epsilon."""
+    right = math.e / (1 + math.e)
+    bound = RatioBound(0.05)
+    bound.add(np.random.default_rng(6).random(20_000) < right, 2 * float(ndtri(right)))
+    assert 0.9 < bound.epsilon(1e-5) < 1.0
+    refuted = float(ndtr(bound.lower * float(ndtri(right))))
+    assert bound.epsilon(0.1) == pytest.approx(math.log((refuted - 0.1) / (1 - refuted)))
+    nothing = RatioBound(0.05)
+    nothing.add([0.0, 1.0], 1.0)
+    assert nothing.epsilon(1e-5) == 0.0

@@ -354,6 +354,17 @@ def data_that_shuffle_themselves() -> Objects:
 
 
 @fault("reading")
+def data_of_one_label_that_shuffle_themselves() -> Objects:
+    """No label tells: an example turns up at another index."""
+
+    class Shuffling(Rows):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().__getitem__(int(torch.randint(len(self), ())))[0], self.labels[0]
+
+    return objects(mlp(), Shuffling())
+
+
+@fault("reading")
 def many_data_that_shuffle_themselves() -> Objects:
     """None of those that are read turns up at another index that is read: their labels tell."""
 

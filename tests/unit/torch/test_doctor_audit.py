@@ -15,8 +15,8 @@ from dpcore.mechanism import loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.torch import doctor, make_private
-from dpcore.torch.doctor import audit_run, canaries
-from dpcore.torch.doctor.steps import add_up, take
+from dpcore.torch.doctor import audit_run
+from dpcore.torch.doctor.audit_run import add_up, take
 from tests.unit.torch.doctor_models import mlp, numbers
 
 MADE = importlib.import_module("dpcore.torch.make_private")
@@ -56,7 +56,7 @@ class Unclipped(Mechanism):
 
     def _add(self, blocks):
         plan, self._claimed = self.plan, self.unit
-        clip = replace(plan.method.clip, max_grad_norm=4.0)
+        clip = replace(plan.method.clip, max_grad_norm=4 * plan.method.clip.max_grad_norm)
         self.plan = replace(plan, method=replace(plan.method, clip=clip))
         try:
             super()._add(blocks)
@@ -140,11 +140,12 @@ def test_the_same_run_with_its_noise_halved_is_refuted_by_the_canaries_alone(mon
 
 
 def test_a_clip_norm_four_times_too_large_is_flagged(monkeypatch):
-    """By canaries, or by sums that are not what their vectors add up to: gradients here are up to twice as long."""
+    """By canaries, and by sums that are not what their vectors add up to: gradients are longer than four norms."""
     monkeypatch.setattr(MADE, "Mechanism", Unclipped)
-    finding = audited("dp_sgd")
+    finding = audited(methods.dp_sgd(lr=0.5, max_grad_norm=0.25, **SETTINGS))
     assert finding.status == "fault"
     assert finding.details["flagged"]
+    assert finding.details["p_values"]["sums"] < 1e-6
 
 
 def test_noise_for_another_norm_than_that_of_scaled_gradients_is_refuted(monkeypatch):
@@ -208,7 +209,7 @@ def test_clipped_vectors_are_those_of_the_formula():
     torch.manual_seed(0)
     model, (inputs, labels) = mlp(), numbers()
     run = make_private(model, (inputs, labels), METHODS["dp_sgd"][0], steps=3)
-    found = canaries.clipped_vectors(run, (inputs[:4], labels[:4]))
+    found = audit_run.clipped_vectors(run, (inputs[:4], labels[:4]))
     for i in range(4):
         loss = torch.nn.functional.cross_entropy(model(inputs[i : i + 1]), labels[i : i + 1])
         flat = np.concatenate(
@@ -228,24 +229,15 @@ def test_what_canaries_are_known_to_add_is_what_the_run_sums(name):
     rows = inputs[:6].repeat_interleave(each, 0), labels[:6].repeat_interleave(each, 0)
     for _ in range(3 if name == "adam, scaled at times" else 4):
         take(run, rows, each=each)
-    known = canaries.clipped_vectors(run, (inputs[:6], labels[:6]), each).sum(axis=0)
+    known = audit_run.clipped_vectors(run, (inputs[:6], labels[:6]), each).sum(axis=0)
     add_up(run, rows, each=each)
-    mechanism = run._engine.mechanism
-    summed = mechanism.unit * np.concatenate([total.numpy() for total in mechanism.vectors.totals])
-    np.testing.assert_allclose(summed, known, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(run.engine.mechanism.summed(), known, rtol=1e-3, atol=1e-4)
     assert np.linalg.norm(known) > 0.1
 
 
 def test_canaries_are_chosen_apart():
     vectors = np.array([[1.0, 0, 0], [0.99, 0.1, 0], [0, 1, 0], [0, 0, 0.1], [np.nan, 0, 0]])
-    assert canaries.apart(vectors @ vectors.T, 4).tolist() == [0, 2]
-
-
-def test_canaries_that_crowd_each_other_are_left_out():
-    """Orthogonal ones tell the more, the more there are; of twelve in a plane's corner two are taken at most."""
-    assert canaries.telling(np.eye(8), 1.0) == 8
-    close = 0.95 * np.ones((12, 12)) + 0.05 * np.eye(12)
-    assert canaries.telling(close, 1.0) == 1
+    assert audit_run.apart(vectors @ vectors.T, 4).tolist() == [0, 2]
 
 
 def main() -> None:
