@@ -780,6 +780,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "self.event_after(self.steps_taken)", "unit/torch/test_held_out.py"),
         ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
          "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
+    ],
+    "dpcore/torch/engine.py": [
         ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
          "agreement/test_repeated_runs.py"),
     ],

@@ -229,9 +229,9 @@ class Mechanism:
 
     def check_grid(self, blocks: list[Block]) -> None:
         """Refuse noise whose grid is too coarse for gradients of this form; the blocks' arrays may have no values."""
-        now = self.step, self.clip_norm
-        grouping = self.plan.grouping_at(*now)
-        check_roundings(self.plan.clip_at(*now).rule, grouping.bounds, roundings_of(blocks, grouping), self.unit)
+        clip = self.plan.clip_at(self.step, self.clip_norm)
+        grouping = self.plan.grouping_at(self.step, self.clip_norm)
+        check_roundings(clip.rule, grouping.bounds, roundings_of(blocks, grouping), self.unit)
 
     def _add(self, blocks: list[Block]) -> None:
         now = self.step, self.clip_norm

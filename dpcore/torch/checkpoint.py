@@ -12,33 +12,28 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import math
 import os
+import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.mechanism.noise_state import described, is_lost
 from dpcore.mechanism.parts import Joined, Part
-from dpcore.mechanism.peers import Peers
+from dpcore.mechanism.peers import Peers, by_the_first
 from dpcore.mechanism.recorder import Recorder
 from dpcore.spec.stream import check_key
 from dpcore.spec.whole_file import whole_file
 from dpcore.torch.data import batches
-
-if TYPE_CHECKING:
-    from dpcore.torch.run import Engine
-import json
-import re
-import zipfile
-from typing import TypeVar
-
-from dpcore.mechanism.peers import by_the_first
+from dpcore.torch.engine import Engine
 
 UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
 """Settings of an update that say what is released, or what the moments mean; its other settings are numbers that groups

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,11 +35,9 @@ from dpcore.stages.clipping.blocks import (
 )
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree, trial_batch
+from dpcore.torch.engine import Engine
 from dpcore.torch.gradients.capture import as_written
 from dpcore.torch.memory import Limit, arrays_of, microbatch_size, peak_bytes
-
-if TYPE_CHECKING:
-    from dpcore.torch.run import Engine
 
 # Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
 _FIRST_STEPS = 64

@@ -37,6 +37,7 @@ from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.data.overlap import check_once
 from dpcore.torch.data.remarks import remarks
+from dpcore.torch.engine import Engine
 from dpcore.torch.explain import Rehearsal
 from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, is_compiled, try_out
 from dpcore.torch.gradients.repeated import RepeatedPasses
@@ -46,7 +47,7 @@ from dpcore.torch.parameter_views import Working, backend_for, check_place, with
 from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of
 from dpcore.torch.processes import caveats_of
 from dpcore.torch.randomness import CAVEAT
-from dpcore.torch.run import Engine, PrivateOptimizer, PrivateRun
+from dpcore.torch.run import PrivateOptimizer, PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
 
 _PATIENCE = 5.0  # seconds of set-up, after which a line says so

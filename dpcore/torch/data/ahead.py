@@ -16,15 +16,12 @@ import signal
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import multiprocessing
 
 from dpcore.torch.data import batches
-
-if TYPE_CHECKING:
-    from dpcore.torch.data.data import Reader
 
 _PATIENCE = 2.0
 """Seconds after which a worker looks whether the process that it reads for is still there."""
@@ -40,10 +37,11 @@ class Ahead:
     """Up to `count` worker processes, each with a copy of the data set from when it began.
 
     They begin at the first request, in the way that `torch.multiprocessing` does on this system, as the workers of
-    torch's own DataLoader do. What they cannot do is done by the caller, after a warning.
+    torch's own DataLoader do. What they cannot do is done by the caller, after a warning. `reader` has the caller's
+    `read`.
     """
 
-    def __init__(self, reader: Reader, count: int) -> None:
+    def __init__(self, reader: Any, count: int) -> None:
         self._reader, self._count = reader, count
         self._workers: list[_Worker] = []
         self._asked: dict[Request, tuple[_Worker, int]] = {}
@@ -102,7 +100,7 @@ class Ahead:
 class _Worker:
     """One process that reads, in the order in which it was asked."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Any) -> None:
         context = multiprocessing.get_context()
         self._connection, theirs = context.Pipe()
         arguments = reader, theirs, self._connection, os.getpid()
@@ -142,7 +140,7 @@ def _end(process: Any, connection: Any, owner: int) -> None:
         process.join()
 
 
-def _serve(reader: Reader, connection: Any, others: Any, parent: int) -> None:
+def _serve(reader: Any, connection: Any, others: Any, parent: int) -> None:
     """Read what is asked for until nobody asks any more."""
     others.close()  # or the end of the other process would not show here
     # An interruption from the keyboard is for the training process; handlers of the caller's belong to the run.

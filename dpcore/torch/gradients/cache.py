@@ -6,27 +6,34 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from dpcore.torch.data.batches import Tree
 
-if TYPE_CHECKING:
-    from dpcore.torch.gradients.proved import Program
-
 _MOST = 32
-_known: OrderedDict[Hashable, tuple[Any, Program]] = OrderedDict()
+_known: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 
 
-def get(key: Hashable, make: Callable[[], Program]) -> Program:
+class Shareable(Protocol):
+    """A graph that says whether other models may run it."""
+
+    shareable: bool
+
+
+Graph = TypeVar("Graph", bound=Shareable)
+
+
+def get(key: Hashable, make: Callable[[], Graph]) -> Graph:
     """Return the graph of a key, made where there is none."""
     if key in _known:
         _known.move_to_end(key)
-        return _known[key][1]
+        known: Graph = _known[key][1]
+        return known
     program = make()
     if program.shareable:
         _known[key] = key, program

@@ -1,0 +1,219 @@
+"""A step of a torch model: the sum of clipped per-example gradients, and its release."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dpcore.errors import ArgumentError, PrivacyError, SpeedWarning
+from dpcore.mechanism.loop import Blocks, Loop
+from dpcore.mechanism.mechanism import Mechanism
+from dpcore.spec.ops import UpdateSettings
+from dpcore.stages.clipping.together import add_sums, norms_of
+from dpcore.stages.queries import Point
+from dpcore.torch.data import batches
+from dpcore.torch.data.batches import Tree
+from dpcore.torch.gradients.per_example import PerExampleGradient
+from dpcore.torch.memory import Limit, is_out_of_memory
+from dpcore.torch.model.functional import local
+from dpcore.torch.parameter_views import Working
+from dpcore.torch.randomness import step_seed
+
+
+class Engine(Loop):
+    """The sum of a step of a torch model, and its release: joins per-example gradients, parameters and the mechanism.
+
+    `summed` says that a whole sum waits for its release. `microbatch_size` changes the order of summation, and which
+    example gets which dropout mask. It is smaller than the `planned_microbatch_size` after a step for which the memory
+    was not enough.
+    """
+
+    def __init__(
+        self, gradient: PerExampleGradient, mechanism: Mechanism, working: Working, microbatch_size: int
+    ) -> None:
+        super().__init__(mechanism, microbatch_size)
+        self.gradient = gradient
+        self.working = working
+        self.plan_microbatches(microbatch_size)
+        self.limit: Limit | None = None
+        self.summed = self._swapped = False
+
+    def plan_microbatches(self, size: int) -> None:
+        """Take so many examples at once, as long as the memory is enough."""
+        self.microbatch_size: int = size
+        self.planned_microbatch_size = size
+
+    def accumulate(self, batch: Tree, public: Tree | None = None) -> None:
+        """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
+
+        After an exception the same batch may be tried again: a step's noise depends on its number only, and none was
+        released. Out of memory, it is tried again here with half the micro-batch.
+
+        Notes
+        -----
+        The sum begins anew, so that no example counts twice. Dropout masks follow from the place of a micro-batch's
+        first example, so that examples get other ones in the second attempt. Nothing of the first one was released, and
+        what a step takes of memory follows from shapes, not from the masks' values: whichever split is the last, its
+        masks are independent and identically distributed, which is all that `dpcore.torch.randomness` asks for.
+        That memory was short may tell of the size of the batch, which is secret under Poisson sampling. So the warning
+        names no size that follows from it, and a checkpoint holds the planned micro-batch.
+        """
+        self.take_up_parameters()
+        first = self.mechanism.first_example() * self.views
+        expected = round(self.mechanism.plan.batch_size) * self.views
+
+        def blocks_at(values: list[Any], point: Point) -> Blocks:
+            # Fresh values handed to functional_call; the model's parameters are not moved for a point.
+            at = self.tensors_at(values)
+
+            def rows(part: slice) -> list[Any]:
+                micro = batches.tree_map(lambda t: t[part], batch)
+                place = first + part.start
+                seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
+                # Full micro-batches recur, and what a batch of the expected size leaves over. The place tells points
+                # apart; their weights, which may change from step to step, move no gradient.
+                recurs = batches.size(micro) in (self.microbatch_size, expected % self.microbatch_size)
+                regular = (point.displacement, point.lag) if recurs else None
+                return [block.map(self.to_array) for block in self.gradient(at, micro, seed, regular=regular)]
+
+            return rows
+
+        asked = None if public is None else lambda: self._public_gradient(public)
+        while True:
+            try:
+                self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), asked)
+                return
+            except Exception as cause:
+                if not is_out_of_memory(cause):
+                    raise
+                if self.mechanism.peers.shards:
+                    raise ArgumentError(
+                        f"microbatch_size={self.microbatch_size}: is too much for the memory that is free, and the "
+                        "processes of a sharded model cannot try a step again: begin with a smaller one"
+                    ) from cause
+                if self.microbatch_size == 1:
+                    raise ArgumentError(
+                        "microbatch_size=1: even one example at a time is too much for the memory that is free; make "
+                        "the model or its inputs smaller, or free memory"
+                    ) from cause
+            # Out of the handler, whose exception keeps the attempt's tensors alive.
+            self._halve()
+
+    def _halve(self) -> None:
+        if self.microbatch_size == self.planned_microbatch_size:
+            warnings.warn(
+                f"out of memory: takes half of the micro-batch of {self.microbatch_size} examples from now on, or "
+                "less, which is slower; set microbatch_size or max_memory to begin with less",
+                SpeedWarning,
+                stacklevel=2,
+            )
+        self.microbatch_size //= 2
+        if self.gradient.repeated is not None:
+            self.gradient.repeated.passes.forget()
+        if self.working.parameters[0].is_cuda:
+            torch.cuda.empty_cache()
+
+    def release(self, settings: Sequence[UpdateSettings]) -> None:
+        """Let the mechanism add noise, filter and move the parameters."""
+        self.summed = False
+        try:
+            self.release_sum(self.working.arrays(), settings)
+        finally:
+            self.working.store()
+
+    def check_public(self, public: Tree | None) -> None:
+        """Refuse a public batch that is missing, not wanted, or empty."""
+        wanted = self.mechanism.plan.method.update.second_moment == "public"
+        if wanted and public is None:
+            told = "=None: must be a batch of public data, since the method's second moment is made of its gradient"
+        elif not wanted and public is not None:
+            told = ": must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
+            told += "'side_information') uses public data. A batch is one argument: private.step((inputs, labels))"
+        elif public is not None and batches.size(public) == 0:
+            told = ": must have at least one example"
+        else:
+            return
+        raise ArgumentError(f"public{told}")
+
+    def _public_gradient(self, public: Tree) -> list[Any]:
+        """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
+        values, backend = self.tensors_at(self.working.arrays()), self.mechanism.backend
+        device, count = values[0].device, batches.size(public)
+        totals = [backend.zeros_like(array.reshape(-1), "float64") for array in self.working.arrays()]
+        for start in range(0, count, self.microbatch_size):
+            micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size].to(device), public)  # noqa: B023
+            # Masks of their own: those of the private batch's places stay unknown.
+            seed = step_seed(self.mechanism.keys, "public dropout", self.mechanism.step, start)
+            found = self.gradient(values, micro, seed, synthetic=True)
+            blocks = [block.map(self.to_array) for block in found]
+            none = [None] * len(blocks)
+            norms = norms_of(backend, blocks, [range(len(blocks))], none)[0]
+            largest = float(norms.max())
+            # Sums are of integers: finer than float32 relative to the largest gradient.
+            weight = 2.0**40 / (largest if 0 < largest < math.inf else 1.0)
+            weights, sums = backend.zeros_like(norms) + weight, [backend.zeros_like(total) for total in totals]
+            add_sums(backend, blocks, [weights] * len(blocks), sums, none)
+            totals = [total + found / weight for total, found in zip(totals, sums, strict=True)]
+        means = (self.working.to_tensor(total) / count for total in totals)
+        return [self.working.to_array(mean.to(self.working.dtype)) for mean in means]
+
+    def to_array(self, tensor: torch.Tensor) -> Any:
+        """Return a block's tensor as the backend's array, indices as they are."""
+        if tensor.dtype != self.working.dtype or tensor.requires_grad or tensor.is_neg():
+            tensor = tensor.detach().resolve_neg()  # NumPy has no lazily negated arrays
+            tensor = tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor
+        return self.working.to_array(tensor)
+
+    def check_not_swapped(self, call: str) -> None:
+        """Refuse what needs the training values while `averaged` shows others."""
+        if self._swapped:
+            raise PrivacyError(
+                f"{call}: the model holds its averaged values, not those it is trained at; leave private.averaged() "
+                "first"
+            )
+
+    def take_up_parameters(self) -> None:
+        """Take up what the user did to the parameters; refuse a model that is another one, or was moved or cast."""
+        self.gradient.values.settle()
+        named = {name: p for name, p in self.gradient.model.named_parameters() if p.requires_grad}
+        pairs = zip(self.working.names, self.working.parameters, strict=True)
+        changed = [name for name, parameter in pairs if named.pop(name, None) is not parameter]
+        if changed or named:
+            what = "replaced, removed or frozen" if changed else "added or unfrozen"
+            name = [*changed, *named][0]
+            raise ArgumentError(f"parameter {name!r} was {what} after make_private: call make_private again")
+        self.working.refresh()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the method's output into the model's parameters for the length of the block."""
+        method = self.mechanism.plan.method
+        if self._swapped or (method.averaging is None and method.update.rule != "accelerated"):
+            yield
+            return
+        self.take_up_parameters()
+        output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
+        kept = [local(parameter).clone() for parameter in self.working.parameters]
+        self._swapped = True
+        try:
+            self._put(output)
+            yield
+        finally:
+            self._put(kept)
+            self._swapped = False
+
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        self.gradient.values.settle()
+        with torch.no_grad():
+            for parameter, value in zip(self.working.parameters, values, strict=True):
+                local(parameter).copy_(value)
+
+    def tensors_at(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        """Return a point's arrays as tensors of the parameters' dtypes."""
+        pairs = zip(arrays, self.working.parameters, strict=True)
+        return [self.working.to_tensor(array).to(parameter.dtype) for array, parameter in pairs]
