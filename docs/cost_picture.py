@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("training_vs_peers_threads2.json", "training_vs_peers_threads2_more.json")
+FILE = "asv_benchmarks/recorded/training_vs_peers_threads2.json"
 MODELS = {
     "mlp": "MLP", "cnn": "CNN", "transformer": "transformer", "resnet-18": "ResNet-18", "lstm": "LSTM",
     "bert": "BERT", "bert-lora": "BERT + LoRA",
@@ -25,9 +25,7 @@ CONTESTANTS = {
 
 def ratios() -> dict[str, dict[str, float]]:
     """Return a private step's median time over the plain step's, by model and contestant."""
-    models: dict[str, Any] = {}
-    for file in FILES:
-        models |= json.loads((ROOT / "asv_benchmarks/recorded" / file).read_text())["models"]
+    models: dict[str, Any] = json.loads((ROOT / FILE).read_text())["models"]
     found = {}
     for name in MODELS:
         times = {kind: median(models[name]["contestants"][kind]["seconds"]) for kind in ("non-private", *CONTESTANTS)}
