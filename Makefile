@@ -40,8 +40,23 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	$(VENV)/bin/python -m pip install -qq -c requirements/constraints.txt -e '.[triton,plots,tensorboard,dev,docs]'
 	touch $@
 
+# Without an environment yet, one for the demo alone: torch's CPU build and matplotlib.
+ifneq ($(READY),)
+ifeq ($(wildcard $(READY)),)
+demo: PY := .venv-demo/bin/python
+demo: .venv-demo/.ready
+else
 demo: $(READY)
+endif
+endif
+demo:
 	$(PY) -m dpcore demo --out demo
+
+.venv-demo/.ready: pyproject.toml requirements/constraints.txt
+	test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/python -m pip install "$$(grep '^torch==' requirements/constraints.txt)"
+	.venv-demo/bin/python -m pip install -c requirements/constraints.txt -e '.[torch,plots]'
+	touch $@
 
 # Workers share the cores, so each computes with one thread.
 test: $(READY)
