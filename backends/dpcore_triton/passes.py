@@ -2,7 +2,7 @@
 
 A graph repeats kernels and no Python. What makes a replay right is that nothing but tensors changes from one call to
 the next, and that all of them are where the kernels read them. The work is a graph of torch's own operations on what
-it is given (`dpcore.torch.gradients.program`), all on one device, so that two things are left to do here:
+it is given (`dpcore.torch.gradients.proved`), all on one device, so that two things are left to do here:
 
 - **inputs are written to the captured graph's own memory before each replay**; parameters and buffers are read where
   they lie. The key holds the forms of the former and the addresses of the latter;
