@@ -105,7 +105,7 @@ def audited(name, model=None, **more):
 def refuting(name, model=None, **more):
     """Return the first of five audits that refutes, or the last one.
 
-    Each has fresh keys and sees a fault with some probability: of the two least visible here, in 49 of 57 tries.
+    Each has fresh keys and sees a fault with some probability.
     An honest run is refuted by none of five but with five times the stated probability.
     """
     for _ in range(5):
