@@ -5,7 +5,8 @@ Streaming. Row t of C N = Z reads C[t,t] N_t + sum_j C[t,t-j] N_{t-j} = Z_t, so 
     N_t = (Z_t - sum_{0<j<b} C[t,t-j] N_{t-j}) / C[t,t]:
 
 step t needs row t of C and a ring of the last b - 1 vectors N (`dpcore.spec.ops.RingCoefficients`), of which it reads
-all and writes one. C^{-1} itself is dense; cut to b entries a row it would be another strategy, with another sensitivity.
+all and writes one. C^{-1} itself is dense; cut to b entries a row it would be another strategy, with another
+sensitivity.
 """
 
 from __future__ import annotations
