@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from types import FunctionType, MethodType
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,21 +19,11 @@ _known: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 
 
-class Shareable(Protocol):
-    """A graph that says whether other models may run it."""
-
-    shareable: bool
-
-
-Graph = TypeVar("Graph", bound=Shareable)
-
-
-def get(key: Hashable, make: Callable[[], Graph]) -> Graph:
+def get(key: Hashable, make: Callable[[], Any]) -> Any:
     """Return the graph of a key, made where there is none."""
     if key in _known:
         _known.move_to_end(key)
-        known: Graph = _known[key][1]
-        return known
+        return _known[key][1]
     program = make()
     if program.shareable:
         _known[key] = key, program
