@@ -781,6 +781,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
          "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
     ],
+    "dpcore/torch/make_private.py": [
+        ("find noise that is too large for its grid at the first step", "    rehearsal.check_grid()\n", "",
+         "unit/torch/test_wrong_arguments.py::test_noise_too_large_for_the_grid_is_refused_before_a_ledger_knows_the_run"),
+    ],
     "dpcore/torch/engine.py": [
         ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
          "agreement/test_repeated_runs.py"),
