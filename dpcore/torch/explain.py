@@ -173,7 +173,7 @@ class Layer:
 class Explanation:
     """How a run takes its steps; ``print`` shows it. It costs no privacy: no example was looked at."""
 
-    way: str  # how gradients are found: "pairs", "vmap" or "one-by-one"
+    way: str  # how gradients are found: "pairs" or "one-by-one"
     reasons: dict[str, str]  # why faster ways were not taken
     microbatch_size: int
     examples: float  # of a step, in expectation

@@ -127,10 +127,10 @@ def make_private(
     microbatch_size : int, optional
         Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
         on this split; without dropout it changes nothing but rounding.
-    gradients : {"auto", "pairs", "vmap", "one-by-one"}
+    gradients : {"auto", "pairs", "one-by-one"}
         How each example's gradient is found: from the graph of the model's operations, proved to keep the examples
-        apart; by torch.func; or example by example, which every model bears. "auto" takes the first that can be taken,
-        and "pairs" means proved, or an error.
+        apart; or example by example, which every model bears and which is slow. "auto" takes the first that can be
+        taken, and "pairs" means proved, or an error.
     collate_fn : callable, optional
         For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
         the others.

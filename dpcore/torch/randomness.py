@@ -15,9 +15,9 @@ apart than the clip norm C. The seeds here are secret and new in every step, and
    mixtures are dominated as well, step by step given all earlier releases, and therefore in composition.
 
 The argument needs one example's draw to reach that example only, or all of a step alike. So it covers what reading the
-data draws by torch, NumPy or Python, and what a model draws by torch. Under vmap a draw by NumPy or Python would serve
-one micro-batch, whose members depend on who else is in: such a model is refused. The argument is for true randomness;
-the generators (Mersenne Twister, PCG, Philox) are not cryptographic, and the statement says so.
+data draws by torch, NumPy or Python, what a model's code draws by these for one example at a time ("one-by-one"), and
+what a proved graph draws, which is by torch alone. The argument is for true randomness; the generators (Mersenne
+Twister, PCG, Philox) are not cryptographic, and the statement says so.
 
 References
 ----------

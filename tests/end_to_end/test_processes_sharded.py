@@ -343,7 +343,7 @@ def refused(rank: int, folder: Path) -> None:
         ("galore", sharded, {"method": dp_sgd(lr=1, batch_size=4, noise_multiplier=1, galore=GaLore(2, every=3))}),
         ("preconditioning", sharded, {"method": torch_runs.METHODS["adam scaled"](4)}),
         ("second_moment='public'", sharded, {"method": torch_runs.METHODS["adam public"](4)}),
-        ("gradients='vmap'", sharded, {"gradients": "vmap"}),
+        ("gradients='one-by-one'", sharded, {"gradients": "one-by-one"}),
         ("private_diagnostics", sharded, {"private_diagnostics": True}),
     ]
     for words, net, options in cases:

@@ -174,6 +174,7 @@ PRODUCTS: dict[str, Function] = {
     "cholesky": lambda h, m: torch.linalg.cholesky(symmetric(h)),
     "solve": lambda h, m: torch.linalg.solve(symmetric(h), h.mT),
     "det": lambda h, m: torch.linalg.slogdet(symmetric(h))[1][:, None], "qr": lambda h, m: torch.linalg.qr(h.mT)[1],
+    "equal eigenvalues": lambda h, m: h @ torch.linalg.eigh(h[:, :1].mT @ h[:, :1] + torch.eye(6))[1],
     "svdvals": lambda h, m: torch.linalg.svdvals(h), "eigvalsh": lambda h, m: torch.linalg.eigvalsh(symmetric(h)),
     "matrix_exp": lambda h, m: torch.linalg.matrix_exp(symmetric(h) / 30),
     "matrix power": lambda h, m: torch.linalg.matrix_power(symmetric(h) / 9, 3),

@@ -17,7 +17,7 @@ import torch
 
 from dpcore.stages.clipping.blocks import Rows
 from dpcore.torch.data import batches
-from dpcore.torch.gradients.per_example import ExplicitGradient
+from dpcore.torch.gradients.per_example import OneByOne
 from tests.depth import chosen
 from tests.isolation import attention, known, layers, mixers, operations, training
 from tests.isolation.case import Case
@@ -102,13 +102,13 @@ def together(self: Any, point: Any, batch: Any) -> list[Rows]:
 )
 def test_the_check_sees_a_model_that_mixes(name: str, mixes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def accepted(gradient: Any, *_: Any) -> None:
-        gradient.way, gradient.reasons["pairs"] = "vmap", "a test wants it"
+        gradient.way, gradient.reasons["pairs"] = "one-by-one", "a test wants it"
 
     # Its module has the name of its function.
     monkeypatch.setattr(importlib.import_module("dpcore.torch.make_private"), "try_out", accepted)
-    monkeypatch.setattr(ExplicitGradient, "__call__", together)
+    monkeypatch.setattr(OneByOne, "__call__", together)
     found = outcome(Case(name, CASES[name].build, "mixer"), 0)
-    assert found.way == "vmap", found
+    assert found.way == "one-by-one", found
     if name != "statistics: trace of 1e-6":  # which keeps to the bounds
         assert found.exceeds() == mixes, found
     assert (found.stray > 3e-6) == mixes, found

@@ -375,8 +375,7 @@ def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1, seed: bytes = T
     total: Any = 0.0
     for point in mechanism.points():
         values = engine.tensors_at(mechanism.at(engine.working.arrays(), point))
-        one_by_one = gradient.explicit["one-by-one"].one_by_one
-        rows = gradient.guarded(lambda: list(one_by_one(values, batch)), seed, synthetic=False)  # noqa: B023
+        rows = gradient.guarded(lambda: list(gradient.one_by_one.each(values, batch)), seed, synthetic=False)  # noqa: B023
         found = np.stack([np.concatenate([g.reshape(-1).double().cpu().numpy() for g in row]) for row in rows])
         total = total + float(point.weight) * found
     total = total * scale_of(run) * each

@@ -28,8 +28,8 @@ class Mixes(NotProved):
         """Return the sentence for the user."""
         return (
             f"{super().sentence(model)}, so that examples of a batch are mixed: use operations that treat each example "
-            "alone (GroupNorm or LayerNorm for normalization, batch_first=True for sequences); with gradients='vmap' "
-            "the model sees each example as a batch of one"
+            "alone (GroupNorm or LayerNorm for normalization, batch_first=True for sequences); with gradients='one-by-one' "
+            "the model sees each example as a batch of one, which is slow"
         )
 
 

@@ -1,8 +1,10 @@
-"""Per-example gradients of a model, at any number of parameter points, by one of three ways.
+"""Per-example gradients of a model, at any number of parameter points, by one of two ways.
 
 "pairs": the graph of the model's operations runs on a whole micro-batch; it was proved to keep the examples apart
-(`dpcore.torch.gradients.proved`). "vmap" and "one-by-one": the model sees batches of one, and rows of every gradient are
-formed. For one example i and a point x all three give the gradient of ``loss(model(inputs_i[None]), *targets_i[None])``.
+(`dpcore.torch.gradients.proved`). "one-by-one": the model sees one example after the other, and a row of every gradient is
+formed. For an example i and a point x both give the gradient of ``loss(model(inputs_i[None]), *targets_i[None])``.
+There is no third way by `torch.func.vmap`: it rounds otherwise for another number of examples, and where rounding decides
+a result (the eigenvectors of equal eigenvalues) one example would change the gradients of all others.
 Points are values handed over at the call; the model's own parameters are never changed and nothing is stored on them
 (adding a displacement in place and subtracting it again drifts).
 """
@@ -16,8 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.func import grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, SpeedWarning
 from dpcore.spec.validate import choice
@@ -32,12 +32,10 @@ from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.memory import is_out_of_memory
 from dpcore.torch.model.functional import (
     FAILURES,
-    FOREIGN,
     Leaves,
     Values,
     check_versions,
     first_line,
-    places,
     refuse_foreign,
     within,
 )
@@ -48,12 +46,12 @@ T = TypeVar("T")
 
 Loss = Callable[..., torch.Tensor]
 
-WAYS = ("pairs", "vmap", "one-by-one")
-"""From the fastest to the one that every model bears."""
+WAYS = ("pairs", "one-by-one")
+"""The fast one, and the one that every model bears."""
 
 
 class Unfit(ArgumentError):
-    """A model or loss that one of `WAYS` cannot take, and another one may."""
+    """A model or loss that fails on made-up examples."""
 
 
 class PerExampleGradient:
@@ -83,7 +81,7 @@ class PerExampleGradient:
         self.roots = {"model": model, "loss": loss, **GLOBAL_HOOKS}
         self.passed_over: list[Any] = []
         self.example: Tree = None
-        self.reasons: dict[str, str] = {}  # why faster ways were not taken
+        self.reasons: dict[str, str] = {}  # why "pairs" was not taken
         self.repeated: RepeatedPasses | None = None
         self.classes: int | None = None  # of the model's output, under a loss over classes
         self._calls = 0
@@ -96,9 +94,7 @@ class PerExampleGradient:
             )
         self.values = self._values()
         self.proved = ProvedGradient(model, loss, self._loss_of, self.values, self.held)
-        self.explicit = {
-            way: ExplicitGradient(model, self._loss_of, self.values, way == "vmap") for way in WAYS if way != "pairs"
-        }
+        self.one_by_one = OneByOne(model, self._loss_of, self.values)
 
     def _values(self) -> Values:
         return Values(self.model, self.names)
@@ -171,7 +167,7 @@ class PerExampleGradient:
         if self.way != "pairs":
             given = batches.tree_map(torch.clone, batch)  # whatever model or loss write to it
             with as_written():
-                return guarded(lambda: self.explicit[self.way](values, given))
+                return guarded(lambda: self.one_by_one(values, given))
         try:
             program, inputs = guarded(lambda: self.proved.current(values, batch, not synthetic))
         except NotProved as reason:  # of a batch of another form, or of a model that changed
@@ -184,12 +180,12 @@ class PerExampleGradient:
         """Call a function with the generators set from `seed`; what it raises becomes a sentence of ours."""
         self._synthetic = synthetic
         device = next(self.model.parameters()).device
-        others = synthetic or self.way == "one-by-one"
         try:
-            with seeded(device, seed, others=others) as drew:
+            # A proved graph has no draw of NumPy or Python.
+            with seeded(device, seed, others=synthetic or self.way != "pairs") as drew:
                 result = function()
                 if synthetic:
-                    self._note(drew())
+                    self.draws = self.draws or bool(drew())
         except DpcoreError:
             raise
         except FAILURES as cause:
@@ -210,14 +206,6 @@ class PerExampleGradient:
             raise Unfit(loss_failed(self.loss, len(targets), first_line(cause))) from cause
         return check_scalar(value)
 
-    def _note(self, drawn: list[Any]) -> None:
-        self.draws = self.draws or bool(drawn)
-        if self.way != "one-by-one" and not all(isinstance(g, torch.Generator) for g in drawn):  # noqa: TID251
-            raise Unfit(
-                "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch, whose members "
-                "depend on who else was drawn: draw by torch, or set gradients='one-by-one'"
-            )
-
     def _failure(self, cause: Exception, synthetic: bool) -> str:
         where = f"model={type(self.model).__name__}"
         if not synthetic:
@@ -225,15 +213,9 @@ class PerExampleGradient:
                 f"{where}: failed on a drawn batch, though not on synthetic inputs; check labels and inputs for values "
                 "out of range (torch's own words are not shown, since they may hold private values)"
             )
-        if self.way != "vmap":
-            return (
-                f"{where}: failed on synthetic inputs of the data's shape and dtype ({first_line(cause)}); check the model "
-                "and the data against each other, or give example_batch= where made-up values are out of range"
-            )
         return (
-            f"{where}: cannot be differentiated example by example with torch.func ({first_line(cause)}); rewrite the "
-            "operation without .item(), data-dependent Python control flow or in-place changes; set gradients='auto' or "
-            "'one-by-one' to take the examples one by one"
+            f"{where}: failed on synthetic inputs of the data's shape and dtype ({first_line(cause)}); check the model "
+            "and the data against each other, or give example_batch= where made-up values are out of range"
         )
 
 
@@ -255,48 +237,27 @@ def _words(dtype: torch.dtype | None) -> str:
     return "off" if dtype is None else f"to {str(dtype).removeprefix('torch.')}"
 
 
-class ExplicitGradient:
+class OneByOne:
     """Rows of the gradients of a model's loss for its trained parameters, which have the names of `values`.
 
-    With `vectorize` a batch runs through vmap, in which the model sees batches of one and can mix nothing; without, the
-    examples are taken one after the other, which every model bears, and which is slow.
+    The examples are taken one after the other, by autograd on batches of one: no example is where another one's gradient
+    is made, and their number and order decide nothing.
     """
 
-    def __init__(self, model: nn.Module, loss: ExampleLoss, values: Values, vectorize: bool) -> None:
+    def __init__(self, model: nn.Module, loss: ExampleLoss, values: Values) -> None:
         self.model = model
         self.loss = loss
         self.values = values
-        self.vectorize = vectorize
 
     def __call__(self, point: Sequence[torch.Tensor], batch: Tree) -> list[Block]:
         """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
-        if not self.vectorize:
-            rows = [list(gradients) for gradients in self.one_by_one(point, batch)]
-            if not rows:
-                return [Rows(value.new_zeros(0, value.numel())) for value in point]
-            return [Rows(torch.stack(column).reshape(len(rows), -1)) for column in map(list, zip(*rows, strict=True))]
-        tensors = list(batches.leaves(batch))
-        trained, rest = places(self.model, self.values.names)
+        rows = list(self.each(point, batch))
+        if not rows:
+            return [Rows(value.new_zeros(0, value.numel())) for value in point]
+        return [Rows(torch.stack(column).reshape(len(rows), -1)) for column in zip(*rows, strict=True)]
 
-        def example_loss(values: tuple[torch.Tensor, ...], one: list[torch.Tensor]) -> torch.Tensor:
-            state = {**rest, **{name: values[place] for name, place in trained.items()}}
-            row = iter(one)  # vmap knows fewer containers than a batch may have
-            inputs, targets = batches.normalize(batches.tree_map(lambda _: next(row).unsqueeze(0), batch))
-            return self.loss(within(self.model, state, lambda: batches.call(self.model, inputs)), targets)
-
-        given = {**dict(zip(self.values.names, point, strict=True)), **rest}
-        versions = {name: tensor._version for name, tensor in given.items()}
-        # Fused attention kernels have no batching rule; vmap would run them example by example.
-        with sdpa_kernel(SDPBackend.MATH):
-            mapped = vmap(grad(example_loss), in_dims=(None, 0), randomness="different")
-            found = mapped(tuple(point), tensors)
-        check_versions(self.model, given, versions)
-        if any(row.requires_grad for row in found):
-            raise ArgumentError(FOREIGN)
-        return [Rows(row.reshape(row.shape[0], -1)) for row in found]
-
-    def one_by_one(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
-        """Yield the gradients of one example after the other, by autograd on a batch of one."""
+    def each(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
+        """Yield the gradients of one example after the other."""
         for i in range(batches.size(batch)):
             one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
             yield self._one(point, *batches.normalize(one))
@@ -320,7 +281,7 @@ class ExplicitGradient:
 
 @uncollected()
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
-    """Take the fastest way that this model bears, or the one that is asked for; refuse the model where there is none.
+    """Take the faster way that this model bears, or the one that is asked for; refuse the model where there is none.
 
     Of the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`. The model is looked at
     in training mode and, last, in the mode it is in, but for `frozen` modules. It is left as it was.
@@ -340,15 +301,11 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                     raise ArgumentError(gradient.reasons["pairs"]) from None
             start.restore()
         try:
-            # Every model that can be trained at all bears the last way, which says best what is wrong.
-            for candidate in (WAYS[-1], *(["vmap"] if way in ("auto", "vmap") else [])):
-                gradient.way = candidate
-                for _ in modes(gradient.model, frozen):
-                    try_state(gradient, example)
+            gradient.way = WAYS[-1]
+            for _ in modes(gradient.model, frozen):
+                try_state(gradient, example)
         except Unfit as refusal:
-            if way == "vmap" or gradient.way == WAYS[-1]:
-                raise ArgumentError(str(refusal)) from refusal.__cause__
-            gradient.way, gradient.reasons["vmap"] = WAYS[-1], str(refusal)
+            raise ArgumentError(str(refusal)) from refusal.__cause__
     finally:
         start.restore()
 

@@ -82,12 +82,12 @@ def test_a_sum_that_changed_behind_every_digest_meets_fresh_noise(
     ledger: Ledger, sums: Sums, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay under the same keys would give away the difference of the two sums, at no charge."""
-    run = private(ledger, loss=by_environment, gradients="vmap", **order)
+    run = private(ledger, loss=by_environment, gradients="one-by-one", **order)
     go(run, 3)
     state = saved(run)
     go(run, 4)
     monkeypatch.setenv("DPCORE_TEST_SCALE", "0.5")
-    again = private(ledger, loss=by_environment, gradients="vmap", **order)
+    again = private(ledger, loss=by_environment, gradients="one-by-one", **order)
     again.model.load_state_dict(state["model"])
     again.optimizer.load_state_dict(state["optimizer"])
     go(again, 4)

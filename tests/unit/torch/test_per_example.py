@@ -113,10 +113,6 @@ def test_equals_the_loop_over_examples(make: Callable, way: str) -> None:
     if isinstance(model, nn.ModuleDict):
         model.forward = model["used"].forward  # type: ignore[method-assign]
     gradient = PerExampleGradient(model, loss, way)
-    if way == "vmap" and isinstance(model, Recurrent):
-        with pytest.raises(ArgumentError, match="gradients='auto' or 'one-by-one'"):
-            gradient(gradient.parameters(), batch, synthetic=True)
-        return
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     got = rows(gradient, [value.clone() for value in gradient.parameters()], batch)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -151,17 +147,6 @@ def test_same_seed_same_dropout_masks_and_examples_differ(way: str) -> None:
     assert torch.equal(rows(gradient, at, batch)[1], torch.ones(3, 200))
 
 
-def test_data_dependent_control_flow_is_one_sentence() -> None:
-    class Branch(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) if x.sum() > 0 else -x
-
-    gradient = PerExampleGradient(Branch(3, 3), lambda out: out.sum(), "vmap")
-    with pytest.raises(ArgumentError, match=r"Branch.*torch\.func") as caught:
-        gradient(gradient.parameters(), torch.randn(2, 3), synthetic=True)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_on_private_data_quotes_nothing_of_it(way: str) -> None:
     gradient = PerExampleGradient(nn.Linear(3, 2), F.cross_entropy, way)
@@ -173,7 +158,7 @@ def test_an_error_on_private_data_quotes_nothing_of_it(way: str) -> None:
 
 
 def test_loss_must_be_one_number() -> None:
-    gradient = PerExampleGradient(nn.Linear(3, 2), lambda out: out, "vmap")
+    gradient = PerExampleGradient(nn.Linear(3, 2), lambda out: out, "one-by-one")
     with pytest.raises(ArgumentError, match="one number"):
         gradient(gradient.parameters(), torch.randn(2, 3))
 
@@ -199,9 +184,8 @@ class Language(nn.Module):
         return self.out(self.mix(self.embed(tokens))).transpose(1, 2)
 
 
-@pytest.mark.parametrize("way", ["pairs", "vmap"])
-def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples(way: str) -> None:
-    gradient = PerExampleGradient(Language(), F.cross_entropy, way)
+def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples() -> None:
+    gradient = PerExampleGradient(Language(), F.cross_entropy)
 
     def peak(examples: int) -> int:
         batch = tuple(torch.randint(2000, (examples, 64)) for _ in range(2))

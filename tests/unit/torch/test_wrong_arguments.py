@@ -152,7 +152,7 @@ def test_without_torch_the_extra_is_named() -> None:
     assert told.strip().endswith("MissingPackageError torch")
 
 
-@pytest.mark.parametrize("gradients", ["pairs", "vmap"])
+@pytest.mark.parametrize("gradients", ["pairs", "one-by-one"])
 def test_noise_too_large_for_the_grid_is_refused_before_a_ledger_knows_the_run(tmp_path: Path, gradients: str) -> None:
     Ledger.create(path := tmp_path / "own.ledger", budget=(1.0, 1e-5))
     with pytest.raises(ArgumentError, match="noise_multiplier: is so large that the grid of its noise"):

@@ -40,15 +40,14 @@ class Mixing(nn.Linear):
 @pytest.mark.parametrize("way", ["auto", "pairs"])
 def test_a_model_that_mixes_is_refused_by_its_line(always: bool, way: str) -> None:
     where = r"\(module '0' \(Mixing\), test_checks\.py, line \d+, in forward\)"
-    words = f"model=Sequential: mean runs over the examples {where}.*gradients='vmap'"
+    words = f"model=Sequential: mean runs over the examples {where}.*gradients='one-by-one'"
     with pytest.raises(ArgumentError, match=words):
         way_of(nn.Sequential(Mixing(always)), way=way)
 
 
-@pytest.mark.parametrize("way", ["vmap", "one-by-one"])
-def test_a_model_that_mixes_sees_batches_of_one_where_that_is_asked_for(way: str) -> None:
-    gradient = way_of(nn.Sequential(nn.Linear(5, 5), Center(), nn.Linear(5, 3)), way=way)
-    assert gradient.way == way
+def test_a_model_that_mixes_sees_batches_of_one_where_that_is_asked_for() -> None:
+    gradient = way_of(nn.Sequential(nn.Linear(5, 5), Center(), nn.Linear(5, 3)), way="one-by-one")
+    assert gradient.way == "one-by-one"
     batch = torch.randn(4, 5), torch.arange(4) % 3
     whole = [block.rows() for block in gradient(gradient.parameters(), batch)]
     first = [block.rows() for block in gradient(gradient.parameters(), tuple(t[:1] for t in batch))]
@@ -172,10 +171,10 @@ class Unproved(nn.Linear):
 
 
 @pytest.mark.parametrize("by_python", [False, True])
-def test_what_has_no_proof_is_taken_alone_by_vmap_or_else_one_by_one(by_python: bool) -> None:
+def test_what_has_no_proof_is_taken_one_by_one(by_python: bool) -> None:
     gradient = way_of(Unproved(by_python))
-    assert gradient.way == ("one-by-one" if by_python else "vmap")
-    assert list(gradient.reasons) == ["pairs", "vmap"][: 1 + by_python]
+    assert gradient.way == "one-by-one"
+    assert list(gradient.reasons) == ["pairs"]
     assert ("a value decides" if by_python else "_linalg_solve_ex has no rule") in gradient.reasons["pairs"]
     with pytest.raises(ArgumentError, match=r"a value decides|_linalg_solve_ex has no rule"):
         way_of(Unproved(by_python), way="pairs")
