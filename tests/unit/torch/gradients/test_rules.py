@@ -208,8 +208,10 @@ TABLE = (
     each("fill", lambda b: (z(b, 4), 2.0)),
     each("full_like randint_like", lambda b: (z(b, 4), 3)),
     each("geometric", lambda b: (z(b, 4), 0.5)),
-    each("max_unpool2d", lambda b: (z(b, 3, 2, 2), i(4, b, 3, 1, 1).expand(b, 3, 2, 2), [4, 4]), lambda b: (z(3, b, 2), i(4, 3, b, 2), [2 * b, 4])),
-    each("max_unpool3d", lambda b: (z(b, 3, 1, 1, 2), i(9, b, 3, 1, 1, 2), [2, 2, 4], [2, 2, 2], [0, 0, 0])),
+    # Of equal places torch's threads decide which value stays.
+    each("max_unpool2d", lambda b: (z(b, 3, 2, 2), torch.randperm(4).view(2, 2).expand(b, 3, 2, 2), [4, 4]),
+           lambda b: (z(3, b, 2), i(4, 3, b, 2), [2 * b, 4])),
+    each("max_unpool3d", lambda b: (z(b, 3, 1, 1, 2), torch.randperm(9)[:2].expand(b, 3, 1, 1, 2), [2, 2, 4], [2, 2, 2], [0, 0, 0])),
     each("fill.Tensor", lambda b: (z(b, 4), z())),
     each("hardsigmoid_backward", two),
     each("_conj", lambda b: (c(b, 4),)),
