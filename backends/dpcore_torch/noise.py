@@ -21,8 +21,8 @@ from dpcore.spec.stream import LANES, TILE, WORDS_PER_BLOCK
 from dpcore_numpy.noise import of_rest
 from dpcore_numpy.stream import tile_blocks
 
-_COLUMNS, _THRESHOLDS, _STAIRS = 2**COLUMN_BITS - 1, 2 ** (THRESHOLD_BITS + COLUMN_BITS) - 1, 2**STAIR_BITS
-_PLACES = 2**FINE_BITS - 1
+_COLUMNS, _STAIRS, _PLACES = 2**COLUMN_BITS - 1, 2**STAIR_BITS, 2**FINE_BITS - 1
+_THRESHOLDS = 2 ** (THRESHOLD_BITS + COLUMN_BITS) - 2**COLUMN_BITS
 
 
 def normal(
@@ -43,7 +43,7 @@ def normal(
         for part in (0, 1)
     )
     strip, place, region = parts_of(w0, w1)
-    z = strip.double().mul_(2.0**FINE_BITS).add_(place)
+    z = place.double().add_(strip, alpha=2.0**FINE_BITS)
     numbers = z.view(-1).numpy()
     for found in np.flatnonzero(region.numpy() == REST).tolist():
         block, word = divmod(found, WORDS_PER_BLOCK)
@@ -60,21 +60,25 @@ def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     Words are int32 of the same bits, and shifts keep the sign. w0 is overwritten.
     """
     own = w0 & _COLUMNS
-    threshold, region = (table.index_select(0, own.view(-1)).view(own.shape) for table in _columns())
-    below = (w0 & _THRESHOLDS).sub_(threshold).bitwise_right_shift_(31)
+    column = _columns().index_select(0, own.view(-1)).view(own.shape)
+    below = (w0 & _THRESHOLDS).sub_(column & ~_COLUMNS).bitwise_right_shift_(31)
+    region = column.bitwise_and_(_COLUMNS)
     region ^= own.bitwise_xor_(region).bitwise_and_(below)
-    t = (w0 >> THRESHOLD_BITS + COLUMN_BITS - 2).bitwise_and_(_STAIRS - 4).bitwise_or_(w1 & 3)
-    place = w1 >> 2
-    t += (place >> FINE_BITS - STAIR_BITS).bitwise_and_(_STAIRS - 1)
-    turned = torch.rsub(t, _STAIRS - 2).bitwise_and_((region & 1).neg_()).bitwise_right_shift_(31)
+    # Memory that was just used lies in the cache: results go where nothing is needed any more.
+    t = torch.bitwise_right_shift(w0, THRESHOLD_BITS + COLUMN_BITS - 2, out=own).bitwise_and_(_STAIRS - 4)
+    t += torch.bitwise_and(w1, 3, out=below)
+    t += torch.bitwise_right_shift(w1, 2 + FINE_BITS - STAIR_BITS, out=below).bitwise_and_(_STAIRS - 1)
+    # The sign of 510 - t, where the region's lowest bit, moved to the sign's place, says so.
+    turned = torch.rsub(t, _STAIRS - 2)
+    turned.bitwise_and_(torch.bitwise_left_shift(region, 31, out=t)).bitwise_right_shift_(31)
     # -1 - k has the strip -1 - strip, and every bit of the place turned round.
     sign = w0.bitwise_right_shift_(31)
+    place = torch.bitwise_right_shift(w1, 2, out=below)
     place ^= turned.bitwise_xor_(sign)
-    return (region >> 1).bitwise_xor_(sign), place.bitwise_and_(_PLACES), region
+    return torch.bitwise_right_shift(region, 1, out=t).bitwise_xor_(sign), place.bitwise_and_(_PLACES), region
 
 
 @lru_cache(maxsize=1)
-def _columns() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each column's threshold, where it stands in a word, and the region beyond it."""
-    columns = torch.from_numpy(tables().columns.view(np.int32).copy())
-    return columns & ~_COLUMNS, columns & _COLUMNS
+def _columns() -> torch.Tensor:
+    """Return each column's threshold, where it stands in a word, with the region beyond it in the lowest bits."""
+    return torch.from_numpy(tables().columns.view(np.int32).copy())
