@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -230,19 +230,9 @@ class Plan:
         The accountant is by default the one that needs least noise: the epsilon of each that covers the run is an upper
         bound. Raises PrivacyError if no noise multiplier reaches the target, or it does not cover the sampler.
         """
-        names = [accountant] if accountant is not None else accounting.accountants_for(self._event(1.0, self.steps))
-        found, refusals = [], []
-        for name in names or ["rdp"]:
-            try:
-                sigma = accounting.calibrate(
-                    "noise_multiplier", target_epsilon, target_delta, lambda s: self._event(s, self.steps), name
-                )
-                found.append(sigma)
-            except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
-                refusals.append(refusal)
-        if not found:
-            raise refusals[0]
-        return replace(self, method=self.method.with_noise_multiplier(min(found)))
+        target = target_epsilon, target_delta
+        sigma, _ = tightest("noise_multiplier", *target, lambda s: self._event(s, self.steps), 1.0, accountant)
+        return replace(self, method=self.method.with_noise_multiplier(sigma))
 
     def check_covered(self, accountant: str | None = None) -> None:
         """Refuse a run that the accountant (or, by default, every accountant) cannot account for."""
@@ -342,6 +332,35 @@ class Plan:
             self.batch_size,
             self.sampler.max_batch_size,
         )
+
+
+def tightest(
+    unknown: str,
+    target_epsilon: float,
+    target_delta: float,
+    make_event: Callable[[Any], Event],
+    probe: float,
+    accountant: str | None = None,
+    dataset_size: int = 1,
+) -> tuple[float, str]:
+    """Return what `dpcore.accounting.calibrate` finds by the accountant that allows most, and its name.
+
+    The epsilon of each accountant that covers the event of `probe`, a value of the unknown, is an upper bound. Of equal
+    values the first is taken, whose accountant comes first in a statement.
+    """
+    names = [accountant] if accountant is not None else accounting.accountants_for(make_event(probe))
+    found: list[tuple[float, str]] = []
+    refusals: list[Exception] = []
+    for name in names or ["rdp"]:
+        try:
+            target: Any = target_epsilon, target_delta, make_event, name
+            found.append((accounting.calibrate(unknown, *target, dataset_size=dataset_size), name))
+        except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
+            refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    best = min if unknown == "noise_multiplier" else max
+    return best(found, key=lambda pair: pair[0])
 
 
 @dataclass(frozen=True)
