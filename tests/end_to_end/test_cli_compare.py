@@ -49,10 +49,6 @@ def statement(out: Path, run: dict[str, Any]) -> Statement:
     return Statement.from_json((out / run["folder"] / "statement.json").read_text())
 
 
-def event(out: Path, run: dict[str, Any]) -> accounting.Event:
-    return accounting.Event.from_dict(statement(out, run).event)
-
-
 def accuracy(out: Path, run: dict[str, Any]) -> float:
     last = (out / run["folder"] / "metrics.jsonl").read_text().splitlines()[-1]
     return float(json.loads(last)["test_accuracy"])
@@ -112,10 +108,10 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
     assert results(out) == left
 
 
-def test_a_file_names_contestants_and_tuning_is_accounted_for(tmp_path, capsys):
+def test_a_file_names_contestants(tmp_path, capsys):
     out, file = tmp_path / "comparison", tmp_path / "compare.toml"
     file.write_text(
-        "epsilon = 2\nseeds = 1\naccount-for-tuning = true\nlr = [0.2, 0.4]\n"
+        "epsilon = 2\nseeds = 1\nlr = [0.2, 0.4]\n"
         '[contestants.plain]\nmethod = "dp-sgd"\n'
         '[contestants."fixed order"]\nmethod = "memf"\nlr = 0.3\n'
     )
@@ -123,16 +119,13 @@ def test_a_file_names_contestants_and_tuning_is_accounted_for(tmp_path, capsys):
     printed = capsys.readouterr()
     left = results(out)
     assert [run["contestant"] for run in left["runs"]] == ["plain"] * 3 + ["fixed order"]
-    events = tuple(event(out, run) for run in left["runs"])
-    epsilon = accounting.epsilon(accounting.Composed(events), 1e-5)
-    together = left["summary"]["tuning"]["together"]
-    assert together["epsilon"]["pld"] == epsilon < together["epsilon"]["rdp"]
-    assert together["adjacency"] == "zero-out"
-    assert epsilon > max(run["epsilon"] for run in left["runs"])
-    assert "All of them together will spend epsilon" in printed.err
-    assert "Tuning is accounted for: all runs that were begun since this folder was last begun anew (4," in printed.out
+    assert "all runs together (4, of them 2 in search of learning rates)" in printed.out
     assert "Neighbors differ" in printed.out
-    # config.json repeats the comparison; its contestants and --methods exclude each other.
+    # config.json repeats the comparison, also that of an earlier version; its contestants and --methods exclude each
+    # other.
+    config = json.loads((out / "config.json").read_text())
+    config["settings"] |= {"search_epochs": None, "account_for_tuning": False}
+    (out / "config.json").write_text(json.dumps(config))
     assert compare(out, "--config", str(out / "config.json"), "--json") == 0
     assert "4 of 4 runs were made before" in capsys.readouterr().err
     assert compare(out, "--config", str(file), "--methods", "disk") == 2
@@ -141,7 +134,7 @@ def test_a_file_names_contestants_and_tuning_is_accounted_for(tmp_path, capsys):
 
 def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, capsys, monkeypatch):
     out, taken, step = tmp_path / "comparison", [], PrivateRun.step
-    command = ("--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "2", "--account-for-tuning")
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "2")
 
     def stopping(run: PrivateRun, batch: object) -> None:
         step(run, batch)
@@ -154,16 +147,14 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, ca
     told = capsys.readouterr().out
     assert "Stopped by Ctrl-C: 1 of 2 runs is complete" in told
     assert "in 3 of 6 steps" in told
-    assert told.split("All of them")[1][:40] in (out / "statement.txt").read_text()
+    assert "in 3 of 6 steps" in (out / "statement.txt").read_text()
     assert [run["status"] for run in results(out)["runs"]] == ["complete", "stopped"]
     assert compare(out, *command) == 0
     runs = results(out)["runs"]
     assert [(run["seed"], run["status"]) for run in runs] == [(0, "complete"), (1, "stopped"), (1, "complete")]
-    # The steps that were thrown away were released too: they stay in the composition.
-    events = [event(out, run) for run in runs]
-    assert [item.steps for item in events] == [6, 3, 6]  # type: ignore[attr-defined]
-    told_epsilon = results(out)["summary"]["tuning"]["together"]["epsilon"]["pld"]
-    assert told_epsilon == accounting.epsilon(accounting.Composed(tuple(events)), 1e-5, "pld")
+    # The steps that were thrown away were released too: their run stays in the count.
+    assert [statement(out, run).steps_taken for run in runs] == [6, 3, 6]
+    assert results(out)["summary"]["tuning"]["runs"] == 3
     capsys.readouterr()
     assert compare(out, *command, "--overwrite") == 0
     assert len(results(out)["runs"]) == 2
@@ -171,7 +162,7 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, ca
 
 def test_a_run_that_never_ended_counts_what_its_folder_states(tmp_path, capsys, monkeypatch):
     out, step, taken = tmp_path / "comparison", PrivateRun.step, []
-    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1", "--account-for-tuning")
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1")
 
     def dies(run: PrivateRun, batch: object) -> None:
         if len(taken) == 2:
@@ -184,14 +175,11 @@ def test_a_run_that_never_ended_counts_what_its_folder_states(tmp_path, capsys, 
         assert compare(out, *command) == 2
     assert [run["status"] for run in results(out)["runs"]] == ["under way"]
     # It says so before the steps are taken: all of the epoch, of which two were.
-    killed = event(out, results(out)["runs"][0])
-    assert killed.steps == 6  # type: ignore[attr-defined]
+    assert statement(out, results(out)["runs"][0]).steps_taken == 6
     assert compare(out, *command) == 0
     runs = results(out)["runs"]
     assert [run["status"] for run in runs] == ["stopped", "complete"]
-    whole = accounting.Composed((killed, event(out, runs[1])))
-    together = results(out)["summary"]["tuning"]["together"]["epsilon"]["pld"]
-    assert together == accounting.epsilon(whole, 1e-5, "pld")
+    assert results(out)["summary"]["tuning"]["runs"] == 2
     # A folder that is gone cannot be counted, and is not left out.
     shutil.rmtree(out / runs[0]["folder"])
     capsys.readouterr()

@@ -30,7 +30,7 @@ CASES = {
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --batch-size 3": "not both",
     "epsilon --sample-rate 2 --steps 3 --noise-multiplier 1 --delta 1e-5": "sample_rate=2.0",
     "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5": "give --sample-rate, or --dataset-size with --batch-size",
-    "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "dataset_size: give --dataset-size and --batch-size",
+    "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "dataset_size: give --dataset-size",
     f"calibrate {PLAN} --epsilon 0 --delta 1e-5": "target_epsilon=0.0: must be greater than 0",
     f"calibrate {PLAN} --epsilon 1e-9 --delta 1e-300": "no more private value is tried",
     f"calibrate {PLAN} --epsilon 3 --delta 1e-5 --solve-for steps": "solve_for='steps': was given as an option already",

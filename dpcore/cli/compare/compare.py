@@ -19,7 +19,6 @@ from dpcore.cli.compare.runs import (
     Comparison,
     Contestant,
     Log,
-    Plans,
     Record,
     check_plans,
     described,
@@ -37,10 +36,10 @@ from dpcore.cli.train import train
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.cli.train.settings import DATA, METHOD, PRIVACY, RUN, Settings
 from dpcore.cli.train.train import BUDGET_STATUS, LedgerFile
-from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError
 from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
-from dpcore.statement.text import counted, format_epsilon, format_number
+from dpcore.statement.text import counted, format_number
 
 _WIDTH_OF_FILES = 120
 
@@ -61,7 +60,6 @@ def run_comparison(
     plans = preview(comparison, dataset, ledger)
     paying = None if ledger is None else runs.ledger_for(ledger, [plan.event for plan in plans.values()])
     payer = None if paying is None else runs.Payer(paying)
-    _announce(comparison, plans, console)
     log = Log.open(out, comparison, ledger, overwrite=overwrite)
     with locked(out), deferred() as interruption:
         if complete := len(log.complete()):
@@ -104,20 +102,6 @@ def run_comparison(
             return interruption.status
         _finish(log, report.rows(log, plans), as_json)
     return 0
-
-
-def _announce(comparison: Comparison, plans: Plans, console: Console) -> None:
-    """Say, where asked, what all runs cost together; refuse where nobody can say."""
-    if not comparison.account_for_tuning:
-        return
-    whole = report.together(events_of(plans, comparison.ahead({})), comparison.shared.delta)
-    if not whole:
-        raise PrivacyError(
-            "account_for_tuning=True: no accountant covers all runs together (they have different neighbors, or plans "
-            "of different kinds); leave the option away, or compare methods with the same sampling"
-        )
-    stated = f"epsilon = {format_epsilon(min(whole.values()))} at delta = {format_number(comparison.shared.delta)}"
-    console.print(f"All of them together will spend {stated}.")
 
 
 def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said: str = "") -> None:
@@ -178,15 +162,11 @@ def compare(
     methods: Annotated[Any, option(names(METHODS), "M1,M2,...",
         "Methods, all with the options given here; for settings of their own see --config.", METHOD)] = None,
     epsilon: Annotated[Any, option(reals, "E1,E2,...", "Targets; each run is calibrated to one.", PRIVACY)] = None,
-    account_for_tuning: Annotated[bool, flag("--account-for-tuning",
-        "Also state epsilon of all runs together, search included.", PRIVACY)] = False,
     ledger: LedgerFile = None,
     lr: Annotated[Any, option(reals, "R1,R2,...",
         "Learning rates; of several each contestant takes its best by held-out accuracy.", METHOD)] = None,
     seeds: Annotated[int, option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,
     search_seeds: Annotated[int, option(count, "N", "Runs of each learning rate, other seeds.", RUN)] = 1,
-    search_epochs: Annotated[int | None, option(count, "N", "Epochs of a search run; --epochs if not given.",
-        RUN)] = None,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.", RUN)] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.",
         rich_help_panel=RUN)] = Path("comparison"),
@@ -207,8 +187,6 @@ def compare(
         common={name: value for name, value in given.items() if value is not None},
         seeds=seeds,
         search_seeds=search_seeds,
-        search_epochs=search_epochs,
-        account_for_tuning=account_for_tuning,
     )
     return run_comparison(comparison, out, jobs=jobs, overwrite=overwrite, as_json=as_json, ledger=ledger)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.table import Table
 
-from dpcore import accounting
 from dpcore.cli.compare.runs import COMPLETE, FINAL, Comparison, Log, Plans, Record
 from dpcore.cli.intervals import Estimate, difference_interval, mean_interval
 from dpcore.cli.plots import Curves
@@ -70,43 +69,26 @@ class Row:
         return len(self.grid) > 1 and self.lr in (self.grid[0], self.grid[-1])
 
 
-def together(events: Sequence[accounting.Event], delta: float) -> dict[str, float]:
-    """Return epsilon of all events together by accountant."""
-    return accounting.epsilons(accounting.Composed(tuple(events)), delta)
-
-
 def tuning(log: Log) -> dict[str, Any]:
-    """Return how the search for learning rates is accounted for, as plain values with a sentence for a person.
+    """Return whether the search for learning rates is accounted for, as plain values with a sentence for a person.
 
     "runs" are all that released something, also those that were stopped or killed; "search_runs" of them looked for a
-    learning rate. "together" has epsilon of all of them, if it is stated.
+    learning rate.
     """
     stated = [record.statement for record in log.records if record.statement is not None]
     searched = sum(record.run.role != FINAL for record in log.records)
     charged = bool(stated) and all(statement.ledger for statement in stated)
-    events, delta, whole = log.events(), log.comparison.shared.delta, None
-    counts = f"{len(events)}, of them {searched} in search of learning rates"
+    counts = f"{len(stated)}, of them {searched} in search of learning rates"
     words = (
         f"Tuning is NOT accounted for: each run has its guarantee on its own; all runs together ({counts}) and the "
-        "choice among them spend more. On private data that would have to be counted (--account-for-tuning, or "
-        "--ledger)."
+        "choice among them spend more. On private data that would have to be counted (--ledger)."
     )
     if charged:
         words = (
             f"Tuning is accounted for by the ledger, not here: it paid for every run ({counts}), and its total counts "
             "them all (dpcore ledger show)."
         )
-    if log.comparison.account_for_tuning:
-        adjacency, epsilons = str(accounting.Composed(tuple(events)).adjacency), together(events, delta)
-        whole = {"epsilon": epsilons, "delta": delta, "adjacency": adjacency}
-        words = (
-            f"Tuning is accounted for: all runs that were begun since this folder was last begun anew ({counts}; also "
-            f"what was stopped or killed) are together ({format_epsilon(min(epsilons.values()))}, "
-            f"{format_number(delta)})-differentially private under {adjacency} adjacency, by composition of their "
-            "events."
-        )
-    return {"accounted_for": whole is not None or charged, "by_ledger": charged, "runs": len(events),
-        "search_runs": searched, "together": whole, "words": words}  # fmt: skip
+    return {"accounted_for": charged, "runs": len(stated), "search_runs": searched, "words": words}
 
 
 def rows(log: Log, plans: Plans) -> list[Row]:
@@ -266,11 +248,6 @@ def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
                 steps = f"{stated.steps_taken:,} of {counted(stated.steps_planned, 'step')}"
                 said = f"spent {most}epsilon = {format_epsilon(stated.best_epsilon)} in {steps}"
             parts.append(f"{run} {said}.")
-    events = log.events()
-    if log.comparison.account_for_tuning and events:
-        delta = log.comparison.shared.delta
-        epsilon = format_epsilon(min(together(events, delta).values()))
-        parts.append(f"All of them together spent epsilon = {epsilon} at delta = {format_number(delta)}.")
     return " ".join([*parts, "The same command goes on from here."] if goes_on else parts)
 
 

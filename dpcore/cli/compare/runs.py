@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -33,7 +33,7 @@ from dpcore.cli.train.run_folder import (
     read_run,
 )
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
-from dpcore.cli.train.train import check_beside
+from dpcore.cli.train.train import GONE, check_beside
 from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
@@ -77,9 +77,8 @@ class Contestant:
 class Comparison:
     """A whole comparison: contestants of different names, each of which meets every epsilon with `seeds` final runs.
 
-    `search_seeds` are runs of each learning rate of a grid, of `search_epochs` epochs each: the noise is calibrated to
-    the same epsilon in that many epochs. None takes the contestant's own. `account_for_tuning` says whether the
-    guarantee of all runs together is stated. `common` are settings of all contestants; a contestant's own win.
+    `search_seeds` are runs of each learning rate of a grid. `common` are settings of all contestants; a contestant's
+    own win.
     """
 
     contestants: tuple[Contestant, ...]
@@ -87,8 +86,6 @@ class Comparison:
     common: dict[str, Any] = field(default_factory=dict)
     seeds: int = 3
     search_seeds: int = 1
-    search_epochs: int | None = None
-    account_for_tuning: bool = False
 
     def __post_init__(self) -> None:
         if not self.contestants:
@@ -107,8 +104,6 @@ class Comparison:
             raise ArgumentError(f"seeds={self.seeds!r}: must lie between 1 and {FIRST_SEARCH_SEED}")
         if self.search_seeds < 1:
             raise ArgumentError(f"search_seeds={self.search_seeds!r}: must be at least 1")
-        if self.search_epochs is not None and self.search_epochs < 1:
-            raise ArgumentError(f"search_epochs={self.search_epochs!r}: must be at least 1")
         for contestant in self.contestants:
             for rate in self.grid(contestant.name):
                 if not rate > 0:
@@ -130,10 +125,7 @@ class Comparison:
 
     def settings_for(self, run: Run) -> Settings:
         """Return what `dpcore train` would be given for this run."""
-        settings = self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
-        if run.role == SEARCH and self.search_epochs is not None:
-            settings = replace(settings, epochs=self.search_epochs)
-        return settings
+        return self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
 
     def search(self, contestant: str, epsilon: float) -> list[Run]:
         """Return the runs that decide the learning rate; none where there is nothing to choose."""
@@ -395,10 +387,6 @@ class Log:
         """Return the runs that may begin now."""
         return self.comparison.due(self.accuracies())
 
-    def events(self) -> list[Event]:
-        """Return what every run released or may have released, those that were stopped or killed too."""
-        return [Event.from_dict(record.statement.event) for record in self.records if record.statement is not None]
-
     def write(self) -> None:
         """Put both files in place."""
         base = self.folder.path
@@ -423,6 +411,8 @@ def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrit
         check_folder(path, overwrite=overwrite, kind=COMPARISON)
         return None
     held, records = _held(path)
+    for name in GONE:
+        held.pop(name, None)
     paid = held.pop("ledger", None)
     if paid is not None and ledger is None:
         raise DataError(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
+# Settings of comparisons of earlier versions, which their config.json has.
+GONE = ("search_epochs", "account_for_tuning")
 TABLES = "contestants"
 
 
@@ -46,7 +48,7 @@ def read_config(path: Path) -> dict[str, Any]:
             settings = settings.get("settings") if isinstance(settings, dict) else None
             if not isinstance(settings, dict):
                 raise DataError(f"config={str(path)!r}: holds no settings; name a .toml file or a run's config.json")
-            return {key: value for key, value in settings.items() if value is not None}
+            return {key: value for key, value in settings.items() if value is not None and key not in GONE}
         return tomllib.loads(path.read_text("utf-8"))
     except DataError:
         raise

@@ -51,11 +51,10 @@ def test_equal_rates_go_to_the_smallest_and_one_rate_is_not_searched():
     assert comparison(lr=()).grid("dp_sgd") == (0.5,)
 
 
-def test_search_runs_are_shorter_and_never_share_a_seed_with_final_ones():
-    asked = comparison(seeds=3, search_epochs=1)
+def test_search_runs_never_share_a_seed_with_final_ones():
+    asked = comparison(seeds=3)
     search, final = asked.search("disk", 1.0)[0], asked.final("disk", 1.0, 1.0)
     assert search.seed not in {run.seed for run in final}
-    assert (asked.settings_for(search).epochs, asked.settings_for(final[0]).epochs) == (1, 2)
     assert asked.settings_for(final[1]).seed == 1
 
 
@@ -96,7 +95,7 @@ def test_wrong_tables_are_one_sentence(table: Any, words: str):
     ({"contestants": (Contestant("a", {"method": "disk"}), Contestant("a", {"method": "disk"}))}, "same name"),
     ({"epsilon": ()}, "give at least one"), ({"epsilon": (1.0, 1.0)}, "a value twice"),
     ({"lr": (1.0, 1.0)}, "a value twice"), ({"lr": (0.0, 1.0)}, "must be greater than 0"),
-    ({"seeds": 0}, "between 1 and"), ({"search_seeds": 0}, "at least 1"), ({"search_epochs": 0}, "at least 1"),
+    ({"seeds": 0}, "between 1 and"), ({"search_seeds": 0}, "at least 1"),
 ])  # fmt: skip
 def test_nothing_to_compare_is_one_sentence(settings: dict[str, Any], words: str):
     refused(ArgumentError, words, comparison, **settings)
