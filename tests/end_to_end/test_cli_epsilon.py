@@ -99,7 +99,6 @@ def test_all_accountants_are_listed(capsys):
 def test_any_one_unknown(unknown: str, line: str, capsys):
     told: Any = ask("calibrate", *line.split())
     assert told["unknown"] == unknown.replace("_", "-")
-    assert ask("calibrate", *line.split(), "--solve-for", told["unknown"]) == told
     plan = line.split("--epsilon", maxsplit=1)[0].split()
     options = [] if unknown == "delta" else ["--delta", 1e-5]
     complete = ["epsilon", *plan, *options, f"--{told['unknown']}", repr(told[unknown])]

@@ -422,15 +422,10 @@ def _answer(
             write_line("\n".join(wrap(one, 80, initial_indent="  - ", subsequent_indent="    ")))
 
 
-UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
-
-
 @accounts(", for one trial value after another")
 def calibrate(
     epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
-    solve_for: Annotated[str | None, option(one_of(UNKNOWNS), "NAME",
-        f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out.")] = None,
     ledger: Annotated[Path | None, typer.Option(metavar="FILE",
         help="Instead of a target: what the rest of this ledger's budget pays for.")] = None,
     accountant: Accountant = None,
@@ -444,7 +439,7 @@ def calibrate(
             raise ArgumentError(f"--ledger {ledger}: has the target, its budget; leave out --epsilon and --delta")
         opened.remaining()  # says so where there is no budget
         epsilon, delta = opened.budget or (None, None)
-    unknown = _unknown(plan, delta, solve_for)
+    unknown = _unknown(plan, delta)
     if epsilon is None:
         raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon says what a complete plan costs")
     if unknown == "delta":
@@ -496,8 +491,8 @@ def _paid(left: Remaining, unknown: str, alone: float, make_event: Callable[[Any
     return left.steps(make_event, int(alone)) if unknown == "steps" else left.noise_multiplier(make_event)
 
 
-def _unknown(plan: EventOptions, delta: float | None, asked: str | None) -> str:
-    """Return the one thing that was left out; with --solve-for, see that it was, and nothing else."""
+def _unknown(plan: EventOptions, delta: float | None) -> str:
+    """Return the one thing that was left out."""
     size = "sample-rate" if plan.dataset_size is None else "batch-size"
     left_out = {
         "noise-multiplier": plan.noise_multiplier is None,
@@ -505,26 +500,20 @@ def _unknown(plan: EventOptions, delta: float | None, asked: str | None) -> str:
         size: plan.sample_rate is None and plan.batch_size is None and plan.sampling != "full-batch",
         "delta": delta is None,
     }
-    open_ = [name for name, missing in left_out.items() if missing]
-    if asked == "batch-size" and "sample-rate" in open_:
-        raise ArgumentError("dataset_size: give --dataset-size, or solve for the sample-rate")
-    if asked == "sample-rate" and "batch-size" in open_ and plan.sampling == "poisson":
-        open_[open_.index("batch-size")] = asked
-    if asked is not None and asked not in open_:
-        raise ArgumentError(f"solve_for={asked!r}: was given as an option already; leave that option out")
-    if len(open_) != 1:
-        needed = f"solve_for: exactly one of {', '.join(UNKNOWNS)} must be left out, and "
-        if not open_:
-            raise ArgumentError(f"{needed}none is; dpcore epsilon says what a complete plan costs")
+    found = [name for name, missing in left_out.items() if missing]
+    needed = "exactly one of noise-multiplier, steps, sample-rate, batch-size, delta must be left out, and "
+    if not found:
+        raise ArgumentError(f"{needed}none is; dpcore epsilon says what a complete plan costs")
+    if len(found) > 1:
         give = {"steps": "--steps or --epochs", "sample-rate": "--sample-rate, or --dataset-size with --batch-size"}
         # Most people look for the noise; without it among them, for the first.
-        rest = "; ".join(give.get(name, f"--{name}") for name in open_[1:])
-        raise ArgumentError(f"{needed}these are: {', '.join(open_)}. For the {open_[0].replace('-', ' ')}, give {rest}")
-    if open_ == ["sample-rate"] and plan.sampling not in ("poisson", "truncated-poisson"):
+        rest = "; ".join(give.get(name, f"--{name}") for name in found[1:])
+        raise ArgumentError(f"{needed}these are: {', '.join(found)}. For the {found[0].replace('-', ' ')}, give {rest}")
+    if found == ["sample-rate"] and plan.sampling not in ("poisson", "truncated-poisson"):
         raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
-    if open_ == ["sample-rate"] and plan.epochs is not None and plan.dataset_size is None:
+    if found == ["sample-rate"] and plan.epochs is not None:
         raise ArgumentError("epochs: give --steps to look for a sample rate; an epoch has 1/rate steps")
-    return open_[0]
+    return found[0]
 
 
 def _safe(unknown: str, value: float) -> str:

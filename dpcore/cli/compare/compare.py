@@ -216,31 +216,26 @@ def from_tables(tables: Mapping[str, Any], lr: tuple[float, ...]) -> tuple[Conte
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise ArgumentError(f"contestants: {name!r} must be a table, as in [contestants.{name}]")
-        own = {key.replace("-", "_"): value for key, value in table.items()}
-        rates = own.pop("lr", None)
-        rates = [rates] if isinstance(rates, (int, float)) else rates
-        grid = lr if rates is None else tuple(_parse(name, "lr", rates, reals))
-        read = {key: _parse(name, key, value, _parser(name, key)) for key, value in own.items()}
+        read = {key.replace("-", "_"): value for key, value in table.items()}
+        if isinstance(read.get("lr"), (int, float)):
+            read["lr"] = [read["lr"]]
+        for key, value in read.items():
+            try:
+                read[key] = _parser(name, key)(value)
+            except typer.BadParameter as error:
+                raise ArgumentError(f"contestant {name!r}: {key}: {error.message}") from error
         if "method" not in read:
             raise ArgumentError(f"contestant {name!r}: names no method, such as method = 'disk'")
-        contestants.append(Contestant(name, read, grid))
+        contestants.append(Contestant(name, read, read.pop("lr", lr)))
     return tuple(contestants)
 
 
 def _parser(contestant: str, key: str) -> Callable[[Any], Any]:
-    known = parsers(Settings)
+    known = {name: read for name, read in parsers(Settings).items() if name not in SAME_FOR_ALL} | {"lr": reals}
     if key in SAME_FOR_ALL:
         raise ArgumentError(f"contestant {contestant!r}: {key!r} is the same for all; set it outside of the table")
-    if key in known:
-        return known[key]
-    own = sorted(set(known).difference(SAME_FOR_ALL) | {"lr"})
-    near = nearest(key, own)
-    hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(own)}"
-    raise ArgumentError(f"contestant {contestant!r}: has the unknown key {key!r}; {hint}")
-
-
-def _parse(contestant: str, key: str, value: Any, parser: Callable[[Any], Any]) -> Any:
-    try:
-        return parser(value)
-    except typer.BadParameter as error:
-        raise ArgumentError(f"contestant {contestant!r}: {key}: {error.message}") from error
+    if key not in known:
+        near = nearest(key, known)
+        hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(sorted(known))}"
+        raise ArgumentError(f"contestant {contestant!r}: has the unknown key {key!r}; {hint}")
+    return known[key]

@@ -48,7 +48,6 @@ DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "nesterov": 0.05, "adam": 0.005, "ad
 _CALLED = {"filter_b": "b", "filter_a": "a"}
 _ONLY_BESIDE = {"clip_lr": "clip-quantile", "bit_noise": "clip-quantile", "warmup_steps": "schedule cosine",
     "bands": "strategy banded-inverse-square-root"}  # fmt: skip
-_ONLY_SAMPLING = {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}
 
 
 @dataclass(frozen=True)
@@ -195,12 +194,6 @@ class Settings:
             raise ArgumentError(
                 f"sampling={self.sampling!r}: {reason}, which must be fixed; use --sampling fixed-order"
             )
-        for name, needed in _ONLY_SAMPLING.items():
-            value = getattr(self, name)
-            if value is not None and self.sampling != needed:
-                raise ArgumentError(f"{name}={value!r}: is only for --sampling {needed}")
-        if self.sampling == "cyclic-poisson" and self.groups is None:
-            raise ArgumentError("groups=None: give --groups with --sampling cyclic-poisson, for example --groups 8")
 
     @property
     def update(self) -> str:

@@ -70,14 +70,20 @@ def test_samplings_that_fit():
     Settings(epsilon=3, sampling="cyclic-poisson", groups=4)
 
 
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"max_batch_size": 20}, "max_batch_size=20: is only for sampling 'truncated-poisson'"),
+    ({"groups": 2, "sampling": "shuffled"}, "groups=2: is only for sampling 'cyclic-poisson'"),
+    ({"sampling": "cyclic-poisson"}, "groups=None: must be given with sampling 'cyclic-poisson'"),
+])  # fmt: skip
+def test_what_is_another_samplings_is_refused_with_the_plan(settings: dict[str, Any], words: str):
+    refused(ArgumentError, words, Settings(epsilon=3, **settings).plan, 1000)
+
+
 def test_epsilon_is_named_as_it_was_typed():
     refused(ArgumentError, r"^epsilon=-1: must be greater than 0", Settings, epsilon=-1)
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [
-    ("dp_sgd", {"max_batch_size": 20}, "max_batch_size=20: is only for --sampling truncated-poisson"),
-    ("dp_sgd", {"groups": 2, "sampling": "shuffled"}, "groups=2: is only for --sampling cyclic-poisson"),
-    ("dp_sgd", {"sampling": "cyclic-poisson"}, "groups=None: give --groups"),
     ("memf", {"sampling": "truncated-poisson"}, "sampling='truncated-poisson': correlated noise"),
     ("dp_adam", {"variant": "independent_moments", "sampling": "fixed-size"}, "use --sampling fixed-order"),
     ("memf", {"kappa": 0.5}, "is only for the method disk, not for memf"),
