@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -272,24 +272,9 @@ Accountant = Annotated[str | None, option(one_of(accounting.available_accountant
 AllAccountants = Annotated[bool, flag("--all", "Also show what every other accountant says.")]
 
 
-def accounts(where: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a command take the options of a plan, and say what it computes if that takes long.
-
-    `where` says what makes one bound into many, as ", at every point of the curve".
-    """
-
-    def changed(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def told(*args: Any, **given: Any) -> Any:
-            steps = given.get("steps")
-            whose = "a plan" if steps is None else counted(steps, "step")
-            whose = "what Opacus recorded" if given.get("opacus") else whose
-            with told_if_slow(f"certified bounds on the privacy loss of {whose}{where}"):
-                return command(*args, **given)
-
-        return takes(EventOptions)(told)
-
-    return changed
+def accounts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a command take the options of a plan, and say that it computes if that takes long."""
+    return takes(EventOptions)(told_if_slow("certified bounds on the privacy loss")(command))
 
 
 def bounds_of(
@@ -347,7 +332,7 @@ def described(event: Event) -> dict[str, Any]:
     return {"adjacency": str(event.adjacency), "event": event.to_dict()}
 
 
-@accounts()
+@accounts
 def epsilon(
     delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
     accountant: Accountant = None,
@@ -360,7 +345,7 @@ def epsilon(
     _answer("epsilon", "delta", delta, accountant, opacus, show_all, as_json, given)
 
 
-@accounts()
+@accounts
 def delta(
     epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")],
     accountant: Accountant = None,
@@ -422,7 +407,7 @@ def _answer(
             write_line("\n".join(wrap(one, 80, initial_indent="  - ", subsequent_indent="    ")))
 
 
-@accounts(", for one trial value after another")
+@accounts
 def calibrate(
     epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, picture, real, takes
-from dpcore.cli.output import remarks, write_answer
+from dpcore.cli.output import told_if_slow, write_answer
 from dpcore.cli.plots import matrices_picture, strategies_picture
 from dpcore.errors import ArgumentError
 from dpcore.stages import strategies
 from dpcore.stages.strategies import Strategy, Workload, workloads
-from dpcore.stages.strategies.search.matrices import Bracket
 from dpcore.stages.strategies.search.optimize import KINDS, WITH_BANDS
 from dpcore.statement.text import counted
 
@@ -73,6 +71,7 @@ class _Wanted:
     "optimize", example="dpcore strategy optimize --kind blt --workload prefix --steps 1024 --out blt.npz"
 )
 @takes(_Wanted)
+@told_if_slow("the strategy with the least error")
 def optimize_command(
     steps: _Steps,
     kind: Annotated[str, option(one_of(KINDS), "NAME", ", ".join(KINDS) + ".")] = "dense",
@@ -89,7 +88,7 @@ def optimize_command(
     """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
-        keep=not no_cache, told=None if as_json else _teller(),
+        keep=not no_cache,
         **({} if tolerance is None else {"tolerance": tolerance}))  # fmt: skip
     if out is not None:
         strategies.save(out, found.strategy)
@@ -104,7 +103,7 @@ def optimize_command(
             "finished": found.finished, "strategy": _described(found.strategy)},
         f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms",
         near,
-        f"found in {found.seconds:.2f} s{'' if found.finished else '; interrupted: the best so far'}",
+        f"found in {found.seconds:.2f} s",
         *([] if out is None else [f"kept in {out}; dpcore.strategies.load reads it"]),
     )  # fmt: skip
 
@@ -218,15 +217,3 @@ def recommend_command(
 def _described(chosen: Strategy) -> dict[str, Any]:
     """Return what a strategy says of itself, without long lists."""
     return {k: v for k, v in chosen.describe().items() if not isinstance(v, list) or len(v) <= 64}
-
-
-def _teller() -> Any:
-    console, begun, last = remarks(), time.monotonic(), [0.0]
-
-    def told(bracket: Bracket) -> None:
-        passed = time.monotonic() - begun
-        if passed - last[0] >= 2:
-            last[0] = passed
-            console.print(f"{passed:.0f} s: error within {bracket.gap:.2e} of the least; Ctrl-C keeps the best so far")
-
-    return told

@@ -81,7 +81,7 @@ def run_comparison(
                     if record.status == COMPLETE:
                         console.print(
                             f"{made} of {counted(comparison.total, 'run')}: {described(record.run)}: held-out accuracy "
-                            f"{100 * record.accuracy[-1]:.2f}%, {record.seconds or 0:.1f} s"
+                            f"{100 * record.accuracy[-1]:.2f}%"
                         )
 
                 make_runs(log, dataset, jobs, interruption, plans, payer, tell)
@@ -120,17 +120,15 @@ def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said:
     log.folder.write_json("statement.json", {"tuning": tuned, "run_folders": folders})
     if not by:
         file = StringIO()
-        Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
+        Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made))
         log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
         _draw(log, made)
     if as_json:
         told = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
-        seconds = {} if by else {"seconds_per_run": [round(row.seconds, 3) for row in made]}
-        settings = comparison.to_dict()
-        write_json({**told, "folder": str(folder), "settings": settings, **(log.summary or {}), **seconds})
+        write_json({**told, "folder": str(folder), "settings": comparison.to_dict(), **(log.summary or {})})
         return
     if made:
-        results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
+        results(_WIDTH_OF_FILES).print(report.table(comparison, made))
     for line in (verdict, *(["", *lines] if lines else [])):
         write_line(line)
     picture = "" if by else f"Picture: {folder / 'comparison.png'}   "

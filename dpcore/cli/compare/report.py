@@ -53,12 +53,6 @@ class Row:
         return Curves(epochs, [record.accuracy for record in self.records])
 
     @property
-    def seconds(self) -> float:
-        """How long a run took, on average; NaN where that is not known."""
-        known = [record.seconds for record in self.records if record.seconds is not None]
-        return sum(known) / len(known) if known else math.nan
-
-    @property
     def interval(self) -> Estimate:
         """Mean accuracy with its 95 % interval over the seeds."""
         return mean_interval(self.accuracy)
@@ -105,7 +99,7 @@ def rows(log: Log, plans: Plans) -> list[Row]:
             records = tuple(complete[run] for run in final if run in complete)
             if lr is None or not records:
                 continue
-            plan = plans[name, epsilon, FINAL]
+            plan = plans[name, epsilon]
             gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
             about = (name, comparison.method(name), comparison.words(name), epsilon)
             made.append(Row(*about, lr, comparison.grid(name), gradients, records))
@@ -113,7 +107,7 @@ def rows(log: Log, plans: Plans) -> list[Row]:
 
 
 def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Sequence[str]) -> dict[str, Any]:
-    """Return the summary as plain values, without durations."""
+    """Return the summary as plain values."""
     shown = [
         {
             "contestant": row.contestant,
@@ -137,8 +131,8 @@ def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Seq
     return {"rows": shown, "verdict": verdict, "remarks": list(lines), "tuning": tuned}
 
 
-def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Table:
-    """Return the table; `seconds` adds a column that is not covered by the guarantee."""
+def table(comparison: Comparison, made: Sequence[Row]) -> Table:
+    """Return the table."""
     seeds = counted(comparison.seeds, "seed")
     result = Table(
         title=f"Held-out accuracy, {comparison.shared.data}, {comparison.shared.model}, {seeds}", title_justify="left"
@@ -155,7 +149,6 @@ def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Tabl
         "accuracy": (True, _mean),
         "epsilon": (True, lambda row: format_epsilon(row.statement.best_epsilon)),
         "gradients": (True, lambda row: f"{row.gradients:.3g}"),
-        "seconds": (seconds, lambda row: f"{row.seconds:.1f}"),
     }
     cells = {name: cell for name, (shown, cell) in columns.items() if shown}
     for name in cells:

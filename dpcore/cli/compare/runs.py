@@ -9,10 +9,12 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from multiprocessing.connection import Connection, wait
+from functools import cached_property, lru_cache
+from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,10 +179,8 @@ class Comparison:
 
     @property
     def examples(self) -> list[Run]:
-        """One run of each plan that occurs: contestant, epsilon and role decide it, learning rate and seed do not."""
-        pairs = [(name, epsilon) for epsilon in self.epsilon for name in self._named]
-        searches = [run for name, epsilon in pairs for run in self.search(name, epsilon)[:1]]
-        return searches + [self.final(name, epsilon, self.grid(name)[0])[0] for name, epsilon in pairs]
+        """One run of each plan that occurs: contestant and epsilon decide it; learning rate, role and seed do not."""
+        return [Run(name, epsilon, FINAL, self.grid(name)[0], 0) for epsilon in self.epsilon for name in self._named]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values, in the form of a configuration file."""
@@ -301,21 +301,16 @@ def whole_runs(ledger: Ledger, events: Sequence[Event], rest: float = 0.0) -> in
 
 
 # On disk at every moment: results.json lists the runs, and what a run spent is what its own folder states, which is all
-# that it released, or more. Durations are apart, in timing.json.
+# that it released, or more. Durations are not kept: how long a run takes tells the sizes of its batches.
 COMPLETE, STOPPED, UNDER_WAY, NOTHING = "complete", "stopped", "under way", "ended before its first step"
-TIMING_NOTE = (
-    "Not covered by the guarantee: how long a run takes tells the sizes of its batches, which are secret under Poisson "
-    "sampling. On private data, do not publish this file."
-)
 
 
 @dataclass(eq=False)
 class Record:
-    """One run that was begun, and what its folder says of it; `seconds` is how long it took."""
+    """One run that was begun, and what its folder says of it."""
 
     run: Run
     path: Path
-    seconds: float | None = None
     ended: bool = False
     statement: Statement | None = None
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -369,9 +364,8 @@ class Log:
         self.write()
         return self.records[-1]
 
-    def end(self, record: Record, seconds: float) -> None:
+    def end(self, record: Record) -> None:
         """Write down that a run has ended."""
-        record.seconds = round(seconds, 3)
         record.read()
         self.write()
 
@@ -388,10 +382,8 @@ class Log:
         return self.comparison.due(self.accuracies())
 
     def write(self) -> None:
-        """Put both files in place."""
+        """Put results.json in place."""
         base = self.folder.path
-        seconds = {str(record.path.relative_to(base)): record.seconds for record in self.records if record.seconds}
-        self.folder.write_json("timing.json", {"note": TIMING_NOTE, "seconds": seconds})
         runs = [
             {**record.run._asdict(), "folder": str(record.path.relative_to(base)), "status": record.status}
             for record in self.records
@@ -441,13 +433,9 @@ def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
         settings = read_json_file(path / "config.json")["settings"]
         if not (path / "results.json").exists():
             return settings, []
-        listed = read_json_file(path / "results.json")["runs"]
-        timing = path / "timing.json"
-        seconds = read_json_file(timing)["seconds"] if timing.exists() else {}
         records = []
-        for item in listed:
-            run = Run(*(item[name] for name in Run._fields))
-            records.append(Record(run, path / item["folder"], seconds.get(item["folder"])))
+        for item in read_json_file(path / "results.json")["runs"]:
+            records.append(Record(Run(*(item[name] for name in Run._fields)), path / item["folder"]))
             records[-1].read()
             if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:
                 raise DataError(
@@ -466,13 +454,13 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-Plans = Mapping[tuple[str, float, str], Plan]
-"""What a run of a contestant, at an epsilon and in a role, is to do."""
+Plans = Mapping[tuple[str, float], Plan]
+"""What a run of a contestant at an epsilon is to do."""
 
 
 def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
     """Return what each of the runs releases."""
-    return [plans[run.contestant, run.epsilon, run.role].event for run in runs]
+    return [plans[run.contestant, run.epsilon].event for run in runs]
 
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
@@ -490,13 +478,13 @@ def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Pl
     """
     from dpcore.cli.train.training import Training
 
-    plans: dict[tuple[str, float, str], Plan] = {}
+    plans: dict[tuple[str, float], Plan] = {}
     for run in comparison.examples:
         with _naming(run):
             built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
         for sentence in () if plans else built.remarks:
             remark(sentence)
-        plans[run.contestant, run.epsilon, run.role] = built.private.plan
+        plans[run.contestant, run.epsilon] = built.private.plan
     return plans
 
 
@@ -543,9 +531,8 @@ def make_runs(
         ledger = None if payer is None else payer.ledger.path
         return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
 
-    def end(record: Record, ended: Ended) -> None:
-        seconds, budget = ended
-        log.end(record, seconds)
+    def end(record: Record, budget: str) -> None:
+        log.end(record)
         tell(record)
         if payer is not None:
             payer.end(described(record.run))
@@ -565,49 +552,50 @@ def _side_by_side(
     jobs: int,
     interruption: Interruption,
     begin: Callable[[Run], tuple[Record, Task]],
-    end: Callable[[Record, Ended], None],
+    end: Callable[[Record, str], None],
 ) -> None:
-    active: dict[Any, tuple[Record, Worker]] = {}
-    idle: list[Worker] = []
+    active: dict[Future[str], Record] = {}
     unpaid: BudgetError | None = None
     failure: DpcoreError | None = None
-    while True:
-        if interruption.signal is not None or failure is not None:
-            # They end after their step, with true statements; then the failure is raised.
-            for _, worker in active.values():
-                worker.stop()
-        elif unpaid is None:
-            under_way = {record.run for record, _ in active.values()}
-            waiting = [run for run in log.due() if run not in under_way]
-            for run in waiting[: jobs - len(active)]:
-                try:
-                    record, task = begin(run)
-                except BudgetError as cause:  # those under way were paid for, and come to their end
-                    unpaid = cause
+    stop = multiprocessing.get_context("spawn").Event()
+    with workers(jobs, stop) as pool:
+        try:
+            while True:
+                if interruption or failure is not None:
+                    # Runs end after their step, with true statements; then the failure is raised.
+                    stop.set()
+                elif unpaid is None:
+                    under_way = {record.run for record in active.values()}
+                    for run in [run for run in log.due() if run not in under_way][: jobs - len(active)]:
+                        try:
+                            record, task = begin(run)
+                        except BudgetError as cause:  # those under way were paid for, and come to their end
+                            unpaid = cause
+                            break
+                        with _starting():
+                            active[pool.submit(make_run, task)] = record
+                if not active:
                     break
-                worker = idle.pop() if idle else Worker()
-                worker.begin(task)
-                active[worker.connection] = (record, worker)
-        if not active:
-            break
-        for connection in wait(list(active), timeout=_SECONDS_BETWEEN_LOOKS):
-            record, worker = active[connection]
-            kind, content = worker.receive()
-            del active[connection]
-            if kind != "died":
-                idle.append(worker)
-            try:
-                if kind == "done":
-                    end(record, content)
-                elif not interruption:
-                    words = f"the run {described(record.run)} {'failed: ' if kind == 'failed' else ''}{content}"
-                    raise DpcoreError(f"{words}; the same command goes on from the runs that are complete")
-            except DpcoreError as cause:
-                failure = failure or cause
-    for worker in idle:
-        worker.close()
+                for future in wait(active, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED).done:
+                    record = active.pop(future)
+                    try:
+                        end(record, _result(record, future))
+                    except DpcoreError as cause:
+                        failure = failure or (None if interruption else cause)
+        finally:
+            stop.set()
     if failure or unpaid:
         raise failure or unpaid  # type: ignore[misc]
+
+
+def _result(record: Record, future: Future[str]) -> str:
+    try:
+        return future.result()
+    except (DpcoreError, OSError, BrokenProcessPool) as cause:
+        said = "its process was ended" if isinstance(cause, BrokenProcessPool) else str(cause)
+        raise DpcoreError(
+            f"the run {described(record.run)} failed: {said}; the same command goes on from the runs that are complete"
+        ) from cause
 
 
 class Task(NamedTuple):
@@ -619,12 +607,8 @@ class Task(NamedTuple):
     name: str
 
 
-Ended = tuple[float, str]
-"""How many seconds the training of a run took, and why a ledger's budget ended it, if it did."""
-
-
-def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> Ended:
-    """Make one run."""
+def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
+    """Make one run; return why a ledger's budget ended it, if it did."""
     from dpcore.cli.train.training import Training
 
     settings = task.settings.resolved(len(dataset))
@@ -633,69 +617,53 @@ def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> Ende
     folder = RunFolder(task.path)
     folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
     with locked(folder.path):
-        outcome = training.run(interruption, folder, alone=False)
-    return outcome.seconds, outcome.budget
+        return training.run(interruption, folder, alone=False).budget
 
 
-class Worker:
-    """A process of its own, single-threaded, that makes one run after the other: it imports torch once."""
+class _Asked(Interruption):
+    """Asks a worker's run to stop once the event is set, which all processes share."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
-        with _starting():
-            self._process.start()
-        theirs.close()
+    def __init__(self, stop: Flag) -> None:
+        super().__init__()
+        self._stop = stop
 
-    def begin(self, task: Task) -> None:
-        """Let it make a run; one that has died meanwhile says so in `receive`."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(task)
-
-    def stop(self) -> None:
-        """Let it end its run after the step."""
-        self._process.terminate()
-
-    def receive(self) -> tuple[str, Any]:
-        """Return how a run ended: ("done", Ended), ("failed" or "died", words)."""
-        try:
-            kind, content = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            code = self._process.exitcode or 0
-            return "died", f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-        return kind, content
-
-    def close(self) -> None:
-        """Let it end once it has nothing to do; this process does not wait for that."""
-        self.connection.close()
+    def __bool__(self) -> bool:
+        if self._stop.is_set():
+            self.signal = signal.SIGTERM
+        return super().__bool__()
 
 
-def _work(connection: Connection) -> None:
-    # Ctrl-C reaches the whole group of processes, and is held back in this one: the parent decides what it means. Once
-    # the parent is gone, nobody would count the run as one of the comparison.
+def workers(jobs: int, stop: Flag) -> ProcessPoolExecutor:
+    """Return processes of one thread each, which make runs by `make_run` and import torch once."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _prepare, (stop,))
+
+
+_worker: dict[str, Any] = {}  # what a worker was given at its start
+_loaded = lru_cache(maxsize=1)(load)  # the same data for all runs of a comparison
+
+
+def _prepare(stop: Flag) -> None:
+    # Once the parent is gone, nobody would count a run as one of the comparison.
     parent: Any = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    interruption, dataset = Interruption(), None
-    signal.signal(signal.SIGTERM, lambda number, _: setattr(interruption, "signal", signal.Signals(number)))
+    _worker["interruption"] = _Asked(stop)
     import torch
 
     torch.set_num_threads(1)
-    with suppress(EOFError):
-        while True:
-            task = connection.recv()
-            try:
-                if dataset is None:  # the same for all runs of a comparison
-                    dataset = load(task.settings.data, task.settings.data_dir)
-                connection.send(("done", train_once(task, dataset, interruption)))
-            except (DpcoreError, OSError) as error:
-                connection.send(("failed", str(error)))
+
+
+def make_run(task: Task) -> str:
+    """Make one run in a worker; return as `train_once` does."""
+    dataset = _loaded(task.settings.data, task.settings.data_dir)
+    return train_once(task, dataset, _worker["interruption"])
 
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not."""
+    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not.
+
+    Ctrl-C reaches the whole group of processes: the parent decides what it means.
+    """
     former = {name: os.environ.get(name) for name in _ONE_THREAD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Json, count, flag, option, parsers
+from dpcore.cli.options import Json, count, flag, option
 from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
 from dpcore.cli.stored import as_statement, overview, stored
 from dpcore.cli.train.run_folder import COMPARISON, RUNS, holds
-from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
+from dpcore.cli.train.settings import SETTINGS, stored_settings
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.ledger import Ledger, RunRecord
 from dpcore.methods import METHODS, PAPERS
@@ -90,8 +90,7 @@ def _config(folder: Path, statement: Statement) -> Finding:
 
 def _problem(folder: Path, given: Mapping[str, Any], statement: Statement) -> str | None:
     """Say where the settings make another plan than the one that is stated."""
-    read = parsers(Settings)
-    settings = settings_from({n: read[n](v) for n, v in given.items() if n in SETTINGS and v is not None})
+    settings = stored_settings(given)
     strange = sorted(set(given) - {*SETTINGS, "ledger"})
     if strange:
         return f"it has the unknown setting {strange[0]!r}"

@@ -147,14 +147,12 @@ def _device(backend: str) -> torch.device:
 class Outcome(NamedTuple):
     """How the training of a run ended, and the statement for the steps that lead to its parameters.
 
-    `budget` says why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite. `seconds` is
-    how long it took, which tells the sizes of the batches: it is not for the run's folder.
+    `budget` says why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite.
     """
 
     statement: Statement
     budget: str
     diverged: str
-    seconds: float
 
     @property
     def complete(self) -> bool:
@@ -231,7 +229,7 @@ class Training:
         private data, or of the secret sample, that no noise covers.
         """
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
-        started, told, saves = time.perf_counter(), -math.inf, None
+        told, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
         board = self._board(folder)
         held_out = HeldOut(private, self._test, _METRICS, trackers=board, batch_size=_EVALUATION_BATCH)
@@ -281,7 +279,7 @@ class Training:
         statement = self.statement(private.steps_taken, note)
         if folder is not None:
             self._finish(folder, statement, board, keep=not diverged)
-        return Outcome(statement, budget, diverged, time.perf_counter() - started)
+        return Outcome(statement, budget, diverged)
 
     def _board(self, folder: RunFolder | None) -> list[Any]:
         """Return TensorBoard's writer. It gets evaluations only: values have times, which tell the sizes of batches."""
@@ -333,11 +331,10 @@ class Training:
         for name, content in files(statement, state, title=title, trained=trained).items():
             folder.write(name, content)
         if settings.record_gradients is not None:
-            folder.written.add(save_gradients(folder.path, **self.private.recorded).name)
+            save_gradients(folder.path, **self.private.recorded)
         curves = ([item[key] for item in self.evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
         beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
-        picture = plots.learning_curve(folder.path / "learning-curve.png", *curves, **beside)
-        folder.written.add(picture.name)
+        plots.learning_curve(folder.path / "learning-curve.png", *curves, **beside)
 
 
 def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
