@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from dpcore import accounting
@@ -30,7 +29,7 @@ from dpcore.cli.compare.runs import (
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.options import Json, count, flag, names, option, parsers, real, reals, takes
-from dpcore.cli.output import remark, remarks, results, write_json, write_line
+from dpcore.cli.output import remark, remarks, write_json, write_line, write_table
 from dpcore.cli.plots import Curves, by_epsilon
 from dpcore.cli.train import train
 from dpcore.cli.train.run_folder import RUNS, locked
@@ -40,8 +39,6 @@ from dpcore.errors import ArgumentError, BudgetError
 from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
 from dpcore.statement.text import counted, format_number
-
-_WIDTH_OF_FILES = 120
 
 
 def run_comparison(
@@ -119,16 +116,16 @@ def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said:
     folders = {name: str(row.first.path.relative_to(folder)) for name, row in named.items()}
     log.folder.write_json("statement.json", {"tuning": tuned, "run_folders": folders})
     if not by:
-        file = StringIO()
-        Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made))
-        log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
+        write_table(**report.table(comparison, made), file=(table := StringIO()))
+        log.folder.write("table.txt", "\n".join([table.getvalue(), verdict, "", *lines, ""]).encode())
         _draw(log, made)
     if as_json:
         told = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
         write_json({**told, "folder": str(folder), "settings": comparison.to_dict(), **(log.summary or {})})
         return
     if made:
-        results(_WIDTH_OF_FILES).print(report.table(comparison, made))
+        write_table(**report.table(comparison, made))
+        write_line()
     for line in (verdict, *(["", *lines] if lines else [])):
         write_line(line)
     picture = "" if by else f"Picture: {folder / 'comparison.png'}   "
@@ -229,7 +226,8 @@ def from_tables(tables: Mapping[str, Any], lr: tuple[float, ...]) -> tuple[Conte
 
 
 def _parser(contestant: str, key: str) -> Callable[[Any], Any]:
-    known = {name: read for name, read in parsers(Settings).items() if name not in SAME_FOR_ALL} | {"lr": reals}
+    own = {name: read for name, read in parsers(Settings).items() if name not in SAME_FOR_ALL}
+    known: dict[str, Callable[[Any], Any]] = {**own, "lr": reals}
     if key in SAME_FOR_ALL:
         raise ArgumentError(f"contestant {contestant!r}: {key!r} is the same for all; set it outside of the table")
     if key not in known:

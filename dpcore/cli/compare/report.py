@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from rich.table import Table
+from rich.markup import escape
 
 from dpcore.cli.compare.runs import COMPLETE, FINAL, Comparison, Log, Plans, Record
 from dpcore.cli.intervals import Estimate, difference_interval, mean_interval
@@ -131,12 +131,8 @@ def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Seq
     return {"rows": shown, "verdict": verdict, "remarks": list(lines), "tuning": tuned}
 
 
-def table(comparison: Comparison, made: Sequence[Row]) -> Table:
-    """Return the table."""
-    seeds = counted(comparison.seeds, "seed")
-    result = Table(
-        title=f"Held-out accuracy, {comparison.shared.data}, {comparison.shared.model}, {seeds}", title_justify="left"
-    )
+def table(comparison: Comparison, made: Sequence[Row]) -> dict[str, Any]:
+    """Return the table, as `dpcore.cli.output.write_table` takes it."""
     columns: dict[str, tuple[bool, Callable[[Row], str]]] = {
         "contestant": (any(row.contestant != row.method for row in made), lambda row: row.contestant),
         "method": (True, lambda row: row.method),
@@ -151,12 +147,14 @@ def table(comparison: Comparison, made: Sequence[Row]) -> Table:
         "gradients": (True, lambda row: f"{row.gradients:.3g}"),
     }
     cells = {name: cell for name, (shown, cell) in columns.items() if shown}
-    for name in cells:
-        result.add_column(name, justify="left" if name in ("contestant", "method", "settings") else "right")
-    for index, row in enumerate(made):
-        last = index + 1 == len(made) or made[index + 1].target_epsilon != row.target_epsilon
-        result.add_row(*(cell(row) for cell in cells.values()), end_section=last)
-    return result
+    shared, words = comparison.shared, [name for name in ("contestant", "method", "settings") if name in cells]
+    return {
+        "head": tuple(cells),
+        "rows": [tuple(escape(cell(row)) for cell in cells.values()) for row in made],
+        "title": f"Held-out accuracy, {shared.data}, {shared.model}, {counted(comparison.seeds, 'seed')}",
+        "right": len(cells) - len(words),
+        "wraps": words.index("settings") if "settings" in words else None,
+    }
 
 
 def _mean(row: Row) -> str:
