@@ -156,7 +156,11 @@ class Plan:
         number = abandoned if isinstance(abandoned, int) else count(abandoned)
         if self.sampler.amplified_bands is not None:
             branches = number if isinstance(abandoned, int) else len(abandoned)
-            event: Event = self._banded_event(sigma, steps, number, branches)
+            strategy, (wide, norm) = self.method.noise.strategy, self._banded
+            # Width and norm are of all planned steps: a shorter run's columns are parts of these.
+            settings: Any = {"bands": wide, "column_norm": norm}
+            name = "identity" if strategy is None else identify(strategy)
+            event: Event = self.sampler.banded_event(sigma, steps, number, branches, **settings, strategy=name)
         elif self.method.noise.strategy is not None:
             left = ((0, self.steps),) * abandoned if isinstance(abandoned, int) else tuple(abandoned)
             event = self._matrix_event(sigma, steps, self._reach(0, steps))
@@ -188,13 +192,6 @@ class Plan:
         if (first, stop) not in self._reaches:
             self._reaches[first, stop] = self.sampler.moved(strategy, stop, first) if first < stop else 0.0
         return self._reaches[first, stop]
-
-    def _banded_event(self, sigma: float, steps: int, abandoned: int, branches: int) -> Event:
-        strategy = self.method.noise.strategy
-        wide, norm = self._banded  # of all planned steps: a shorter run's columns are parts of these
-        name = "identity" if strategy is None else identify(strategy)
-        banded = {"bands": wide, "column_norm": norm, "strategy": name}
-        return self.sampler.banded_event(sigma, steps, abandoned, branches, **banded)  # type: ignore[arg-type]
 
     @cached_property
     def _banded(self) -> tuple[int, float]:

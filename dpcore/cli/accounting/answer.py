@@ -192,10 +192,6 @@ _SIZES = {
 }
 
 
-Opacus = Annotated[Path | None, option(Path, "FILE",
-    "What a run of Opacus cost: its checkpoint, or its accountant's state_dict() as JSON; no plan then.")]  # fmt: skip
-
-
 @dataclass(frozen=True)
 class OpacusHistory:
     """What the file of a run of Opacus holds; in an answer it stands where `EventOptions` does."""
@@ -269,12 +265,25 @@ _Bound = Callable[[Event, float, str], float]
 
 Accountant = Annotated[str | None, option(one_of(accounting.available_accountants), "NAME",
     "The accountant; the tightest that covers it if not given.")]  # fmt: skip
-AllAccountants = Annotated[bool, flag("--all", "Also show what every other accountant says.")]
 
 
-def accounts(command: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class AnswerOptions(EventOptions):
+    """The options of ``epsilon`` and ``delta``: those of a plan, and how to answer."""
+
+    accountant: Accountant = None
+    # fmt: off
+    opacus: Annotated[Path | None, option(Path, "FILE",
+        "A run of Opacus, not a plan: its checkpoint, or its accountant's state_dict() as JSON.")] = None
+    # fmt: on
+    show_all: Annotated[bool, flag("--all", "Also show what every other accountant says.")] = False
+    as_json: Json = False
+
+
+def accounts(table: type = EventOptions) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Let a command take the options of a plan, and say that it computes if that takes long."""
-    return takes(EventOptions)(told_if_slow("certified bounds on the privacy loss")(command))
+    slow = told_if_slow("certified bounds on the privacy loss")
+    return lambda command: takes(table)(slow(command))
 
 
 def bounds_of(
@@ -332,41 +341,21 @@ def described(event: Event) -> dict[str, Any]:
     return {"adjacency": str(event.adjacency), "event": event.to_dict()}
 
 
-@accounts
-def epsilon(
-    delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
-    accountant: Accountant = None,
-    opacus: Opacus = None,
-    show_all: AllAccountants = False,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
+@accounts(AnswerOptions)
+def epsilon(delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")], **given: Any) -> None:
     """Say what epsilon a noise multiplier gives."""
-    _answer("epsilon", "delta", delta, accountant, opacus, show_all, as_json, given)
+    _answer("epsilon", "delta", delta, **given)
 
 
-@accounts
-def delta(
-    epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")],
-    accountant: Accountant = None,
-    opacus: Opacus = None,
-    show_all: AllAccountants = False,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
+@accounts(AnswerOptions)
+def delta(epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")], **given: Any) -> None:
     """Say what delta a plan has at an epsilon."""
-    _answer("delta", "epsilon", epsilon, accountant, opacus, show_all, as_json, given)
+    _answer("delta", "epsilon", epsilon, **given)
 
 
 def _answer(
-    wanted: str,
-    other: str,
-    at: float,
-    accountant: str | None,
-    opacus: Path | None,
-    show_all: bool,
-    as_json: bool,
-    given: dict[str, Any],
+    wanted: str, other: str, at: float, *, accountant: str | None, opacus: Path | None, show_all: bool, as_json: bool,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Write the bound on one of the two at a value of the other, the certified interval, and it by accountant."""
     plan = asked(opacus, given)
@@ -407,7 +396,7 @@ def _answer(
             write_line("\n".join(wrap(one, 80, initial_indent="  - ", subsequent_indent="    ")))
 
 
-@accounts
+@accounts()
 def calibrate(
     epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,

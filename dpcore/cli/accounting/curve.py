@@ -51,7 +51,7 @@ class Subject:
     taken: int | None = None
 
 
-@answer.accounts
+@answer.accounts()
 def curve(
     kind: Annotated[str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps",
         help="Which curve.")] = "delta",
