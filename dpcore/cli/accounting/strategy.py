@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, picture, real, takes
+from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, real, takes
 from dpcore.cli.output import told_if_slow, write_answer
-from dpcore.cli.plots import matrices_picture, strategies_picture
 from dpcore.errors import ArgumentError
 from dpcore.stages import strategies
 from dpcore.stages.strategies import Strategy, Workload, workloads
@@ -108,14 +107,13 @@ def optimize_command(
     )  # fmt: skip
 
 
-@strategy.command("compare", example="dpcore strategy compare --steps 1024 --out strategies.png")
+@strategy.command("compare", example="dpcore strategy compare --steps 1024")
 @takes(_Wanted)
 def compare_command(
     steps: _Steps,
     bands: _Bands = None,
     buffers: _Buffers = None,
     kinds: Annotated[Any, option(names(KINDS), "A,B,...", "Of those that are searched for.")] = KINDS,
-    out: Annotated[Any, option(picture, "FILE", "Draw the errors beside the bound, and the noise over time.")] = None,
     no_cache: _NoCache = False,
     as_json: Json = False,
     **given: Any,
@@ -132,9 +130,6 @@ def compare_command(
         found[name] = chosen, strategies.error_of(chosen, wanted, epochs)
     bound = strategies.lower_bound(wanted, epochs=epochs)
     title = f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
-    if out is not None:
-        noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
-        strategies_picture(out, {name: error for name, (_, error) in found.items()}, bound, noise, title=title)
     costs = {name: strategies.streaming_cost(chosen, steps) for name, (chosen, _) in found.items()}
     write_answer(
         as_json,
@@ -148,12 +143,11 @@ def compare_command(
     )  # fmt: skip
 
 
-@strategy.command("show", example="dpcore strategy show blt.npz --steps 1024 --out blt.png")
+@strategy.command("show", example="dpcore strategy show blt.npz --steps 1024")
 @takes(_Wanted)
 def show_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Of dpcore strategy optimize, or with a matrix.")],
     steps: Annotated[Any, option(count, "N", "Of the run; all that the strategy has if left out.")] = None,
-    out: Annotated[Any, option(picture, "FILE", "Draw C and its inverse.")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -166,8 +160,6 @@ def show_command(
     strategies.check_steps(chosen, length)
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
     cost, title = strategies.streaming_cost(chosen, length), f"{chosen.describe()['kind']}, {counted(length, 'step')}"
-    if out is not None:
-        matrices_picture(out, chosen.matrix(length), title=title)
     write_answer(
         as_json,
         {"strategy": _described(chosen), "steps": length, "workload": wanted.name, "epochs": epochs,
