@@ -23,7 +23,7 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
-from dpcore.cli.compare.runs import FINAL, SEARCH, Payer, whole_runs
+from dpcore.cli.compare.runs import FINAL, SEARCH, whole_runs
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError, DpcoreError
 from dpcore.ledger import Ledger
@@ -329,35 +329,16 @@ def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, caps
         assert not out.exists()
 
 
-def test_a_payer_counts_runs_under_way_to_their_end(tmp_path):
-    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5))
-    ledger.charge(RUN, name="before")
-    left = whole_runs(ledger, [RUN] * 12)
-    payer = Payer(ledger)
-    assert left > 1
-    for number in range(left):
-        assert payer.pays_for(RUN)
-        payer.begin(f"run {number}", RUN)
-    assert not payer.pays_for(RUN)
-    # One that has begun to pay is counted once, and one that has ended as the ledger has it.
-    ledger.charge(accounting.PoissonSampledGaussian(0.05, 2.0, 10), name="run 0")
-    assert not payer.pays_for(RUN)
-    payer.end("run 0")
-    assert payer.pays_for(accounting.PoissonSampledGaussian(0.05, 2.0, 80))
-    assert Payer(Ledger.create(tmp_path / "free.ledger")).pays_for(RUN)
-
-
 @pytest.mark.slow
-def test_runs_side_by_side_stop_before_one_that_is_not_paid_for(tmp_path, capsys):
-    file, out = tmp_path / "people.ledger", tmp_path / "comparison"
-    Ledger.create(file, budget=(2.0, 1e-5)).charge(accounting.Gaussian(50.0), name="a count")
-    command = ("--methods", "dp_sgd", "--epsilon", "0.9", "--seeds", "6", "--jobs", "2", "--ledger", str(file))
-    assert compare(out, *command) == 3
-    told = results(out)["runs"]
-    assert 0 < len(told) < 6
-    assert {run["status"] for run in told} == {"complete"}
-    assert "of 6 " in capsys.readouterr().out
-    assert main(["verify", str(out)]) == 0
+def test_runs_side_by_side_are_charged_to_a_ledger_without_a_budget_only(tmp_path, capsys):
+    out = tmp_path / "comparison"
+    Ledger.create(tmp_path / "limited", budget=(2.0, 1e-5))
+    Ledger.create(tmp_path / "open")
+    command = ("--methods", "dp_sgd", "--epsilon", "0.9", "--seeds", "2", "--jobs", "2", "--ledger")
+    assert compare(out, *command, str(tmp_path / "limited")) == 2
+    assert "jobs=2: must be 1 with a ledger that has a budget" in capsys.readouterr().err
+    assert compare(out, *command, str(tmp_path / "open")) == 0
+    assert [run.releases for run in Ledger.open(tmp_path / "open").runs()] == [6, 6]
 
 
 @pytest.mark.slow
@@ -387,7 +368,7 @@ def test_a_process_lives_on_after_a_run_that_failed(tmp_path):
         os.kill(pool.submit(os.getpid).result(), signal.SIGKILL)
         record = compare_runs.Record(compare_runs.Run("disk", 1.0, FINAL, 0.5, 3), tmp_path)
         with pytest.raises(DpcoreError, match="seed 3 failed: its process was ended; the same command"):
-            compare_runs._result(record, pool.submit(compare_runs.make_run, task))
+            compare_runs._result(record, compare_runs._submitted(pool, task))
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.cli.train.settings import DATA, METHOD, PRIVACY, RUN, Settings
 from dpcore.cli.train.train import BUDGET_STATUS, LedgerFile
 from dpcore.errors import ArgumentError, BudgetError
+from dpcore.ledger import Ledger
 from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
 from dpcore.statement.text import counted, format_number
@@ -51,12 +52,13 @@ def run_comparison(
     dataset = load(shared.data, shared.data_dir)
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
+    if jobs > 1 and ledger is not None and Ledger.open(ledger).budget is not None:
+        raise ArgumentError(f"jobs={jobs}: must be 1 with a ledger that has a budget, which is asked before each run")
     console = remarks()
     remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"planned: {counted(comparison.total, 'run')}")
     plans = preview(comparison, dataset, ledger)
     paying = None if ledger is None else runs.ledger_for(ledger, [plan.event for plan in plans.values()])
-    payer = None if paying is None else runs.Payer(paying)
     log = Log.open(out, comparison, ledger, overwrite=overwrite)
     with locked(out), deferred() as interruption:
         if complete := len(log.complete()):
@@ -81,7 +83,7 @@ def run_comparison(
                             f"{100 * record.accuracy[-1]:.2f}%"
                         )
 
-                make_runs(log, dataset, jobs, interruption, plans, payer, tell)
+                make_runs(log, dataset, jobs, interruption, plans, paying, tell)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status

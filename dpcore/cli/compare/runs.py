@@ -238,51 +238,17 @@ def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
     return ledger
 
 
-class Payer:
-    """A ledger that is asked before each run whether it pays for all of it: part of a run is spent for nothing.
-
-    Other commands may take of the ledger meanwhile; a run that they leave too little for ends early.
-    """
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        # By the name of a run under way: its event, and the runs of that name that the ledger had before.
-        self._under_way: dict[str, tuple[Event, set[str]]] = {}
-
-    def pays_for(self, event: Event) -> bool:
-        """Whether the budget pays for a run of this event, with those under way coming to their end."""
-        if self.ledger.budget is None:
-            return True
-        to_come, rest = [], 0.0
-        records, fixed = self.ledger.runs(), self.ledger.total().fixed_runs
-        for name, (whole, before) in self._under_way.items():
-            found = [record for record in records if record.name == name and record.run_id not in before]
-            if not found or not found[0].releases:
-                to_come.append(whole)
-            elif found[0].run_id not in fixed:  # the plans of those are kept free as they are
-                rest += self.ledger.filter.charge(whole) - found[0].charge
-        return whole_runs(self.ledger, [*to_come, event], rest) == len(to_come) + 1
-
-    def begin(self, name: str, event: Event) -> None:
-        """Note that a run begins, which the ledger will know by this name."""
-        self._under_way[name] = event, {record.run_id for record in self.ledger.runs() if record.name == name}
-
-    def end(self, name: str) -> None:
-        """Note that a run has ended: the ledger holds what it came to."""
-        self._under_way.pop(name, None)
-
-
-def whole_runs(ledger: Ledger, events: Sequence[Event], rest: float = 0.0) -> int:
+def whole_runs(ledger: Ledger, events: Sequence[Event]) -> int:
     """Return how many runs of these events come to their end, one after the other and from the first on.
 
     As `dpcore.ledger.allowance` decides: what is begun before the first row is fixed beforehand if the budget
-    affords it, and settles the filter's order; all that comes later is held to the filter. `rest` is what runs under
-    way still add to the filter's sum.
+    affords it, and settles the filter's order; all that comes later is held to the filter. Other commands may take of
+    the ledger meanwhile; a run that they leave too little for ends early.
     """
     if ledger.budget is None or not events:
         return len(events)
     left = ledger.remaining()
-    chosen, spent, limit = left.filter, left.spent + rest, left.limit
+    chosen, spent, limit = left.filter, left.spent, left.limit
     if left.plans is not None:
         if not left.fits(events[0]):
             return 0
@@ -511,7 +477,7 @@ def make_runs(
     jobs: int,
     interruption: Interruption,
     plans: Plans,
-    payer: Payer | None,
+    paying: Ledger | None,
     tell: Callable[[Record], None],
 ) -> None:
     """Make all runs that are not complete, until a signal asks to stop; `tell` is called with each that ended.
@@ -520,22 +486,19 @@ def make_runs(
     """
 
     def begin(run: Run) -> tuple[Record, Task]:
-        name, (event,) = described(run), events_of(plans, [run])
-        if payer is not None:
-            if not payer.pays_for(event):
-                raise BudgetError(
-                    f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
-                )
-            payer.begin(name, event)
+        name = described(run)
+        # Part of a run is spent for nothing.
+        if paying is not None and not whole_runs(paying, events_of(plans, [run])):
+            raise BudgetError(
+                f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
+            )
         record = log.begin(run)
-        ledger = None if payer is None else payer.ledger.path
+        ledger = None if paying is None else paying.path
         return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
 
     def end(record: Record, budget: str) -> None:
         log.end(record)
         tell(record)
-        if payer is not None:
-            payer.end(described(record.run))
         if budget:
             raise BudgetError(f"the run {described(record.run)} was ended: {budget}")
 
@@ -555,7 +518,6 @@ def _side_by_side(
     end: Callable[[Record, str], None],
 ) -> None:
     active: dict[Future[str], Record] = {}
-    unpaid: BudgetError | None = None
     failure: DpcoreError | None = None
     stop = multiprocessing.get_context("spawn").Event()
     with workers(jobs, stop) as pool:
@@ -564,16 +526,11 @@ def _side_by_side(
                 if interruption or failure is not None:
                     # Runs end after their step, with true statements; then the failure is raised.
                     stop.set()
-                elif unpaid is None:
+                else:
                     under_way = {record.run for record in active.values()}
                     for run in [run for run in log.due() if run not in under_way][: jobs - len(active)]:
-                        try:
-                            record, task = begin(run)
-                        except BudgetError as cause:  # those under way were paid for, and come to their end
-                            unpaid = cause
-                            break
-                        with _starting():
-                            active[pool.submit(make_run, task)] = record
+                        record, task = begin(run)
+                        active[_submitted(pool, task)] = record
                 if not active:
                     break
                 for future in wait(active, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED).done:
@@ -584,8 +541,18 @@ def _side_by_side(
                         failure = failure or (None if interruption else cause)
         finally:
             stop.set()
-    if failure or unpaid:
-        raise failure or unpaid  # type: ignore[misc]
+    if failure is not None:
+        raise failure
+
+
+def _submitted(pool: ProcessPoolExecutor, task: Task) -> Future[str]:
+    try:
+        with _starting():
+            return pool.submit(make_run, task)
+    except BrokenProcessPool as cause:  # a process ended since the last look
+        future = Future[str]()
+        future.set_exception(cause)
+        return future
 
 
 def _result(record: Record, future: Future[str]) -> str:
