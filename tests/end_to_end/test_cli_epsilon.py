@@ -90,7 +90,6 @@ def test_all_accountants_are_listed(capsys):
     ("noise_multiplier", "--dataset-size 60,000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
     ("noise_multiplier", "--dataset-size 1438 --batch-size 64 --epochs 5 --sampling shuffled --epsilon 3 --delta 1e-5"),
     ("steps", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --epsilon 3 --delta 1e-5"),
-    ("sample_rate", "--noise-multiplier 1 --steps 500 --epsilon 3 --delta 1e-5"),
     ("batch_size", "--dataset-size 60000 --noise-multiplier 1 --steps 500 --epsilon 3 --delta 1e-5"),
     ("delta", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --steps 500 --epsilon 3"),
     ("steps", "--sampling full-batch --noise-multiplier 9 --epsilon 3 --delta 1e-5"),

@@ -33,7 +33,7 @@ CASES = {
     "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "dataset_size: give --dataset-size",
     f"calibrate {PLAN} --epsilon 0 --delta 1e-5": "target_epsilon=0.0: must be greater than 0",
     f"calibrate {PLAN} --epsilon 1e-9 --delta 1e-300": "no more private value is tried",
-    f"calibrate {PLAN} --epsilon 3": "exactly one of noise-multiplier, steps, sample-rate, batch-size, delta must",
+    f"calibrate {PLAN} --epsilon 3": "exactly one of noise-multiplier, steps, batch-size, delta must",
     "calibrate --epsilon 3 --delta 1e-5": "For the noise multiplier, give --steps or --epochs; --sample-rate, or",
     f"calibrate {PLAN} --epsilon 3 --delta 1e-400": "'1e-400' is too small to be told from 0",
     f"calibrate {PLAN} --delta 1e-5": "epsilon: give the target",

@@ -423,10 +423,9 @@ def calibrate(
         known, reached, delta = plan, epsilon, value
     else:
         assert delta is not None
-        probe = {"noise-multiplier": 1.0, "steps": 1, "sample-rate": 0.01, "batch-size": 1}[unknown]
         make_event: Callable[[Any], Event] = lambda found: plan.with_(unknown, found).event()  # noqa: E731
         size = plan.dataset_size or 1
-        value, name = tightest(unknown.replace("-", "_"), epsilon, delta, make_event, probe, accountant, size)
+        value, name = tightest(unknown.replace("-", "_"), epsilon, delta, make_event, 1, accountant, size)
         if opened is not None:
             value = _paid(opened.remaining(), unknown, value, make_event)
         known = plan.with_(unknown, value)
@@ -467,26 +466,23 @@ def _paid(left: Remaining, unknown: str, alone: float, make_event: Callable[[Any
 
 def _unknown(plan: EventOptions, delta: float | None) -> str:
     """Return the one thing that was left out."""
-    size = "sample-rate" if plan.dataset_size is None else "batch-size"
     left_out = {
         "noise-multiplier": plan.noise_multiplier is None,
         "steps": plan.steps is None and plan.epochs is None,
-        size: plan.sample_rate is None and plan.batch_size is None and plan.sampling != "full-batch",
+        "batch-size": plan.sample_rate is None and plan.batch_size is None and plan.sampling != "full-batch",
         "delta": delta is None,
     }
     found = [name for name, missing in left_out.items() if missing]
-    needed = "exactly one of noise-multiplier, steps, sample-rate, batch-size, delta must be left out, and "
+    needed = "exactly one of noise-multiplier, steps, batch-size, delta must be left out, and "
     if not found:
         raise ArgumentError(f"{needed}none is; dpcore epsilon says what a complete plan costs")
     if len(found) > 1:
-        give = {"steps": "--steps or --epochs", "sample-rate": "--sample-rate, or --dataset-size with --batch-size"}
+        give = {"steps": "--steps or --epochs", "batch-size": "--sample-rate, or --dataset-size with --batch-size"}
         # Most people look for the noise; without it among them, for the first.
         rest = "; ".join(give.get(name, f"--{name}") for name in found[1:])
         raise ArgumentError(f"{needed}these are: {', '.join(found)}. For the {found[0].replace('-', ' ')}, give {rest}")
-    if found == ["sample-rate"] and plan.sampling not in ("poisson", "truncated-poisson"):
+    if found == ["batch-size"] and plan.dataset_size is None:
         raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
-    if found == ["sample-rate"] and plan.epochs is not None:
-        raise ArgumentError("epochs: give --steps to look for a sample rate; an epoch has 1/rate steps")
     return found[0]
 
 
@@ -494,6 +490,4 @@ def _safe(unknown: str, value: float) -> str:
     """Return the value so rounded that typing it in again keeps the target."""
     if unknown in ("steps", "batch-size"):
         return f"{int(value)}"
-    if unknown == "sample-rate":
-        return format_lower(value, digits=6)
     return format_epsilon(value, digits=6)

@@ -23,7 +23,6 @@ class Row:
 
     contestant: str
     method: str
-    settings: str
     target_epsilon: float
     lr: float
     grid: tuple[float, ...]
@@ -101,8 +100,7 @@ def rows(log: Log, plans: Plans) -> list[Row]:
                 continue
             plan = plans[name, epsilon]
             gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
-            about = (name, comparison.method(name), comparison.words(name), epsilon)
-            made.append(Row(*about, lr, comparison.grid(name), gradients, records))
+            made.append(Row(name, comparison.method(name), epsilon, lr, comparison.grid(name), gradients, records))
     return made
 
 
@@ -112,7 +110,6 @@ def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Seq
         {
             "contestant": row.contestant,
             "method": row.method,
-            "settings": row.settings,
             "target_epsilon": row.target_epsilon,
             "lr": row.lr,
             "grid": list(row.grid),
@@ -136,7 +133,6 @@ def table(comparison: Comparison, made: Sequence[Row]) -> dict[str, Any]:
     columns: dict[str, tuple[bool, Callable[[Row], str]]] = {
         "contestant": (any(row.contestant != row.method for row in made), lambda row: row.contestant),
         "method": (True, lambda row: row.method),
-        "settings": (any(row.settings for row in made), lambda row: row.settings),
         "lr": (True, lambda row: format_number(row.lr) + ("*" if row.at_edge else "")),
         "runs": (
             any(len(row.accuracy) < comparison.seeds for row in made),
@@ -147,13 +143,12 @@ def table(comparison: Comparison, made: Sequence[Row]) -> dict[str, Any]:
         "gradients": (True, lambda row: f"{row.gradients:.3g}"),
     }
     cells = {name: cell for name, (shown, cell) in columns.items() if shown}
-    shared, words = comparison.shared, [name for name in ("contestant", "method", "settings") if name in cells]
+    shared = comparison.shared
     return {
         "head": tuple(cells),
         "rows": [tuple(escape(cell(row)) for cell in cells.values()) for row in made],
         "title": f"Held-out accuracy, {shared.data}, {shared.model}, {counted(comparison.seeds, 'seed')}",
-        "right": len(cells) - len(words),
-        "wraps": words.index("settings") if "settings" in words else None,
+        "right": len(cells) - list(cells).index("lr"),
     }
 
 

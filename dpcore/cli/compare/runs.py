@@ -34,7 +34,7 @@ from dpcore.cli.train.run_folder import (
     locked,
     read_run,
 )
-from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
+from dpcore.cli.train.settings import Settings, settings_from
 from dpcore.cli.train.train import GONE, check_beside
 from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
@@ -188,16 +188,6 @@ class Comparison:
         tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
         return {"backend": self.shared.backend, **self.common, **own, "contestants": tables}
 
-    def words(self, contestant: str) -> str:
-        """Return the settings of a contestant that differ among them; no learning rates."""
-        known = {item.name: self._settings(item, self.epsilon[0], None, 0) for item in self.contestants}
-        own = [key for key in SETTINGS if key not in (*SAME_FOR_ALL, "lr", "method")]
-        differs = [key for key in own if len({repr(getattr(s, key)) for s in known.values()}) > 1]
-        values = {key: getattr(known[contestant], key) for key in differs}
-        return ", ".join(
-            f"{key.replace('_', ' ')} {_said(value)}" for key, value in values.items() if value is not None
-        )
-
     def method(self, contestant: str) -> str:
         """Return the method's name."""
         return str(self._named[contestant].settings["method"])
@@ -209,14 +199,6 @@ class Comparison:
             if len(self.contestants) == 1:
                 raise
             raise ArgumentError(f"contestant {contestant.name!r}: {error}") from error
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, float):
-        return format_number(value)
-    if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
-        return "(" + ", ".join(_said(item) for item in value) + ")"
-    return str(value)
 
 
 # What a ledger's budget pays for: said before the first run, and asked before each.

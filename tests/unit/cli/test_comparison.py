@@ -65,8 +65,6 @@ def test_tables_are_read_as_the_options_are():
     assert second == Contestant("b", {"method": "memf"}, (0.5,))
     asked = Comparison((first, second), (3.0,), {"epochs": 3})
     assert asked.settings_for(asked.final("a", 3.0, 1.0)[0]).epochs == 3
-    assert asked.words("a") == "sampling poisson, batch size 1000, kappa 0.5"
-    assert asked.words("b") == "sampling fixed-order"
 
 
 def test_a_flag_of_a_table_is_true_or_false():
@@ -105,7 +103,7 @@ def row(name: str, accuracy: list[float]) -> Row:
     records = tuple(Record(Run(name, 1.0, FINAL, 0.5, seed), Path()) for seed in range(len(accuracy)))
     for record, value in zip(records, accuracy, strict=True):
         record.evaluations = [{"test_accuracy": value}]
-    return Row(name, name, "", 1.0, 0.5, (0.5,), 1.0, records)
+    return Row(name, name, 1.0, 0.5, (0.5,), 1.0, records)
 
 
 @pytest.mark.parametrize(("base", "other", "words"), [
