@@ -66,13 +66,10 @@ def label(axes: Axes, x: str, y: str, title: str = "", /, **style: Any) -> None:
     axes.set_ylabel(y)
 
 
-def note(
-    axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False, right: bool = False
-) -> None:
-    """Write a small text left (right) of a vertical line at `x`, or over the right (left) end of a level one at `y`."""
+def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False) -> None:
+    """Write a small text left of a vertical line at `x`, or over the right (left) end of a level one at `y`."""
     if y is None:
-        at, offset, frame = (x, 0.04), (4 if right else -4, 0), ("data", "axes fraction")
-        left = right
+        at, offset, frame = (x, 0.04), (-4, 0), ("data", "axes fraction")
     else:
         at, offset, frame = (0.01 if left else 0.99, y), (0, 3), ("axes fraction", "data")
     style: Any = {"ha": "left" if left else "right", "color": GRAY, "fontsize": 8}
@@ -107,12 +104,10 @@ def learning_curve(
     *,
     title: str = "",
     target_epsilon: float | None = None,
-    planned_epochs: float | None = None,
 ) -> Path:
     """Draw held-out accuracy, in [0, 1], after each epoch, with the epsilon spent on a second axis.
 
-    The target is a thin line on that axis; `planned_epochs` is where the horizontal one ends. A run that stopped before
-    has a line where it did.
+    The target is a thin line on that axis.
     """
     x, shown, spent = (np.asarray(values, float) for values in (epochs, accuracy, epsilon))
     finite = np.isfinite(spent)
@@ -121,14 +116,9 @@ def learning_curve(
         axes.plot(x, 100 * shown, color=COLORS[0], marker="o", markersize=3.5, linewidth=1.8)
         label(axes, "epoch", "held-out accuracy (%)", title, fontsize=11)
         axes.yaxis.label.set_color(COLORS[0])
-        last, end = float(x[-1]), max(float(x[-1]), planned_epochs or 0.0)
-        # From 0: also a single evaluation then has a place in the run.
-        axes.set_xlim(0, 1.03 * end)
-        if end >= 1:
+        axes.set_xlim(0, 1.03 * x[-1])  # from 0: also a single evaluation then has a place in the run
+        if x[-1] >= 1:
             whole_epochs(axes)
-        if last < end:
-            axes.axvline(last, **DOTTED)
-            note(axes, f"stopped at {last:.3g}", x=last, right=last < end / 4)
         if finite.any():
             second = axes.twinx()
             second.spines["right"].set_visible(True)

@@ -333,8 +333,8 @@ class Training:
         if settings.record_gradients is not None:
             save_gradients(folder.path, **self.private.recorded)
         curves = ([item[key] for item in self.evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
-        beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
-        plots.learning_curve(folder.path / "learning-curve.png", *curves, **beside)
+        place = folder.path / "learning-curve.png"
+        plots.learning_curve(place, *curves, title=title, target_epsilon=settings.epsilon)
 
 
 def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
