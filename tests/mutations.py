@@ -46,7 +46,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_cli_verify_folder.py"),
     ],
     "dpcore/cli/compare/runs.py": [
-        ("begin runs that are not paid for", "if paying is not None and not whole_runs(paying, events_of(plans, [run])):", "if False:",
+        ("begin runs that are not paid for", "if not pays_for(paying, events_of(plans, [run])):", "if False:",
          "end_to_end/test_cli_compare.py::test_a_sweep_beyond_the_budget_is_told_before_its_first_run"),
         ("take a killed run of a comparison for a complete one", " and not stated.note", "", "end_to_end/test_cli_compare.py"),
         ("go on with a comparison though a run's folder is gone", 'if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:',

@@ -64,11 +64,10 @@ def run_comparison(
         if complete := len(log.complete()):
             console.print(f"{complete} of {counted(comparison.total, 'run')} were made before and are kept.")
         ahead = events_of(plans, comparison.ahead(log.accuracies()))
-        if paying is not None and (paid := runs.whole_runs(paying, ahead)) < len(ahead):
+        if not runs.pays_for(paying, ahead):
             remark(
-                f"the ledger's budget pays for {paid or 'none'} of the {counted(len(ahead), 'run')} to come, made one "
-                "after the other; the comparison stops before the first that it does not pay for, and keeps those "
-                "before it"
+                f"the ledger's budget may not pay for all of the {counted(len(ahead), 'run')} to come; the comparison "
+                "stops before the first that it does not pay for, and keeps those before it"
             )
         try:
             with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

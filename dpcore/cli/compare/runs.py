@@ -38,7 +38,6 @@ from dpcore.cli.train.settings import Settings, settings_from
 from dpcore.cli.train.train import GONE, check_beside
 from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
-from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.statement import Statement
@@ -220,32 +219,17 @@ def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
     return ledger
 
 
-def whole_runs(ledger: Ledger, events: Sequence[Event]) -> int:
-    """Return how many runs of these events come to their end, one after the other and from the first on.
+def pays_for(ledger: Ledger | None, events: Sequence[Event]) -> bool:
+    """Whether the budget pays for one run to its end, or for several one after the other.
 
-    As `dpcore.ledger.allowance` decides: what is begun before the first row is fixed beforehand if the budget
-    affords it, and settles the filter's order; all that comes later is held to the filter. Other commands may take of
-    the ledger meanwhile; a run that they leave too little for ends early.
+    What is begun after the first row is held to the filter, whose order the first run may still change: of several this
+    is what the budget promises now. Other commands may take of the ledger meanwhile; a run that they leave too little
+    for ends early.
     """
-    if ledger.budget is None or not events:
-        return len(events)
+    if ledger is None or ledger.budget is None or not events:
+        return True
     left = ledger.remaining()
-    chosen, spent, limit = left.filter, left.spent, left.limit
-    if left.plans is not None:
-        if not left.fits(events[0]):
-            return 0
-        fixed = Composed((left.plans, events[0]))
-        if ledger.order is None:
-            chosen = PrivacyFilter(chosen.kind, order_for(fixed, ledger.budget))
-            limit = chosen.limit(*ledger.budget)
-        if chosen.charge(fixed) > limit:
-            return 1
-        spent = chosen.charge(left.plans)
-    for count, event in enumerate(events):
-        spent += chosen.charge(event)
-        if spent > limit:
-            return count
-    return len(events)
+    return left.fits(events[0]) if len(events) == 1 else left.filter.charge(Composed(tuple(events))) <= left.left
 
 
 # On disk at every moment: results.json lists the runs, and what a run spent is what its own folder states, which is all
@@ -469,8 +453,7 @@ def make_runs(
 
     def begin(run: Run) -> tuple[Record, Task]:
         name = described(run)
-        # Part of a run is spent for nothing.
-        if paying is not None and not whole_runs(paying, events_of(plans, [run])):
+        if not pays_for(paying, events_of(plans, [run])):  # part of a run is spent for nothing
             raise BudgetError(
                 f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
             )
