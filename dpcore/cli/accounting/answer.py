@@ -93,10 +93,6 @@ class EventOptions:
         """What is to be given beside the sampling."""
         return _SIZES.get(self.sampling, "give --dataset-size and --batch-size")
 
-    def with_(self, name: str, value: Any) -> EventOptions:
-        """Return the plan with one setting more; `name` is that of the option, without the dashes before it."""
-        return replace(self, **{name.replace("-", "_"): value})
-
     def event(self) -> Event:
         """Return what is released; ArgumentError says which option is missing, or contradicts another."""
         if self.noise_multiplier is None:
@@ -423,12 +419,13 @@ def calibrate(
         known, reached, delta = plan, epsilon, value
     else:
         assert delta is not None
-        make_event: Callable[[Any], Event] = lambda found: plan.with_(unknown, found).event()  # noqa: E731
-        size = plan.dataset_size or 1
-        value, name = tightest(unknown.replace("-", "_"), epsilon, delta, make_event, 1, accountant, size)
+        setting, size = unknown.replace("-", "_"), plan.dataset_size or 1
+        make_event: Callable[[Any], Event] = lambda found: replace(plan, **{setting: found}).event()  # noqa: E731
+        value, name = tightest(setting, epsilon, delta, make_event, 1, accountant, size)
         if opened is not None:
             value = _paid(opened.remaining(), unknown, value, make_event)
-        known = plan.with_(unknown, value)
+        settings: Any = {setting: value}
+        known = replace(plan, **settings)
         event = known.event()
         reached = accounting.epsilon(event, delta, name)
     if value == 0 and unknown != "delta":

@@ -92,7 +92,8 @@ def rows(log: Log, plans: Plans) -> list[Row]:
     comparison, accuracy, complete = log.comparison, log.accuracies(), log.complete()
     made = []
     for epsilon in comparison.epsilon:
-        for name in (contestant.name for contestant in comparison.contestants):
+        for contestant in comparison.contestants:
+            name, method = contestant.name, str(contestant.settings["method"])
             lr = comparison.chosen(name, epsilon, accuracy)
             final = [] if lr is None else comparison.final(name, epsilon, lr)
             records = tuple(complete[run] for run in final if run in complete)
@@ -100,7 +101,7 @@ def rows(log: Log, plans: Plans) -> list[Row]:
                 continue
             plan = plans[name, epsilon]
             gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
-            made.append(Row(name, comparison.method(name), epsilon, lr, comparison.grid(name), gradients, records))
+            made.append(Row(name, method, epsilon, lr, comparison.grid(name), gradients, records))
     return made
 
 

@@ -187,10 +187,6 @@ class Comparison:
         tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
         return {"backend": self.shared.backend, **self.common, **own, "contestants": tables}
 
-    def method(self, contestant: str) -> str:
-        """Return the method's name."""
-        return str(self._named[contestant].settings["method"])
-
     def _settings(self, contestant: Contestant, epsilon: float, lr: float | None, seed: int) -> Settings:
         try:
             return settings_from({**self.common, **contestant.settings, "epsilon": epsilon, "lr": lr, "seed": seed})
@@ -295,11 +291,6 @@ class Log:
         self.records.append(Record(run, path))
         self.write()
         return self.records[-1]
-
-    def end(self, record: Record) -> None:
-        """Write down that a run has ended."""
-        record.read()
-        self.write()
 
     def complete(self) -> dict[Run, Record]:
         """Return the complete runs."""
@@ -462,7 +453,8 @@ def make_runs(
         return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
 
     def end(record: Record, budget: str) -> None:
-        log.end(record)
+        record.read()
+        log.write()
         tell(record)
         if budget:
             raise BudgetError(f"the run {described(record.run)} was ended: {budget}")
