@@ -179,7 +179,11 @@ class Settings:
                 f"epsilon={self.epsilon!r}: cannot be met by variant='noiseless_preconditioner', which guarantees "
                 "nothing; use --noise-multiplier and --allow-nonprivate, or another variant"
             )
-        self._choose_sampling(self.build_method())
+        method = self.build_method()
+        if self.sampling is None:
+            # What correlated noise and second moments of their own need; the plan refuses another sampling.
+            fixed = method.noise.strategy is not None or method.update.second_moment in ("independent", "joint")
+            object.__setattr__(self, "sampling", "fixed-order" if fixed else "poisson")
 
     def _check_taken(self, name: str) -> None:
         """Refuse a setting that the method, or the update beneath it, does not take."""
@@ -193,20 +197,6 @@ class Settings:
             raise ArgumentError(f"{start} --base {_listed(bases)}, not for {self.update}")
         methods = [method for method in METHODS if keyword in keywords(method)]
         raise ArgumentError(f"{start} the method {_listed(methods)}, not for {self.method}")
-
-    def _choose_sampling(self, method: Method) -> None:
-        reason, unfit = "", ["poisson", "fixed-size"]
-        if method.noise.strategy is not None:
-            reason = "correlated noise is accounted for by the steps at which an example takes part"
-            unfit.append("truncated-poisson")
-        elif method.update.second_moment in ("independent", "joint"):
-            reason = f"the sensitivity of {self.variant} grows with the largest batch"
-        if self.sampling is None:
-            object.__setattr__(self, "sampling", "fixed-order" if reason else "poisson")
-        elif reason and self.sampling in unfit:
-            raise ArgumentError(
-                f"sampling={self.sampling!r}: {reason}, which must be fixed; use --sampling fixed-order"
-            )
 
     @property
     def update(self) -> str:

@@ -82,7 +82,6 @@ def test_a_flag_of_a_table_is_true_or_false():
     ({"method": "disk", "kappa": "much"}, "kappa: 'much' is not a number"),
     ({"method": "disc"}, "did you mean disk"), (3, "must be a table"),
     ({"method": "dp_sgd", "kappa": 0.5}, "contestant 'x': kappa=0.5: is only for the method disk"),
-    ({"method": "memf", "sampling": "poisson"}, "use --sampling fixed-order"),
 ])  # fmt: skip
 def test_wrong_tables_are_one_sentence(table: Any, words: str):
     refused(ArgumentError, words, lambda: Comparison(from_tables({"x": table, "y": {"method": "dp_sgd"}}, ()), (1.0,)))
