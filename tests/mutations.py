@@ -46,14 +46,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_cli_verify_folder.py"),
     ],
     "dpcore/cli/compare/runs.py": [
-        ("begin runs that are not paid for", "[*to_come, event], rest) == len(to_come) + 1", "[*to_come, event], rest) >= len(to_come)",
-         "end_to_end/test_cli_compare.py::test_a_payer_counts_runs_under_way_to_their_end"),
-        ("count a run under way as it stands", "rest += self.ledger.filter.charge(whole) - found[0].charge", "rest += 0.0",
-         "end_to_end/test_cli_compare.py::test_a_payer_counts_runs_under_way_to_their_end"),
+        ("begin runs that are not paid for", "if not pays_for(paying, events_of(plans, [run])):", "if False:",
+         "end_to_end/test_cli_compare.py::test_a_sweep_beyond_the_budget_is_told_before_its_first_run"),
         ("take a killed run of a comparison for a complete one", " and not stated.note", "", "end_to_end/test_cli_compare.py"),
         ("go on with a comparison though a run's folder is gone", 'if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:',
          "if False:", "end_to_end/test_cli_compare.py"),
-        ("begin a process for each run of a comparison", "worker = idle.pop() if idle else Worker()", "worker = Worker()",
+        ("begin a process for each run of a comparison", "_prepare, (stop,))", "_prepare, (stop,), max_tasks_per_child=1)",
          "end_to_end/test_cli_compare.py"),
     ],
     "dpcore/cli/train/run_folder.py": [

@@ -26,7 +26,25 @@ KEYS = ("released", "filtered", "negative_share", *_SCALARS)
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Recorded gradients of one run; the fields are the parameters of `save_gradients`."""
+    """Recorded gradients of one run. ArgumentError for shapes that do not fit, and values that cannot be.
+
+    Parameters
+    ----------
+    released : array, shape (T, m)
+        m coordinates, chosen without looking at data, of the privatized average g_t of each step.
+    filtered : array, shape (T, m)
+        The same coordinates after the filter.
+    negative_share : array, shape (T,)
+        Share of all coordinates at which the debiased second moment is negative; NaN where the update has none.
+    dimension : int
+        d, the number of parameters; at least m.
+    noise_std : float
+        s, the standard deviation of the seed noise on the average, per coordinate.
+    white_noise : bool, optional
+        Whether the noise is independent from step to step and has the standard deviation s in every coordinate: not so
+        where it is correlated, or where gradients are scaled per coordinate before it. Only then do s and the record
+        say what is signal.
+    """
 
     released: NDArray[np.float32]
     filtered: NDArray[np.float32]
@@ -62,49 +80,9 @@ class Gradients:
             raise ArgumentError("negative_share: must lie in [0, 1], or be NaN where there is no second moment")
 
 
-def save_gradients(
-    path: str | os.PathLike[str],
-    released: Any,
-    filtered: Any,
-    negative_share: Any,
-    *,
-    dimension: int,
-    noise_std: float,
-    white_noise: bool = True,
-) -> Path:
-    """Write the file whole: a reader sees the old file or the new one.
-
-    Parameters
-    ----------
-    path : path
-        The file, or the folder that gets a `gradients.npz`.
-    released : array, shape (T, m)
-        m coordinates, chosen without looking at data, of the privatized average g_t of each step.
-    filtered : array, shape (T, m)
-        The same coordinates after the filter.
-    negative_share : array, shape (T,)
-        Share of all coordinates at which the debiased second moment is negative; NaN where the update has none.
-    dimension : int
-        d, the number of parameters; at least m.
-    noise_std : float
-        s, the standard deviation of the seed noise on the average, per coordinate.
-    white_noise : bool, optional
-        Whether the noise is independent from step to step and has the standard deviation s in every coordinate: not so
-        where it is correlated, or where gradients are scaled per coordinate before it. Only then do s and the record
-        say what is signal.
-
-    Returns
-    -------
-    Path
-        The file written.
-
-    Raises
-    ------
-    ArgumentError
-        For shapes that do not fit, values that are not finite, and shares outside [0, 1].
-    """
-    record = Gradients(released, filtered, negative_share, dimension, noise_std, white_noise)
-    target = _file(path)
+def save_gradients(path: str | os.PathLike[str], *arrays: Any, **settings: Any) -> Path:
+    """Write the fields of `Gradients` to the file, or into its folder, whole; return the path of the file."""
+    record, target = Gradients(*arrays, **settings), _file(path)
     with whole_file(target) as file:
         held: dict[str, Any] = {key: getattr(record, key) for key in KEYS}
         np.savez_compressed(file, **held)

@@ -21,7 +21,6 @@ from dpcore.spec.validate import nearest
 _LARGEST = 2**63 - 1
 _DIGITS = re.compile(r"[+-]?(\d+(_\d+)*|\d{1,3}(,\d{3})+)")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-_POWER = re.compile(r"(\d+)(?:\^|\*\*)\(?([+-]?\d+)\)?")
 _SUFFIXES = {"k": 1e3, "m": 1e6, "%": 1e-2}
 
 
@@ -146,9 +145,6 @@ def _parse(text: str) -> float:
     if "/" in text:
         upper, lower = text.split("/")
         return _parse(upper.strip()) / _parse(lower.strip())
-    power = _POWER.fullmatch(text)
-    if power:
-        return float(power[1]) ** int(power[2])
     for suffix, factor in _SUFFIXES.items():
         if text.endswith(suffix) and text != suffix:
             return _parse(text[: -len(suffix)].strip()) * factor

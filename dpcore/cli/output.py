@@ -107,23 +107,20 @@ def remark(sentence: str | None) -> None:
         remarks().print(f"[yellow]remark:[/] {escape(sentence)}")
 
 
-def results(width: int = _WIDTH) -> Console:
-    """Return a console on standard output, likewise, for tables that are legible in a pipe too."""
-    from rich.console import Console
-
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console.width = width
-    return console
-
-
 def write_table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", right: int = 0, wraps: int | None = None
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    right: int = 0,
+    wraps: int | None = None,
+    file: TextIO | None = None,
 ) -> None:
     """Write a table as a result; the last `right` columns are aligned at the right, and the one at `wraps` may break.
 
     Nothing is cut off, since the end of a long word may be the figure: on a narrow terminal lines are broken.
     """
+    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", show_header=any(head), box=None, pad_edge=False)
@@ -132,8 +129,9 @@ def write_table(
         table.add_column(name, style="" if index else "bold", justify=side, no_wrap=index != wraps, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = results()
-    console.width = max(console.width, _NARROWEST)
+    stream = file or sys.stdout
+    console = Console(file=stream, highlight=False)
+    console.width = max(console.width if console.is_terminal else _WIDTH, _NARROWEST)
     with console.capture() as printed:
         console.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+    stream.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))

@@ -1,4 +1,4 @@
-"""All pictures: of a run, a comparison, a guarantee, a filter, released gradients and strategies.
+"""All pictures: of a run, a comparison, a guarantee, a filter and released gradients.
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
@@ -66,13 +66,10 @@ def label(axes: Axes, x: str, y: str, title: str = "", /, **style: Any) -> None:
     axes.set_ylabel(y)
 
 
-def note(
-    axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False, right: bool = False
-) -> None:
-    """Write a small text left (right) of a vertical line at `x`, or over the right (left) end of a level one at `y`."""
+def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False) -> None:
+    """Write a small text left of a vertical line at `x`, or over the right (left) end of a level one at `y`."""
     if y is None:
-        at, offset, frame = (x, 0.04), (4 if right else -4, 0), ("data", "axes fraction")
-        left = right
+        at, offset, frame = (x, 0.04), (-4, 0), ("data", "axes fraction")
     else:
         at, offset, frame = (0.01 if left else 0.99, y), (0, 3), ("axes fraction", "data")
     style: Any = {"ha": "left" if left else "right", "color": GRAY, "fontsize": 8}
@@ -107,12 +104,10 @@ def learning_curve(
     *,
     title: str = "",
     target_epsilon: float | None = None,
-    planned_epochs: float | None = None,
 ) -> Path:
     """Draw held-out accuracy, in [0, 1], after each epoch, with the epsilon spent on a second axis.
 
-    The target is a thin line on that axis; `planned_epochs` is where the horizontal one ends. A run that stopped before
-    has a line where it did.
+    The target is a thin line on that axis.
     """
     x, shown, spent = (np.asarray(values, float) for values in (epochs, accuracy, epsilon))
     finite = np.isfinite(spent)
@@ -121,14 +116,9 @@ def learning_curve(
         axes.plot(x, 100 * shown, color=COLORS[0], marker="o", markersize=3.5, linewidth=1.8)
         label(axes, "epoch", "held-out accuracy (%)", title, fontsize=11)
         axes.yaxis.label.set_color(COLORS[0])
-        last, end = float(x[-1]), max(float(x[-1]), planned_epochs or 0.0)
-        # From 0: also a single evaluation then has a place in the run.
-        axes.set_xlim(0, 1.03 * end)
-        if end >= 1:
+        axes.set_xlim(0, 1.03 * x[-1])  # from 0: also a single evaluation then has a place in the run
+        if x[-1] >= 1:
             whole_epochs(axes)
-        if last < end:
-            axes.axvline(last, **DOTTED)
-            note(axes, f"stopped at {last:.3g}", x=last, right=last < end / 4)
         if finite.any():
             second = axes.twinx()
             second.spines["right"].set_visible(True)
@@ -399,48 +389,3 @@ def _response(axes: Axes, x: Array, passed: Array, cutoff: float | None) -> None
         axes.axvline(cutoff, **DOTTED)
         note(axes, f"half at {cutoff:.3g}:\na period of {1 / cutoff:.3g} steps", x=cutoff)
     label(axes, _FREQUENCY, "share of power, $|H|^2$", "Frequency response: the power that passes")
-
-
-def strategies_picture(
-    path: PathLike, errors: Mapping[str, float], bound: float, noise: Mapping[str, Array], *, title: str = ""
-) -> Path:
-    """Draw the error of each strategy and the bound, and the standard deviation of each one's noise by step.
-
-    `noise` has the variance of each step's noise over that of the seed noise, (T,), the strategies scaled to column
-    norms of at most 1.
-    """
-    with drawing(path, (11.0, 4.2), title) as figure:
-        bars, lines = figure.subplots(1, 2)
-        names = sorted(errors, key=lambda name: -errors[name])
-        bars.plot([errors[name] for name in names], names, "o", color=COLORS[0])
-        bars.axvline(bound, color=COLORS[1], linewidth=1.6, label=f"no mechanism is below {bound:.4g}")
-        bars.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.12))
-        bars.set_xscale("log")
-        bars.grid(axis="y", visible=False)
-        label(bars, "root mean squared error at mu = 1 (clip norms)", "", "Error")
-        for i, name in enumerate(names):
-            deviation = np.sqrt(noise[name])
-            steps = np.arange(1, len(deviation) + 1)
-            dashes = "-" if i < len(COLORS) else "--"
-            lines.plot(steps, deviation, color=COLORS[i % len(COLORS)], linestyle=dashes, linewidth=1.4, label=name)
-        lines.set_xscale("log")
-        lines.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        label(lines, "step", "over the seed noise's", "Standard deviation of a step's noise")
-    return Path(path)
-
-
-def matrices_picture(path: PathLike, matrix: Array, *, title: str = "") -> Path:
-    """Draw C and its inverse, (T, T), as maps of their entries; those of the inverse have both signs."""
-    from scipy.linalg import solve_triangular
-
-    inverse = solve_triangular(matrix, np.eye(len(matrix)), lower=True)
-    with drawing(path, (9.5, 4.4), title) as figure:
-        for axes, entries, words in zip(figure.subplots(1, 2), (matrix, inverse), ("C", "its inverse"), strict=True):
-            most = float(np.abs(entries).max())
-            shown = np.sign(entries) * np.sqrt(np.abs(entries) / most)  # small entries are seen beside the diagonal
-            image = axes.imshow(shown, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-            axes.grid(visible=False)
-            label(axes, "step of the seed noise" if words != "C" else "step of the sum", "step", words)
-            bar = figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.8)
-            bar.set_ticklabels([f"{-most:.2g}", "0", f"{most:.2g}"])
-    return Path(path)

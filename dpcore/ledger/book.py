@@ -127,15 +127,11 @@ class Draft:
         state.apply(json.loads(body))
         self._book.seal = entry.seal
 
-    def owner(self, branch_id: str) -> dict[str, Any] | None:
-        """Return the process that holds a branch; None where none does."""
-        row = self._connection.execute("SELECT owner FROM leases WHERE branch = ?", (branch_id,)).fetchone()
-        return json.loads(row[0]) if row else None
-
     def alive(self, run: Run) -> bool:
         """Whether a living process holds a branch of the run."""
-        owners = [self.owner(branch_id) for branch_id in run.branches]
-        return any(owner is not None and lives(owner) for owner in owners)
+        asked = "SELECT owner FROM leases WHERE branch = ?"
+        rows = [self._connection.execute(asked, (branch_id,)).fetchone() for branch_id in run.branches]
+        return any(lives(json.loads(row[0])) for row in rows if row is not None and row[0] != "null")
 
     def lease(self, branch_id: str) -> str:
         """Give a branch to this process, and return the token by which it is known again."""
@@ -184,9 +180,15 @@ def lives(owner: Mapping[str, Any]) -> bool:
     if owner.get("namespace") != _namespace(os.getpid()):
         return True
     pid = int(owner["pid"])
-    if owner.get("started") is None:
-        return _answers(pid)
-    return bool(_started(pid) == owner["started"])
+    if owner.get("started") is not None:
+        return bool(_started(pid) == owner["started"])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there, and somebody else's
+        return True
+    return True
 
 
 @lru_cache(maxsize=1)
@@ -212,13 +214,3 @@ def _started(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[19])
-
-
-def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -152,7 +152,12 @@ class Ledger:
                 if not target.exists():
                     raise
         ledger = cls.open(path, accept_file_system=accept_file_system)
-        ledger.check_made_with(budget=checked(budget), name=name or None)
+        for setting, wanted in {"budget": checked(budget), "name": name or None}.items():
+            has = getattr(ledger, setting)
+            if wanted not in (None, has):
+                raise ArgumentError(
+                    f"{setting}={wanted!r}: the ledger {ledger.path} has {has!r}, fixed when it was made"
+                )
         return ledger
 
     @classmethod
@@ -416,13 +421,6 @@ class Ledger:
         """The seal of the last entry: it stands for all of the ledger up to now."""
         with self._book.reading():
             return self._book.seal
-
-    def check_made_with(self, **given: Any) -> None:
-        """Refuse a budget or a name that this ledger was not made with; None stands for any."""
-        for setting, wanted in given.items():
-            has = getattr(self, setting)
-            if wanted is not None and wanted != has:
-                raise ArgumentError(f"{setting}={wanted!r}: the ledger {self.path} has {has!r}, fixed when it was made")
 
     def runs(self) -> tuple[RunRecord, ...]:
         """Return all runs in the order in which they were begun."""

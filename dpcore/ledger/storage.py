@@ -18,7 +18,7 @@ import secrets
 import shlex
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -206,8 +206,9 @@ def _by_sqlite(path: Path) -> tuple[dict[int, str], dict[int, str], bool]:
                 for number, body, sealed in rows:
                     if number in found:
                         break
-                    if _is_entry(body, number):
-                        found[number], seals[number] = body, str(sealed)
+                    with suppress(TypeError, ValueError, AttributeError):
+                        if read_json(body).get("entry") == number:
+                            found[number], seals[number] = body, str(sealed)
                 whole = whole or not order
             except (sqlite3.Error, UnicodeDecodeError):
                 continue
@@ -226,14 +227,6 @@ def _by_bytes(content: bytes) -> dict[int, str]:
         if isinstance(value, dict) and isinstance(value.get("entry"), int) and "kind" in value and "time" in value:
             found[value["entry"]] = text[match.start() : end]
     return found
-
-
-def _is_entry(body: Any, number: Any) -> bool:
-    try:
-        content = read_json(body)
-    except (TypeError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("entry") == number
 
 
 APPLICATION = 0x64704C67  # "dpLg"
@@ -316,7 +309,11 @@ class Storage:
             raise DataError(f"ledger {path}: cannot be written there ({cause.strerror})") from cause
         finally:
             draft.unlink(missing_ok=True)
-        _flush_folder(path.parent)
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # the folder's list of files is durable, too
+        finally:
+            os.close(handle)
         return cls(path)
 
     def check(self) -> None:
@@ -387,12 +384,3 @@ class Storage:
 def exists(path: Path) -> DataError:
     """Return the error for a new ledger where a file is."""
     return DataError(f"ledger {path}: exists already, and a ledger is never overwritten; open it instead")
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the folder's list of files durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -156,7 +156,11 @@ class Plan:
         number = abandoned if isinstance(abandoned, int) else count(abandoned)
         if self.sampler.amplified_bands is not None:
             branches = number if isinstance(abandoned, int) else len(abandoned)
-            event: Event = self._banded_event(sigma, steps, number, branches)
+            strategy, (wide, norm) = self.method.noise.strategy, self._banded
+            # Width and norm are of all planned steps: a shorter run's columns are parts of these.
+            settings: Any = {"bands": wide, "column_norm": norm}
+            name = "identity" if strategy is None else identify(strategy)
+            event: Event = self.sampler.banded_event(sigma, steps, number, branches, **settings, strategy=name)
         elif self.method.noise.strategy is not None:
             left = ((0, self.steps),) * abandoned if isinstance(abandoned, int) else tuple(abandoned)
             event = self._matrix_event(sigma, steps, self._reach(0, steps))
@@ -188,13 +192,6 @@ class Plan:
         if (first, stop) not in self._reaches:
             self._reaches[first, stop] = self.sampler.moved(strategy, stop, first) if first < stop else 0.0
         return self._reaches[first, stop]
-
-    def _banded_event(self, sigma: float, steps: int, abandoned: int, branches: int) -> Event:
-        strategy = self.method.noise.strategy
-        wide, norm = self._banded  # of all planned steps: a shorter run's columns are parts of these
-        name = "identity" if strategy is None else identify(strategy)
-        banded = {"bands": wide, "column_norm": norm, "strategy": name}
-        return self.sampler.banded_event(sigma, steps, abandoned, branches, **banded)  # type: ignore[arg-type]
 
     @cached_property
     def _banded(self) -> tuple[int, float]:
@@ -230,19 +227,9 @@ class Plan:
         The accountant is by default the one that needs least noise: the epsilon of each that covers the run is an upper
         bound. Raises PrivacyError if no noise multiplier reaches the target, or it does not cover the sampler.
         """
-        names = [accountant] if accountant is not None else accounting.accountants_for(self._event(1.0, self.steps))
-        found, refusals = [], []
-        for name in names or ["rdp"]:
-            try:
-                sigma = accounting.calibrate(
-                    "noise_multiplier", target_epsilon, target_delta, lambda s: self._event(s, self.steps), name
-                )
-                found.append(sigma)
-            except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
-                refusals.append(refusal)
-        if not found:
-            raise refusals[0]
-        return replace(self, method=self.method.with_noise_multiplier(min(found)))
+        target = target_epsilon, target_delta
+        sigma, _ = tightest("noise_multiplier", *target, lambda s: self._event(s, self.steps), 1.0, accountant)
+        return replace(self, method=self.method.with_noise_multiplier(sigma))
 
     def check_covered(self, accountant: str | None = None) -> None:
         """Refuse a run that the accountant (or, by default, every accountant) cannot account for."""
@@ -342,6 +329,35 @@ class Plan:
             self.batch_size,
             self.sampler.max_batch_size,
         )
+
+
+def tightest(
+    unknown: str,
+    target_epsilon: float,
+    target_delta: float,
+    make_event: Callable[[Any], Event],
+    probe: float,
+    accountant: str | None = None,
+    dataset_size: int = 1,
+) -> tuple[float, str]:
+    """Return what `dpcore.accounting.calibrate` finds by the accountant that allows most, and its name.
+
+    The epsilon of each accountant that covers the event of `probe`, a value of the unknown, is an upper bound. Of equal
+    values the first is taken, whose accountant comes first in a statement.
+    """
+    names = [accountant] if accountant is not None else accounting.accountants_for(make_event(probe))
+    found: list[tuple[float, str]] = []
+    refusals: list[Exception] = []
+    for name in names or ["rdp"]:
+        try:
+            target: Any = target_epsilon, target_delta, make_event, name
+            found.append((accounting.calibrate(unknown, *target, dataset_size=dataset_size), name))
+        except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
+            refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    best = min if unknown == "noise_multiplier" else max
+    return best(found, key=lambda pair: pair[0])
 
 
 @dataclass(frozen=True)

@@ -47,37 +47,30 @@ ROUTES: Final = {
 
 
 def guarantee(event: Event, planned: Event, delta: float) -> dict[str, Any]:
-    """Return the fields of a `dpcore.statement.Statement` that follow from its events."""
-    spent = accounting.epsilons(event, delta)
+    """Return the fields of a `dpcore.statement.Statement` that follow from its events.
+
+    The interval in which the smallest epsilon certainly lies, and what is left to an attacker, are empty if none is
+    known.
+    """
+    spent, interval, left = accounting.epsilons(event, delta), dict[str, float](), dict[str, Any]()
+    if "pld" in spent:
+        ends, (rates, advantage) = accounting.epsilon_interval(event, delta), _attack(event)
+        interval = {"lower": float(ends.lower), "upper": float(ends.upper)}
+        left = {"true_positive_rate": dict(rates), "advantage": advantage}
     return {
         "event": event.to_dict(),
         "event_planned": planned.to_dict(),
         "epsilon": spent,
         "epsilon_planned": accounting.epsilons(planned, delta),
-        "epsilon_interval": epsilon_interval(event, delta),
-        "attacker": attacker(event),
+        "epsilon_interval": interval,
+        "attacker": left,
         "derivation": {name: ROUTES[name] for name in spent},
     }
 
 
-def epsilon_interval(event: Event, delta: float) -> dict[str, float]:
-    """Return the ends between which the smallest epsilon certainly lies; empty if none is known."""
-    if "pld" not in accounting.accountants_for(event):
-        return {}
-    found = accounting.epsilon_interval(event, delta)
-    return {"lower": float(found.lower), "upper": float(found.upper)}
-
-
-def attacker(event: Event) -> dict[str, Any]:
-    """Return upper bounds on how well an attacker can distinguish two neighboring data sets; empty if none is known."""
-    if "pld" not in accounting.accountants_for(event):
-        return {}
-    rates, advantage = _attack(event)
-    return {"true_positive_rate": dict(rates), "advantage": advantage}
-
-
 @lru_cache(maxsize=64)
 def _attack(event: Event) -> tuple[dict[str, float], float]:
+    """Return upper bounds on how well an attacker can distinguish two neighboring data sets."""
     curve = trade_off(event, FALSE_POSITIVE_RATES)
     rates = {f"{rate:g}": float(upper) for rate, upper in zip(FALSE_POSITIVE_RATES, curve.upper, strict=True)}
     return rates, float(curve.advantage.upper)

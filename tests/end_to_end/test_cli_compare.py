@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +23,15 @@ pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import runs as compare_runs
-from dpcore.cli.compare.runs import FINAL, SEARCH, Payer, whole_runs
+from dpcore.cli.compare.runs import FINAL, SEARCH, pays_for
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BudgetError
+from dpcore.errors import BudgetError, DpcoreError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
 
 FILES = {
-    *("config.json", "results.json", "timing.json", "table.txt", "statement.txt", "statement.json", "comparison.png"),
+    *("config.json", "results.json", "table.txt", "statement.txt", "statement.json", "comparison.png"),
     "runs",
 }
 RUN_FILES = {
@@ -47,10 +51,6 @@ def results(out: Path) -> dict[str, Any]:
 
 def statement(out: Path, run: dict[str, Any]) -> Statement:
     return Statement.from_json((out / run["folder"] / "statement.json").read_text())
-
-
-def event(out: Path, run: dict[str, Any]) -> accounting.Event:
-    return accounting.Event.from_dict(statement(out, run).event)
 
 
 def accuracy(out: Path, run: dict[str, Any]) -> float:
@@ -112,10 +112,10 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
     assert results(out) == left
 
 
-def test_a_file_names_contestants_and_tuning_is_accounted_for(tmp_path, capsys):
+def test_a_file_names_contestants(tmp_path, capsys):
     out, file = tmp_path / "comparison", tmp_path / "compare.toml"
     file.write_text(
-        "epsilon = 2\nseeds = 1\naccount-for-tuning = true\nlr = [0.2, 0.4]\n"
+        "epsilon = 2\nseeds = 1\nlr = [0.2, 0.4]\n"
         '[contestants.plain]\nmethod = "dp-sgd"\n'
         '[contestants."fixed order"]\nmethod = "memf"\nlr = 0.3\n'
     )
@@ -123,16 +123,13 @@ def test_a_file_names_contestants_and_tuning_is_accounted_for(tmp_path, capsys):
     printed = capsys.readouterr()
     left = results(out)
     assert [run["contestant"] for run in left["runs"]] == ["plain"] * 3 + ["fixed order"]
-    events = tuple(event(out, run) for run in left["runs"])
-    epsilon = accounting.epsilon(accounting.Composed(events), 1e-5)
-    together = left["summary"]["tuning"]["together"]
-    assert together["epsilon"]["pld"] == epsilon < together["epsilon"]["rdp"]
-    assert together["adjacency"] == "zero-out"
-    assert epsilon > max(run["epsilon"] for run in left["runs"])
-    assert "All of them together will spend epsilon" in printed.err
-    assert "Tuning is accounted for: all runs that were begun since this folder was last begun anew (4," in printed.out
+    assert "all runs together (4, of them 2 in search of learning rates)" in printed.out
     assert "Neighbors differ" in printed.out
-    # config.json repeats the comparison; its contestants and --methods exclude each other.
+    # config.json repeats the comparison, also that of an earlier version; its contestants and --methods exclude each
+    # other.
+    config = json.loads((out / "config.json").read_text())
+    config["settings"] |= {"search_epochs": None, "account_for_tuning": False}
+    (out / "config.json").write_text(json.dumps(config))
     assert compare(out, "--config", str(out / "config.json"), "--json") == 0
     assert "4 of 4 runs were made before" in capsys.readouterr().err
     assert compare(out, "--config", str(file), "--methods", "disk") == 2
@@ -141,7 +138,7 @@ def test_a_file_names_contestants_and_tuning_is_accounted_for(tmp_path, capsys):
 
 def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, capsys, monkeypatch):
     out, taken, step = tmp_path / "comparison", [], PrivateRun.step
-    command = ("--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "2", "--account-for-tuning")
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "2")
 
     def stopping(run: PrivateRun, batch: object) -> None:
         step(run, batch)
@@ -154,16 +151,14 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, ca
     told = capsys.readouterr().out
     assert "Stopped by Ctrl-C: 1 of 2 runs is complete" in told
     assert "in 3 of 6 steps" in told
-    assert told.split("All of them")[1][:40] in (out / "statement.txt").read_text()
+    assert "in 3 of 6 steps" in (out / "statement.txt").read_text()
     assert [run["status"] for run in results(out)["runs"]] == ["complete", "stopped"]
     assert compare(out, *command) == 0
     runs = results(out)["runs"]
     assert [(run["seed"], run["status"]) for run in runs] == [(0, "complete"), (1, "stopped"), (1, "complete")]
-    # The steps that were thrown away were released too: they stay in the composition.
-    events = [event(out, run) for run in runs]
-    assert [item.steps for item in events] == [6, 3, 6]  # type: ignore[attr-defined]
-    told_epsilon = results(out)["summary"]["tuning"]["together"]["epsilon"]["pld"]
-    assert told_epsilon == accounting.epsilon(accounting.Composed(tuple(events)), 1e-5, "pld")
+    # The steps that were thrown away were released too: their run stays in the count.
+    assert [statement(out, run).steps_taken for run in runs] == [6, 3, 6]
+    assert results(out)["summary"]["tuning"]["runs"] == 3
     capsys.readouterr()
     assert compare(out, *command, "--overwrite") == 0
     assert len(results(out)["runs"]) == 2
@@ -171,7 +166,7 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, ca
 
 def test_a_run_that_never_ended_counts_what_its_folder_states(tmp_path, capsys, monkeypatch):
     out, step, taken = tmp_path / "comparison", PrivateRun.step, []
-    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1", "--account-for-tuning")
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1")
 
     def dies(run: PrivateRun, batch: object) -> None:
         if len(taken) == 2:
@@ -184,14 +179,11 @@ def test_a_run_that_never_ended_counts_what_its_folder_states(tmp_path, capsys, 
         assert compare(out, *command) == 2
     assert [run["status"] for run in results(out)["runs"]] == ["under way"]
     # It says so before the steps are taken: all of the epoch, of which two were.
-    killed = event(out, results(out)["runs"][0])
-    assert killed.steps == 6  # type: ignore[attr-defined]
+    assert statement(out, results(out)["runs"][0]).steps_taken == 6
     assert compare(out, *command) == 0
     runs = results(out)["runs"]
     assert [run["status"] for run in runs] == ["stopped", "complete"]
-    whole = accounting.Composed((killed, event(out, runs[1])))
-    together = results(out)["summary"]["tuning"]["together"]["epsilon"]["pld"]
-    assert together == accounting.epsilon(whole, 1e-5, "pld")
+    assert results(out)["summary"]["tuning"]["runs"] == 2
     # A folder that is gone cannot be counted, and is not left out.
     shutil.rmtree(out / runs[0]["folder"])
     capsys.readouterr()
@@ -214,51 +206,24 @@ def test_a_run_that_never_began_spent_nothing(tmp_path, capsys, monkeypatch):
     assert left["summary"]["tuning"]["runs"] == 1
 
 
-RUN = accounting.PoissonSampledGaussian(0.05, 2.0, 100)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "before", "order"),
-    [
-        (accounting.epsilon(RUN, 1e-5) * 1.001, 0, None),  # the first run takes all, and nothing can follow
-        (accounting.epsilon(RUN, 1e-5) * 0.999, 0, None),
-        (3.0, 0, None),
-        (3.0, 0, 8.0),
-        (3.0, 1, None),
-        (3.0, 2, None),
-        (accounting.epsilon(RUN, 1e-5) * 1.001, 1, None),
-    ],
-)
-def test_how_many_runs_fit_is_what_the_ledger_grants(tmp_path, epsilon: float, before: int, order: float | None):
-    ledger = Ledger.create(tmp_path / "people.ledger", budget=(epsilon, 1e-5), order=order)
-    for _ in range(before):
-        ledger.charge(RUN, name="before")
-    told = whole_runs(ledger, [RUN] * 12)
-    granted = 0
-    try:
-        for _ in range(12):
-            ledger.charge(RUN, name="one")
-            granted += 1
-    except BudgetError:
-        pass
-    assert told == granted < 12
-    assert whole_runs(ledger, []) == 0
-
-
-def test_nothing_is_left_by_a_plan_that_keeps_the_budget_and_ended_early(tmp_path):
-    steps = accounting.calibrate("steps", 3.0, 1e-5, lambda n: accounting.PoissonSampledGaussian(0.05, 2.0, n))
-    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5))
-    run = ledger.begin(
-        name="whole",
-        adjacency="add-remove",
-        steps=steps,
-        event_after=lambda taken, _left: accounting.PoissonSampledGaussian(0.05, 2.0, taken),
-        description=None,
-        key_digest="",
-    )
-    run.reserve(0)
-    run.close(1)
-    assert whole_runs(ledger, [accounting.Gaussian(100.0)]) == 0
+def test_whether_the_budget_pays_is_what_the_ledger_grants(tmp_path):
+    run = accounting.PoissonSampledGaussian(0.05, 2.0, 100)
+    one = accounting.epsilon(run, 1e-5)
+    for epsilon, paid in ((1.001 * one, True), (0.999 * one, False)):
+        assert pays_for(Ledger.create(tmp_path / str(epsilon), budget=(epsilon, 1e-5)), [run]) is paid
+    ledger, count = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5)), 0
+    ledger.charge(run, name="before")
+    while pays_for(ledger, [run] * (count + 1)):
+        count += 1
+    assert count > 1
+    for _ in range(count):
+        assert pays_for(ledger, [run])
+        ledger.charge(run, name="one")
+    assert not pays_for(ledger, [run])
+    with pytest.raises(BudgetError):
+        ledger.charge(run, name="one too many")
+    assert pays_for(ledger, [])
+    assert pays_for(None, [run])
 
 
 def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys):
@@ -276,8 +241,8 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     assert [run.releases for run in Ledger.open(file).runs()] == [6] * complete
     (at,) = (at for at, line in enumerate(told) if "remark" in line)
     assert told[at] == (
-        f"remark: the ledger's budget pays for {complete} of the 6 runs to come, made one after the other; the "
-        "comparison stops before the first that it does not pay for, and keeps those before it"
+        "remark: the ledger's budget may not pay for all of the 6 runs to come; the comparison stops before the first "
+        "that it does not pay for, and keeps those before it"
     )
     assert "held-out accuracy" in told[at + 1]
     assert f"{min(complete, 3)} of 3 " in printed.out or complete == 3
@@ -292,7 +257,7 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     # What is complete is kept, and counted no more.
     capsys.readouterr()
     assert compare(out, *command) == 3
-    assert f"pays for none of the {6 - complete} runs to come" in capsys.readouterr().err
+    assert f"may not pay for all of the {6 - complete} runs to come" in capsys.readouterr().err
     assert len(results(out)["runs"]) == complete
     Ledger.create(tmp_path / "other.ledger", budget=(9.0, 1e-5))
     one = ("--methods", "dp_sgd", "--epsilon", "1", "--seeds", "1", "--ledger", str(tmp_path / "other.ledger"))
@@ -337,51 +302,27 @@ def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, caps
         assert not out.exists()
 
 
-def test_a_payer_counts_runs_under_way_to_their_end(tmp_path):
-    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5))
-    ledger.charge(RUN, name="before")
-    left = whole_runs(ledger, [RUN] * 12)
-    payer = Payer(ledger)
-    assert left > 1
-    for number in range(left):
-        assert payer.pays_for(RUN)
-        payer.begin(f"run {number}", RUN)
-    assert not payer.pays_for(RUN)
-    # One that has begun to pay is counted once, and one that has ended as the ledger has it.
-    ledger.charge(accounting.PoissonSampledGaussian(0.05, 2.0, 10), name="run 0")
-    assert not payer.pays_for(RUN)
-    payer.end("run 0")
-    assert payer.pays_for(accounting.PoissonSampledGaussian(0.05, 2.0, 80))
-    assert Payer(Ledger.create(tmp_path / "free.ledger")).pays_for(RUN)
-
-
 @pytest.mark.slow
-def test_runs_side_by_side_stop_before_one_that_is_not_paid_for(tmp_path, capsys):
-    file, out = tmp_path / "people.ledger", tmp_path / "comparison"
-    Ledger.create(file, budget=(2.0, 1e-5)).charge(accounting.Gaussian(50.0), name="a count")
-    command = ("--methods", "dp_sgd", "--epsilon", "0.9", "--seeds", "6", "--jobs", "2", "--ledger", str(file))
-    assert compare(out, *command) == 3
-    told = results(out)["runs"]
-    assert 0 < len(told) < 6
-    assert {run["status"] for run in told} == {"complete"}
-    assert "of 6 " in capsys.readouterr().out
-    assert main(["verify", str(out)]) == 0
+def test_runs_side_by_side_are_charged_to_a_ledger_without_a_budget_only(tmp_path, capsys):
+    out = tmp_path / "comparison"
+    Ledger.create(tmp_path / "limited", budget=(2.0, 1e-5))
+    Ledger.create(tmp_path / "open")
+    command = ("--methods", "dp_sgd", "--epsilon", "0.9", "--seeds", "2", "--jobs", "2", "--ledger")
+    assert compare(out, *command, str(tmp_path / "limited")) == 2
+    assert "jobs=2: must be 1 with a ledger that has a budget" in capsys.readouterr().err
+    assert compare(out, *command, str(tmp_path / "open")) == 0
+    assert [run.releases for run in Ledger.open(tmp_path / "open").runs()] == [6, 6]
 
 
 @pytest.mark.slow
 def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
     out, begun = tmp_path / "comparison", []
 
-    class Counted(compare_runs.Worker):
-        def __init__(self) -> None:
-            super().__init__()
-            begun.append(self)
-
-    monkeypatch.setattr(compare_runs, "Worker", Counted)
+    start = SpawnProcess.start
+    monkeypatch.setattr(SpawnProcess, "start", lambda self: begun.append(start(self)))
     assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "5", "--jobs", "2") == 0
     runs = results(out)["runs"]
     assert sorted((run["seed"], run["status"]) for run in runs) == [(seed, "complete") for seed in range(5)]
-    assert len(json.loads((out / "timing.json").read_text())["seconds"]) == 5
     assert "5 of 5 runs" in capsys.readouterr().err
     assert len(begun) == 2  # a process imports torch once, not for each of its runs
     # Each run has weights of its own: nothing but the data is kept from one to the next.
@@ -390,15 +331,35 @@ def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_and_one_that_fails_are_told(tmp_path, monkeypatch):
-    process = compare_runs.Worker()
+def test_a_process_lives_on_after_a_run_that_failed(tmp_path):
     settings = Settings(epsilon=3.0, epochs=1, batch_size=256, data="npz", data_dir=str(tmp_path / "absent"))
-    process.begin(compare_runs.Task(settings, tmp_path / "run", None, "one"))
-    assert process.receive() == ("failed", f"data_dir='{tmp_path / 'absent'}': no such folder")
-    # It lives on, and makes the next run.
-    process.begin(compare_runs.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two"))
-    assert process.receive()[0] == "done"
-    process._process.kill()
-    process._process.join()
-    process.begin(compare_runs.Task(settings, tmp_path / "run", None, "three"))
-    assert process.receive() == ("died", "was ended by signal 9")
+    with compare_runs.workers(1, multiprocessing.get_context("spawn").Event()) as pool:
+        failed = pool.submit(compare_runs.make_run, compare_runs.Task(settings, tmp_path / "run", None, "one"))
+        assert str(failed.exception()) == f"data_dir='{tmp_path / 'absent'}': no such folder"
+        task = compare_runs.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two")
+        assert pool.submit(compare_runs.make_run, task).result() == ""
+        os.kill(pool.submit(os.getpid).result(), signal.SIGKILL)
+        record = compare_runs.Record(compare_runs.Run("disk", 1.0, FINAL, 0.5, 3), tmp_path)
+        with pytest.raises(DpcoreError, match="seed 3 failed: its process was ended; the same command"):
+            compare_runs._result(record, compare_runs._submitted(pool, task))
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_end_after_their_step(tmp_path, capsys, monkeypatch):
+    out, submitted = tmp_path / "comparison", []
+    submit = ProcessPoolExecutor.submit
+
+    def stopping(self: Any, *given: Any) -> Any:
+        submitted.append(submit(self, *given))
+        if len(submitted) == 2:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return submitted[-1]
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", stopping)
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "3", "--jobs", "2", "--epochs", "4")
+    assert compare(out, *command) == 130
+    assert len(submitted) == 2
+    assert "Stopped by Ctrl-C: 0 of 3 runs are complete" in capsys.readouterr().out
+    left = [run["status"] for run in results(out)["runs"]]
+    assert len(left) == 2
+    assert set(left) <= {"stopped", "ended before its first step"}

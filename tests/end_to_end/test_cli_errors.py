@@ -30,11 +30,10 @@ CASES = {
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --batch-size 3": "not both",
     "epsilon --sample-rate 2 --steps 3 --noise-multiplier 1 --delta 1e-5": "sample_rate=2.0",
     "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5": "give --sample-rate, or --dataset-size with --batch-size",
-    "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "give --epochs instead",
+    "epsilon --sampling fixed-order --steps 3 --noise-multiplier 1 --delta 1e-5": "dataset_size: give --dataset-size",
     f"calibrate {PLAN} --epsilon 0 --delta 1e-5": "target_epsilon=0.0: must be greater than 0",
     f"calibrate {PLAN} --epsilon 1e-9 --delta 1e-300": "no more private value is tried",
-    f"calibrate {PLAN} --epsilon 3 --delta 1e-5 --solve-for steps": "solve_for='steps': was given as an option already",
-    f"calibrate {PLAN} --epsilon 3": "exactly one of noise-multiplier, steps, sample-rate, batch-size, delta must",
+    f"calibrate {PLAN} --epsilon 3": "exactly one of noise-multiplier, steps, batch-size, delta must",
     "calibrate --epsilon 3 --delta 1e-5": "For the noise multiplier, give --steps or --epochs; --sample-rate, or",
     f"calibrate {PLAN} --epsilon 3 --delta 1e-400": "'1e-400' is too small to be told from 0",
     f"calibrate {PLAN} --delta 1e-5": "epsilon: give the target",
@@ -68,7 +67,6 @@ CASES |= {
     "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
     "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",
     "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out nix/x.png": "there is no folder nix",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --csv nix/x.csv": "nix/x.csv: No such file",
     "curve --statement nix.json": "there is no such file or folder",
 }
 LEDGER = [

@@ -55,17 +55,15 @@ def test_words_for_a_person(capsys: Any, tmp_path: Path):
     assert "root mean squared error of prefix sums over 32 steps at mu = 1: 1.89" in out
     assert "at most 0.00% above the best" in out
     assert strategies.load(tmp_path / "c.npz").steps == 32
-    shown = say(capsys, ["strategy", "show", str(tmp_path / "c.npz"), "--out", str(tmp_path / "c.png")]).out
+    shown = say(capsys, ["strategy", "show", str(tmp_path / "c.npz")]).out
     assert "dense, 32 steps" in shown
     assert "streams with rows drawn again, no vectors; 16.5 rows of noise and 264 bytes a step" in shown
     assert "above the best" in shown
-    assert (tmp_path / "c.png").stat().st_size > 10_000
-    table = say(capsys, ["strategy", "compare", "--steps", "64", "--out", str(tmp_path / "all.png")]).out
+    table = say(capsys, ["strategy", "compare", "--steps", "64"]).out
     names = [line.split()[0] for line in table.splitlines()[2:]]
     assert names[0] == "dense"
     assert names[-1] == "identity"
     assert "a ring of 31 vectors; 1 row of noise and 256 bytes a step" in table
-    assert (tmp_path / "all.png").stat().st_size > 10_000
     told = json.loads(say(capsys, ["strategy", "compare", "--steps", "32", "--kinds", "blt", "--json"]).out)
     assert told["errors"]["blt"]["state_vectors"] == 4
     streaming = {"how": "recurrence", "vectors": 4, "rows_drawn": 1.0, "bytes_moved": 64.0}

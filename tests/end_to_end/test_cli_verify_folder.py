@@ -169,7 +169,7 @@ def test_a_comparison_and_the_folders_of_its_runs(tmp_path, capsys):
     capsys.readouterr()
     printed = " ".join(say(capsys, ["verify", str(out)]).out.split())
     assert "statement.txt ok what the statements of these runs say" in printed
-    assert "comparison.png, config.json, results.json, table.txt, timing.json, runs/002-dp-sgd" in printed
+    assert "comparison.png, config.json, results.json, table.txt, runs/002-dp-sgd" in printed
     replaced(out / "statement.txt", "epsilon = 1", "epsilon = 0.1")
     assert "is not what statement.json and its runs say" in " ".join(say(capsys, ["verify", str(out)], 1).out.split())
     (out / "statement.txt").unlink()

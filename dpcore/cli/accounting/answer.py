@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -19,7 +19,6 @@ from dpcore import accounting, sampling
 from dpcore.accounting import (
     OPACUS_ASSUMPTIONS,
     Adjacency,
-    Composed,
     CyclicPoissonSampledGaussian,
     Event,
     Gaussian,
@@ -30,10 +29,10 @@ from dpcore.accounting.opacus import accountant_state
 from dpcore.accounting.phases import demand_phases
 from dpcore.cli.options import Json, count, flag, multiplier, name_or_file, one_of, option, real, takes
 from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line
-from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Remaining
 from dpcore.methods import memf
-from dpcore.plan.plan import Plan
+from dpcore.plan.plan import Plan, tightest
 from dpcore.sampling import Sampler
 from dpcore.spec.canonical import read_json_file
 from dpcore.spec.extras import needs
@@ -82,28 +81,17 @@ class EventOptions:
                 )
             if not 0 < self.sample_rate <= 1:
                 raise ArgumentError(f"sample_rate={self.sample_rate!r}: must be greater than 0 and at most 1")
-            if self.sampling in _A_NAME:
-                raise ArgumentError(
-                    f"sample_rate: {_A_NAME[self.sampling]} has none; give --epochs, or --dataset-size with "
-                    "--batch-size"
-                )
-            if self.sampling in ("fixed-size", "full-batch", "random-allocation"):
-                raise ArgumentError(f"sample_rate: is not for --sampling {self.sampling}; {_SIZES[self.sampling]}")
+            if self.sampling not in ("poisson", "truncated-poisson", "cyclic-poisson"):
+                raise ArgumentError(f"sample_rate: is not for --sampling {self.sampling}; {self._sizes}")
         for name, kind in {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}.items():
             if getattr(self, name) is not None and self.sampling != kind:
                 option = name.replace("_", "-")
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: --{option} is only for --sampling {kind}")
 
-    def with_(self, name: str, value: Any) -> EventOptions:
-        """Return the plan with one setting more; `name` is that of the option, without the dashes before it."""
-        return replace(self, **{name.replace("-", "_"): value})
-
-    def after(self, steps: int) -> EventOptions:
-        """Return the same plan with so many steps."""
-        if self.sampling in _A_NAME and self.dataset_size is None:
-            # Without sizes a step is an epoch.
-            return replace(self, epochs=float(steps), steps=None)
-        return replace(self, steps=steps, epochs=None)
+    @property
+    def _sizes(self) -> str:
+        """What is to be given beside the sampling."""
+        return _SIZES.get(self.sampling, "give --dataset-size and --batch-size")
 
     def event(self) -> Event:
         """Return what is released; ArgumentError says which option is missing, or contradicts another."""
@@ -121,35 +109,30 @@ class EventOptions:
             return event
         if sampler is not None:
             return sampler.event(sigma, self.steps_in_all)
-        if self.sample_rate is not None:
-            # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
-            if self.groups is None:
-                return PoissonSampledGaussian(self.sample_rate, sigma, self.steps_in_all)
-            return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, sigma, 1.0, self.steps_in_all)
-        if self.sampling in _A_NAME and self.epochs is None:
-            name = _A_NAME[self.sampling]
-            raise ArgumentError(f"steps: for {name} give --epochs instead, or add --dataset-size and --batch-size")
-        return Gaussian(sigma, self.steps_in_all, Adjacency.ZERO_OUT)
+        if self.sample_rate is None:
+            return Gaussian(sigma, self.steps_in_all, Adjacency.ZERO_OUT)
+        # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
+        if self.groups is None:
+            return PoissonSampledGaussian(self.sample_rate, sigma, self.steps_in_all)
+        return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, sigma, 1.0, self.steps_in_all)
 
     @property
     def words(self) -> str:
         """The same for a person."""
         sampler, total, said = self.sampler(), self.steps_in_all, _WORDS[self.sampling]
-        if self.sampling in _A_NAME:
-            used = getattr(sampler, "participations", int)(total)
-            whole = f"each example in {used:,} of {counted(total, 'step')}"
-            said = f"{said}, {counted(total, 'epoch') if sampler is None else whole}"
-        else:
-            rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
-            said += "" if rate is None else f" at rate {rate:.6g}"
-            if self.sampling == "truncated-poisson":
-                said += f" cut off at {getattr(sampler, 'max_batch_size', None):,} examples"
-            if self.sampling == "fixed-size":
-                said += f" of {self.batch_size:,} of {self.dataset_size:,} examples"
-            if self.groups is not None:
-                said += f" in {counted(self.groups, 'group')}"
-            said += f", {counted(total, 'step')}"
-        return said if self.strategy is None else f"{said}, noise correlated by {self.strategy}"
+        rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
+        said += "" if rate is None else f" at rate {rate:.6g}"
+        if self.sampling == "truncated-poisson":
+            said += f" cut off at {getattr(sampler, 'max_batch_size', None):,} examples"
+        if self.sampling == "fixed-size":
+            said += f" of {self.batch_size:,} of {self.dataset_size:,} examples"
+        if self.groups is not None:
+            said += f" in {counted(self.groups, 'group')}"
+        taken = counted(total, "step")
+        if self.sampling in ("fixed-order", "shuffled"):
+            taken = f"each example in {getattr(sampler, 'participations', int)(total):,} of {taken}"
+        correlated = "" if self.strategy is None else f", noise correlated by {self.strategy}"
+        return f"{said}, {taken}{correlated}"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -165,17 +148,17 @@ class EventOptions:
         return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * self.steps_per_epoch)
 
     def sampler(self) -> Sampler | None:
-        """Return the sampler of the sizes; None where rates or epochs are given without them."""
+        """Return the sampler of the sizes; None where a rate is given without them, and under full batches."""
         size, batch, rate = self.dataset_size, self.batch_size, self.sample_rate
         if self.sampling == "cyclic-poisson" and self.groups is None:
             raise ArgumentError("groups: give --groups, the number of groups that take turns")
-        if self.sampling == "full-batch" or (self.sampling in _A_NAME and None in (size, batch)):
+        if self.sampling == "full-batch":
             return None
         if rate is not None and (self.sampling == "cyclic-poisson" or (self.sampling == "poisson" and size is None)):
             return None
         if size is None or (batch is None and rate is None):
-            name = "dataset_size" if self.sampling == "truncated-poisson" else "sample_rate"
-            raise ArgumentError(f"{name}: {_SIZES[self.sampling]}")
+            name = "sample_rate" if self.sampling in ("poisson", "cyclic-poisson") else "dataset_size"
+            raise ArgumentError(f"{name}: {self._sizes}")
         return sampling.sampler(
             self.sampling,
             dataset_size=size,
@@ -193,7 +176,6 @@ def _correlated(strategy: str, sampler: Any, steps: int) -> Event:
     return Plan(memf(lr=1.0, strategy=chosen, noise_multiplier=1.0), sampler, steps).event
 
 
-_A_NAME = {"fixed-order": "a fixed order", "shuffled": "a shuffled order"}
 _WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling", "fixed-size": "uniform subsets",
     "fixed-order": "a fixed order of batches", "shuffled": "a fresh order every epoch (no amplification)",
     "cyclic-poisson": "cyclic Poisson sampling", "random-allocation": "one random batch of every epoch",
@@ -201,15 +183,9 @@ _WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling"
 _SIZES = {
     "poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",
-    "fixed-size": "give --dataset-size and --batch-size",
     "cyclic-poisson": "give --sample-rate, or --dataset-size with --batch-size",
-    "random-allocation": "give --dataset-size and --batch-size",
     "full-batch": "give --steps",
 }
-
-
-Opacus = Annotated[Path | None, option(Path, "FILE",
-    "What a run of Opacus cost: its checkpoint, or its accountant's state_dict() as JSON; no plan then.")]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -254,57 +230,56 @@ def asked(file: Path | None, given: Mapping[str, Any]) -> EventOptions | OpacusH
 
 def history(file: Path) -> OpacusHistory:
     """Return the run in a file."""
-    with file.open("rb") as opened:
-        is_json = opened.read(1) in (b"{", b"[", b" ", b"\n", b"\t", b"\r")
     try:
-        if is_json:
-            try:
-                state = accountant_state(read_json_file(file))
-            except ArgumentError:
-                raise
-            except ValueError as cause:
-                raise DataError(f"{file}: is not JSON ({cause})") from cause
-        else:
-            try:
-                from dpcore.torch.opacus import read_opacus_checkpoint
-            except ImportError as cause:
-                raise DataError(
-                    f"{file}: {needs('reading a checkpoint', 'torch')}; a JSON file with the accountant's state_dict() "
-                    "is read without"
-                ) from cause
-            state = read_opacus_checkpoint(file)
+        state = _state(file)
         event = from_opacus(state)
         demand_phases(event)  # counts that add up beyond float64 are refused here, with the file's name
-        return OpacusHistory(str(state.get("mechanism")), event)
     except (ArgumentError, ArgumentTypeError) as cause:
         raise DataError(f"{file}: {str(cause).removeprefix('state: ')}") from cause
+    return OpacusHistory(str(state.get("mechanism")), event)
+
+
+def _state(file: Path) -> Mapping[str, Any]:
+    """Return the state of Opacus's accountant in a checkpoint or a JSON file."""
+    with file.open("rb") as opened:
+        is_json = opened.read(1) in (b"{", b"[", b" ", b"\n", b"\t", b"\r")
+    if is_json:
+        try:
+            content = read_json_file(file)
+        except ValueError as cause:
+            raise DataError(f"{file}: is not JSON ({cause})") from cause
+        return accountant_state(content)
+    try:
+        from dpcore.torch.opacus import read_opacus_checkpoint
+    except ImportError as cause:
+        more = "a JSON file with the accountant's state_dict() is read without"
+        raise DataError(f"{file}: {needs('reading a checkpoint', 'torch')}; {more}") from cause
+    return read_opacus_checkpoint(file)
 
 
 _Bound = Callable[[Event, float, str], float]
 
 Accountant = Annotated[str | None, option(one_of(accounting.available_accountants), "NAME",
     "The accountant; the tightest that covers it if not given.")]  # fmt: skip
-AllAccountants = Annotated[bool, flag("--all", "Also show what every other accountant says.")]
 
 
-def accounts(where: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a command take the options of a plan, and say what it computes if that takes long.
+@dataclass(frozen=True)
+class AnswerOptions(EventOptions):
+    """The options of ``epsilon`` and ``delta``: those of a plan, and how to answer."""
 
-    `where` says what makes one bound into many, as ", at every point of the curve".
-    """
+    accountant: Accountant = None
+    # fmt: off
+    opacus: Annotated[Path | None, option(Path, "FILE",
+        "A run of Opacus, not a plan: its checkpoint, or its accountant's state_dict() as JSON.")] = None
+    # fmt: on
+    show_all: Annotated[bool, flag("--all", "Also show what every other accountant says.")] = False
+    as_json: Json = False
 
-    def changed(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def told(*args: Any, **given: Any) -> Any:
-            steps = given.get("steps")
-            whose = "a plan" if steps is None else counted(steps, "step")
-            whose = "what Opacus recorded" if given.get("opacus") else whose
-            with told_if_slow(f"certified bounds on the privacy loss of {whose}{where}"):
-                return command(*args, **given)
 
-        return takes(EventOptions)(told)
-
-    return changed
+def accounts(table: type = EventOptions) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a command take the options of a plan, and say that it computes if that takes long."""
+    slow = told_if_slow("certified bounds on the privacy loss")
+    return lambda command: takes(table)(slow(command))
 
 
 def bounds_of(
@@ -362,41 +337,21 @@ def described(event: Event) -> dict[str, Any]:
     return {"adjacency": str(event.adjacency), "event": event.to_dict()}
 
 
-@accounts()
-def epsilon(
-    delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")],
-    accountant: Accountant = None,
-    opacus: Opacus = None,
-    show_all: AllAccountants = False,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
+@accounts(AnswerOptions)
+def epsilon(delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")], **given: Any) -> None:
     """Say what epsilon a noise multiplier gives."""
-    _answer("epsilon", "delta", delta, accountant, opacus, show_all, as_json, given)
+    _answer("epsilon", "delta", delta, **given)
 
 
-@accounts()
-def delta(
-    epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")],
-    accountant: Accountant = None,
-    opacus: Opacus = None,
-    show_all: AllAccountants = False,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
+@accounts(AnswerOptions)
+def delta(epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")], **given: Any) -> None:
     """Say what delta a plan has at an epsilon."""
-    _answer("delta", "epsilon", epsilon, accountant, opacus, show_all, as_json, given)
+    _answer("delta", "epsilon", epsilon, **given)
 
 
 def _answer(
-    wanted: str,
-    other: str,
-    at: float,
-    accountant: str | None,
-    opacus: Path | None,
-    show_all: bool,
-    as_json: bool,
-    given: dict[str, Any],
+    wanted: str, other: str, at: float, *, accountant: str | None, opacus: Path | None, show_all: bool, as_json: bool,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Write the bound on one of the two at a value of the other, the certified interval, and it by accountant."""
     plan = asked(opacus, given)
@@ -437,39 +392,41 @@ def _answer(
             write_line("\n".join(wrap(one, 80, initial_indent="  - ", subsequent_indent="    ")))
 
 
-UNKNOWNS = ("noise-multiplier", "steps", "sample-rate", "batch-size", "delta")
-
-
-@accounts(", for one trial value after another")
+@accounts()
 def calibrate(
     epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
-    solve_for: Annotated[str | None, option(one_of(UNKNOWNS), "NAME",
-        f"What is unknown: {', '.join(UNKNOWNS)}. Or leave it out.")] = None,
     ledger: Annotated[Path | None, typer.Option(metavar="FILE",
-        help="What this ledger leaves: the target is for its runs and this one together.")] = None,
+        help="Instead of a target: what the rest of this ledger's budget pays for.")] = None,
     accountant: Accountant = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
     """Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out."""
-    plan = EventOptions(**given)
-    spent = None if ledger is None else Spent.of(ledger)
-    if spent is not None:
-        epsilon, delta = spent.target(epsilon, delta)
-    unknown = _unknown(plan, delta, solve_for)
+    plan, opened = EventOptions(**given), None if ledger is None else Ledger.open(ledger, read_only=True)
+    if opened is not None:
+        if epsilon is not None or delta is not None:
+            raise ArgumentError(f"--ledger {ledger}: has the target, its budget; leave out --epsilon and --delta")
+        opened.remaining()  # says so where there is no budget
+        epsilon, delta = opened.budget or (None, None)
+    unknown = _unknown(plan, delta)
     if epsilon is None:
         raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon says what a complete plan costs")
     if unknown == "delta":
-        event = _together(spent, plan.event())
+        event = plan.event()
         name, bounds = bounds_of(accounting.delta, event, epsilon, accountant)
         value: float = bounds[name]
         known, reached, delta = plan, epsilon, value
     else:
         assert delta is not None
-        value, name = _solve(plan, unknown, epsilon, delta, accountant, spent)
-        known = plan.with_(unknown, value)
-        event = _together(spent, known.event())
+        setting, size = unknown.replace("-", "_"), plan.dataset_size or 1
+        make_event: Callable[[Any], Event] = lambda found: replace(plan, **{setting: found}).event()  # noqa: E731
+        value, name = tightest(setting, epsilon, delta, make_event, 1, accountant, size)
+        if opened is not None:
+            value = _paid(opened.remaining(), unknown, value, make_event)
+        settings: Any = {setting: value}
+        known = replace(plan, **settings)
+        event = known.event()
         reached = accounting.epsilon(event, delta, name)
     if value == 0 and unknown != "delta":
         raise PrivacyError(
@@ -477,182 +434,57 @@ def calibrate(
             "(--noise-multiplier) is needed, or a larger epsilon"
         )
     remark = remark_on_delta(delta, plan, event) if 0 < delta < 1 else None
-
-    def make_event(found: Any) -> Event:
-        return (plan if unknown == "delta" else plan.with_(unknown, found)).event()
-
-    granted = None if spent is None else spent.pays_for(unknown, value, make_event)
     told = {unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
         "target_epsilon": epsilon, "delta": delta, "accountant": name, **described(event),
-        **({} if spent is None else {"ledger": spent.to_dict(granted)}),
+        **({} if opened is None else {"ledger": opened.ledger_id}),
         **({} if remark is None else {"remark": remark})}  # fmt: skip
-    said, epochs, epoch = sentence(name, known, event), list[str](), known.steps_per_epoch
+    lines = [f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}"]
+    at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
+    lines.append(f"gives epsilon = {format_epsilon(reached)} at delta = {at}{'' if opened is None else ' by itself'}")
+    said, epoch = sentence(name, known, event), known.steps_per_epoch
+    lines.append(said.rpartition(", noise")[0] if unknown == "noise-multiplier" else said)
     if unknown == "steps" and epoch > 1:
         whole, more = divmod(int(value), epoch)
         rest = f", and {more:,} more" if more else ""
-        epochs = [f"{counted(int(value), 'step')}: {counted(whole, 'epoch')} of {epoch:,} steps{rest}"]
-    at = _safe(unknown, value) if unknown == "delta" else format_number(delta)
-    write_answer(
-        as_json,
-        told,
-        f"{unknown.replace('-', ' ')} = {_safe(unknown, value)}",
-        f"gives epsilon = {format_epsilon(reached)} at delta = {at}",
-        said.rpartition(", noise")[0] if unknown == "noise-multiplier" else said,
-        *epochs,
-        *(() if spent is None else spent.words(unknown, value, granted)),
-    )
+        lines.append(f"{counted(int(value), 'step')}: {counted(whole, 'epoch')} of {epoch:,} steps{rest}")
+    if opened is not None:
+        lines.append(f"which what is left of the ledger {opened.name or opened.path.name} pays for as a whole")
+    write_answer(as_json, told, *lines)
 
 
-def _unknown(plan: EventOptions, delta: float | None, asked: str | None) -> str:
-    """Return the one thing that was left out; with --solve-for, see that it was, and nothing else."""
-    rateless = plan.sampling == "full-batch" or (
-        plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None
-    )
-    size = "sample-rate" if plan.dataset_size is None else "batch-size"
+def _paid(left: Remaining, unknown: str, alone: float, make_event: Callable[[Any], Event]) -> float:
+    """Return what a ledger pays for; `alone` is what its whole budget would pay for."""
+    if unknown not in ("noise-multiplier", "steps"):
+        raise ArgumentError(f"--ledger: answers for the noise multiplier or the steps, not for the {unknown}")
+    if left.fits(make_event(alone)):
+        return alone
+    return left.steps(make_event, int(alone)) if unknown == "steps" else left.noise_multiplier(make_event)
+
+
+def _unknown(plan: EventOptions, delta: float | None) -> str:
+    """Return the one thing that was left out."""
     left_out = {
         "noise-multiplier": plan.noise_multiplier is None,
         "steps": plan.steps is None and plan.epochs is None,
-        size: plan.sample_rate is None and plan.batch_size is None and not rateless,
+        "batch-size": plan.sample_rate is None and plan.batch_size is None and plan.sampling != "full-batch",
         "delta": delta is None,
     }
-    open_ = [name for name, missing in left_out.items() if missing]
-    if asked == "batch-size" and "sample-rate" in open_:
-        raise ArgumentError("dataset_size: give --dataset-size, or solve for the sample-rate")
-    if asked == "sample-rate" and "batch-size" in open_ and plan.sampling == "poisson":
-        open_[open_.index("batch-size")] = asked
-    if asked is not None and asked not in open_:
-        raise ArgumentError(f"solve_for={asked!r}: was given as an option already; leave that option out")
-    if len(open_) != 1:
-        needed = f"solve_for: exactly one of {', '.join(UNKNOWNS)} must be left out, and "
-        if not open_:
-            raise ArgumentError(f"{needed}none is; dpcore epsilon says what a complete plan costs")
-        give = {"steps": "--steps or --epochs", "sample-rate": "--sample-rate, or --dataset-size with --batch-size"}
-        # Most people look for the noise; without it among them, for the first.
-        rest = "; ".join(give.get(name, f"--{name}") for name in open_[1:])
-        raise ArgumentError(f"{needed}these are: {', '.join(open_)}. For the {open_[0].replace('-', ' ')}, give {rest}")
-    if open_ == ["sample-rate"] and plan.sampling not in ("poisson", "truncated-poisson"):
-        raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
-    if open_ == ["sample-rate"] and plan.epochs is not None and plan.dataset_size is None:
-        raise ArgumentError("epochs: give --steps to look for a sample rate; an epoch has 1/rate steps")
-    return open_[0]
-
-
-def _solve(
-    plan: EventOptions, unknown: str, epsilon: float, delta: float, accountant: str | None, spent: Spent | None
-) -> tuple[float, str]:
-    """Return the value and the accountant that allows most: each epsilon is an upper bound."""
-    before = None if spent is None else spent.event
-    probe = {"noise-multiplier": 1.0, "steps": 1, "sample-rate": 0.01, "batch-size": 1}[unknown]
-
-    def make_event(value: Any) -> Event:
-        return plan.with_(unknown, value).event()
-
-    names = [accountant] if accountant else accounting.accountants_for(_together(spent, make_event(probe)))
-    found: list[tuple[float, str]] = []
-    refusals: list[Exception] = []
-    settings: Any = {"spent": before, "dataset_size": plan.dataset_size or 1}
-    for name in names or ["rdp"]:
-        try:
-            value = accounting.calibrate(unknown.replace("-", "_"), epsilon, delta, make_event, name, **settings)
-            found.append((value, name))
-        except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
-            refusals.append(refusal)
+    found = [name for name, missing in left_out.items() if missing]
+    needed = "exactly one of noise-multiplier, steps, batch-size, delta must be left out, and "
     if not found:
-        raise refusals[0]
-    # Of equal values the first, whose accountant comes first in a statement.
-    best = min if unknown == "noise-multiplier" else max
-    return best(found, key=lambda pair: pair[0])
-
-
-def _together(spent: Spent | None, event: Event) -> Event:
-    return event if spent is None else accounting.Composed((*spent.event.events, event))
+        raise ArgumentError(f"{needed}none is; dpcore epsilon says what a complete plan costs")
+    if len(found) > 1:
+        give = {"steps": "--steps or --epochs", "batch-size": "--sample-rate, or --dataset-size with --batch-size"}
+        # Most people look for the noise; without it among them, for the first.
+        rest = "; ".join(give.get(name, f"--{name}") for name in found[1:])
+        raise ArgumentError(f"{needed}these are: {', '.join(found)}. For the {found[0].replace('-', ' ')}, give {rest}")
+    if found == ["batch-size"] and plan.dataset_size is None:
+        raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
+    return found[0]
 
 
 def _safe(unknown: str, value: float) -> str:
     """Return the value so rounded that typing it in again keeps the target."""
     if unknown in ("steps", "batch-size"):
         return f"{int(value)}"
-    if unknown == "sample-rate":
-        return format_lower(value, digits=6)
     return format_epsilon(value, digits=6)
-
-
-@dataclass(frozen=True)
-class Spent:
-    """A ledger, and its runs as one event: all that they release at most.
-
-    `left` is what the budget leaves; None where there is no budget, or where nothing is left of it for another run.
-    """
-
-    ledger: Ledger
-    event: Composed
-    left: Remaining | None
-
-    @classmethod
-    def of(cls, path: Path) -> Spent:
-        """Read a ledger, without changing it; PrivacyError where one of its runs has no guarantee."""
-        ledger = Ledger.open(path, read_only=True)
-        runs = ledger.runs()
-        lost = [run.name for run in runs if run.event.adjacency is None and run.releases]
-        if lost:
-            raise PrivacyError(f"ledger: its run {lost[0]!r} has no guarantee, so that nothing is left for another one")
-        left = None if ledger.budget is None or ledger.total().alone else ledger.remaining()
-        return cls(ledger, Composed(tuple(run.event for run in runs)), left)
-
-    @property
-    def name(self) -> str:
-        """What the data set is called, or the file."""
-        return self.ledger.name or self.ledger.path.name
-
-    def target(self, epsilon: float | None, delta: float | None) -> tuple[float | None, float | None]:
-        """Return the target: as given, or where neither was, the ledger's budget."""
-        if epsilon is None and delta is None and self.ledger.budget is not None:
-            return self.ledger.budget
-        if epsilon is None:
-            raise ArgumentError("epsilon: give the target for all runs together, for the ledger has no budget")
-        return epsilon, delta
-
-    def pays_for(self, unknown: str, value: float, make_event: Callable[[Any], Event]) -> float | None:
-        """Return what the ledger itself pays for: the value that was found, another one, or None.
-
-        The value was found as if all runs had been fixed beforehand. What begins after a release may have been chosen
-        by looking at it, and the ledger holds it to its filter, which allows less. `make_event` makes the run's event
-        of a value of the `unknown`, which is written as an option.
-        """
-        if self.ledger.budget is None:
-            return value
-        if self.left is None:
-            return None
-        if self.left.fits(make_event(value)):
-            return value
-        if unknown == "steps":
-            return self.left.steps(make_event, int(value)) or None
-        if unknown == "noise-multiplier":
-            try:
-                return self.left.noise_multiplier(make_event)
-            except BudgetError:
-                return None
-        return None
-
-    def words(self, unknown: str, found: float, granted: float | None) -> list[str]:
-        """Return the same for a person, and what the value holds for."""
-        budget, ends = self.ledger.budget, ""
-        if budget is not None:
-            ends = f" (budget: epsilon = {format_epsilon(budget[0])} at delta = {format_number(budget[1])})"
-        held = f"the {counted(len(self.event.events), 'run')} of the ledger {self.name}{ends}"
-        first = f"together with {held}, as if all had been fixed beforehand"
-        if budget is None:
-            return [first, "it has no budget and stops nothing (dpcore ledger show)"]
-        if granted is None:
-            return [first, "the ledger does NOT pay for this run as a whole (dpcore ledger show)"]
-        if granted == found:
-            return [first, "the ledger pays for this run as a whole"]
-        less = f"asks for noise multiplier = {format_epsilon(granted, digits=6)}"
-        if unknown == "steps":
-            less = f"pays for {counted(int(granted), 'step')} only"
-        return [first, f"the ledger itself {less}: it covers runs that are chosen by looking at earlier ones, too"]
-
-    def to_dict(self, granted: float | None) -> dict[str, Any]:
-        """Return the same for JSON."""
-        runs, budget = len(self.event.events), self.ledger.budget
-        return {"ledger": self.name, "runs": runs, "budget": budget, "pays_for": granted}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +22,6 @@ from dpcore.cli.options import Json, one_of, option, picture, real
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.spec.whole_file import whole_file
 from dpcore.statement.text import format_epsilon, format_lower, format_number
 
 KINDS = ("delta", "trade-off", "steps")
@@ -50,10 +49,9 @@ class Subject:
     event_after: Callable[[int], Event]
     steps: int
     taken: int | None = None
-    unit: str = "steps"
 
 
-@answer.accounts(", at every point of the curve")
+@answer.accounts()
 def curve(
     kind: Annotated[str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps",
         help="Which curve.")] = "delta",
@@ -61,7 +59,6 @@ def curve(
         help="Of a stored statement or run folder, instead of the options of a plan.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
     out: Annotated[Path | None, option(picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")] = None,
-    table: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points there.")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
@@ -74,16 +71,13 @@ def curve(
     else:
         plan = EventOptions(**given)
         event = plan.event()
-        # Of an order that is known by its epochs alone a step is one of them.
-        epochs = plan.sampling in ("fixed-order", "shuffled") and plan.dataset_size is None
         subject = Subject(
             event,
             f"{plan.words}, noise multiplier {plan.noise_multiplier:g}",
             delta,
             plan.dataset_size or accounting.known_dataset_size(event),
-            lambda count: plan.after(count).event(),
+            lambda count: replace(plan, steps=count, epochs=None).event(),
             plan.steps_in_all,
-            unit="epochs" if epochs else "steps",
         )
     event = subject.event
     if "pld" not in accounting.accountants_for(event):
@@ -97,22 +91,14 @@ def curve(
     points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](subject)
     if out is not None:
         _draw(out, kind, points, subject)
-    if table is not None:
-        x, y = points.names
-        head = f"{x},{y} (lower),{y} (upper)"
-        with whole_file(table) as file:
-            file.write(
-                "".join(f"{line}\n" for line in (head, *(",".join(map(str, row)) for row in points.rows))).encode()
-            )
     if as_json:
         content = {"curve": kind, "x": points.names[0], "y": points.names[1], "points": points.rows, **points.beside,
             "adjacency": str(subject.event.adjacency), "event": subject.event.to_dict()}  # fmt: skip
         write_json(content)
         return
     _tell(kind, points, subject)
-    for path in (out, table):
-        if path is not None:
-            write_line(f"written: {path}")
+    if out is not None:
+        write_line(f"written: {out}")
 
 
 def _stated(path: Path, delta: float | None) -> Subject:
@@ -157,7 +143,7 @@ def _epsilons(subject: Subject) -> Points:
     counts = sorted({max(1, round(subject.steps * share**2)) for share in np.linspace(0, 1, many)})
     found = [accounting.epsilon_interval(subject.event_after(count), delta) for count in counts]
     ends = [item.lower for item in found], [item.upper for item in found]
-    return Points((subject.unit, "epsilon"), _rows(counts, *ends), {"delta": delta})
+    return Points(("steps", "epsilon"), _rows(counts, *ends), {"delta": delta})
 
 
 def _trade_off(subject: Subject) -> Points:

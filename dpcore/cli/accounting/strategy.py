@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, picture, real, takes
-from dpcore.cli.output import remarks, write_answer
-from dpcore.cli.plots import matrices_picture, strategies_picture
+from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, real, takes
+from dpcore.cli.output import told_if_slow, write_answer
 from dpcore.errors import ArgumentError
 from dpcore.stages import strategies
 from dpcore.stages.strategies import Strategy, Workload, workloads
-from dpcore.stages.strategies.search.matrices import Bracket
 from dpcore.stages.strategies.search.optimize import KINDS, WITH_BANDS
 from dpcore.statement.text import counted
 
@@ -73,6 +70,7 @@ class _Wanted:
     "optimize", example="dpcore strategy optimize --kind blt --workload prefix --steps 1024 --out blt.npz"
 )
 @takes(_Wanted)
+@told_if_slow("the strategy with the least error")
 def optimize_command(
     steps: _Steps,
     kind: Annotated[str, option(one_of(KINDS), "NAME", ", ".join(KINDS) + ".")] = "dense",
@@ -89,7 +87,7 @@ def optimize_command(
     """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
     found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
-        keep=not no_cache, told=None if as_json else _teller(),
+        keep=not no_cache,
         **({} if tolerance is None else {"tolerance": tolerance}))  # fmt: skip
     if out is not None:
         strategies.save(out, found.strategy)
@@ -104,19 +102,18 @@ def optimize_command(
             "finished": found.finished, "strategy": _described(found.strategy)},
         f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms",
         near,
-        f"found in {found.seconds:.2f} s{'' if found.finished else '; interrupted: the best so far'}",
+        f"found in {found.seconds:.2f} s",
         *([] if out is None else [f"kept in {out}; dpcore.strategies.load reads it"]),
     )  # fmt: skip
 
 
-@strategy.command("compare", example="dpcore strategy compare --steps 1024 --out strategies.png")
+@strategy.command("compare", example="dpcore strategy compare --steps 1024")
 @takes(_Wanted)
 def compare_command(
     steps: _Steps,
     bands: _Bands = None,
     buffers: _Buffers = None,
     kinds: Annotated[Any, option(names(KINDS), "A,B,...", "Of those that are searched for.")] = KINDS,
-    out: Annotated[Any, option(picture, "FILE", "Draw the errors beside the bound, and the noise over time.")] = None,
     no_cache: _NoCache = False,
     as_json: Json = False,
     **given: Any,
@@ -133,9 +130,6 @@ def compare_command(
         found[name] = chosen, strategies.error_of(chosen, wanted, epochs)
     bound = strategies.lower_bound(wanted, epochs=epochs)
     title = f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
-    if out is not None:
-        noise = {name: chosen.inverse_row_norms(steps) for name, (chosen, _) in found.items()}
-        strategies_picture(out, {name: error for name, (_, error) in found.items()}, bound, noise, title=title)
     costs = {name: strategies.streaming_cost(chosen, steps) for name, (chosen, _) in found.items()}
     write_answer(
         as_json,
@@ -149,12 +143,11 @@ def compare_command(
     )  # fmt: skip
 
 
-@strategy.command("show", example="dpcore strategy show blt.npz --steps 1024 --out blt.png")
+@strategy.command("show", example="dpcore strategy show blt.npz --steps 1024")
 @takes(_Wanted)
 def show_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Of dpcore strategy optimize, or with a matrix.")],
     steps: Annotated[Any, option(count, "N", "Of the run; all that the strategy has if left out.")] = None,
-    out: Annotated[Any, option(picture, "FILE", "Draw C and its inverse.")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -167,8 +160,6 @@ def show_command(
     strategies.check_steps(chosen, length)
     error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
     cost, title = strategies.streaming_cost(chosen, length), f"{chosen.describe()['kind']}, {counted(length, 'step')}"
-    if out is not None:
-        matrices_picture(out, chosen.matrix(length), title=title)
     write_answer(
         as_json,
         {"strategy": _described(chosen), "steps": length, "workload": wanted.name, "epochs": epochs,
@@ -218,15 +209,3 @@ def recommend_command(
 def _described(chosen: Strategy) -> dict[str, Any]:
     """Return what a strategy says of itself, without long lists."""
     return {k: v for k, v in chosen.describe().items() if not isinstance(v, list) or len(v) <= 64}
-
-
-def _teller() -> Any:
-    console, begun, last = remarks(), time.monotonic(), [0.0]
-
-    def told(bracket: Bracket) -> None:
-        passed = time.monotonic() - begun
-        if passed - last[0] >= 2:
-            last[0] = passed
-            console.print(f"{passed:.0f} s: error within {bracket.gap:.2e} of the least; Ctrl-C keeps the best so far")
-
-    return told

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from dpcore import accounting
@@ -19,7 +18,6 @@ from dpcore.cli.compare.runs import (
     Comparison,
     Contestant,
     Log,
-    Plans,
     Record,
     check_plans,
     described,
@@ -31,18 +29,17 @@ from dpcore.cli.compare.runs import (
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
 from dpcore.cli.options import Json, count, flag, names, option, parsers, real, reals, takes
-from dpcore.cli.output import remark, remarks, results, write_json, write_line
+from dpcore.cli.output import remark, remarks, write_json, write_line, write_table
 from dpcore.cli.plots import Curves, by_epsilon
 from dpcore.cli.train import train
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.cli.train.settings import DATA, METHOD, PRIVACY, RUN, Settings
 from dpcore.cli.train.train import BUDGET_STATUS, LedgerFile
-from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError
+from dpcore.ledger import Ledger
 from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
-from dpcore.statement.text import counted, format_epsilon, format_number
-
-_WIDTH_OF_FILES = 120
+from dpcore.statement.text import counted, format_number
 
 
 def run_comparison(
@@ -55,23 +52,22 @@ def run_comparison(
     dataset = load(shared.data, shared.data_dir)
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
+    if jobs > 1 and ledger is not None and Ledger.open(ledger).budget is not None:
+        raise ArgumentError(f"jobs={jobs}: must be 1 with a ledger that has a budget, which is asked before each run")
     console = remarks()
     remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"planned: {counted(comparison.total, 'run')}")
     plans = preview(comparison, dataset, ledger)
     paying = None if ledger is None else runs.ledger_for(ledger, [plan.event for plan in plans.values()])
-    payer = None if paying is None else runs.Payer(paying)
-    _announce(comparison, plans, console)
     log = Log.open(out, comparison, ledger, overwrite=overwrite)
     with locked(out), deferred() as interruption:
         if complete := len(log.complete()):
             console.print(f"{complete} of {counted(comparison.total, 'run')} were made before and are kept.")
         ahead = events_of(plans, comparison.ahead(log.accuracies()))
-        if paying is not None and (paid := runs.whole_runs(paying, ahead)) < len(ahead):
+        if not runs.pays_for(paying, ahead):
             remark(
-                f"the ledger's budget pays for {paid or 'none'} of the {counted(len(ahead), 'run')} to come, made one "
-                "after the other; the comparison stops before the first that it does not pay for, and keeps those "
-                "before it"
+                f"the ledger's budget may not pay for all of the {counted(len(ahead), 'run')} to come; the comparison "
+                "stops before the first that it does not pay for, and keeps those before it"
             )
         try:
             with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -83,10 +79,10 @@ def run_comparison(
                     if record.status == COMPLETE:
                         console.print(
                             f"{made} of {counted(comparison.total, 'run')}: {described(record.run)}: held-out accuracy "
-                            f"{100 * record.accuracy[-1]:.2f}%, {record.seconds or 0:.1f} s"
+                            f"{100 * record.accuracy[-1]:.2f}%"
                         )
 
-                make_runs(log, dataset, jobs, interruption, plans, payer, tell)
+                make_runs(log, dataset, jobs, interruption, plans, paying, tell)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
@@ -106,20 +102,6 @@ def run_comparison(
     return 0
 
 
-def _announce(comparison: Comparison, plans: Plans, console: Console) -> None:
-    """Say, where asked, what all runs cost together; refuse where nobody can say."""
-    if not comparison.account_for_tuning:
-        return
-    whole = report.together(events_of(plans, comparison.ahead({})), comparison.shared.delta)
-    if not whole:
-        raise PrivacyError(
-            "account_for_tuning=True: no accountant covers all runs together (they have different neighbors, or plans "
-            "of different kinds); leave the option away, or compare methods with the same sampling"
-        )
-    stated = f"epsilon = {format_epsilon(min(whole.values()))} at delta = {format_number(comparison.shared.delta)}"
-    console.print(f"All of them together will spend {stated}.")
-
-
 def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said: str = "") -> None:
     """Write the files of a comparison at its end, and show them; `by` is what ended it early, and `said` says so."""
     comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log)
@@ -135,18 +117,16 @@ def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said:
     folders = {name: str(row.first.path.relative_to(folder)) for name, row in named.items()}
     log.folder.write_json("statement.json", {"tuning": tuned, "run_folders": folders})
     if not by:
-        file = StringIO()
-        Console(file=file, width=_WIDTH_OF_FILES, highlight=False).print(report.table(comparison, made, seconds=False))
-        log.folder.write("table.txt", "\n".join([file.getvalue().rstrip(), "", verdict, "", *lines, ""]).encode())
+        write_table(**report.table(comparison, made), file=(table := StringIO()))
+        log.folder.write("table.txt", "\n".join([table.getvalue(), verdict, "", *lines, ""]).encode())
         _draw(log, made)
     if as_json:
         told = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
-        seconds = {} if by else {"seconds_per_run": [round(row.seconds, 3) for row in made]}
-        settings = comparison.to_dict()
-        write_json({**told, "folder": str(folder), "settings": settings, **(log.summary or {}), **seconds})
+        write_json({**told, "folder": str(folder), "settings": comparison.to_dict(), **(log.summary or {})})
         return
     if made:
-        results(_WIDTH_OF_FILES).print(report.table(comparison, made, seconds=True))
+        write_table(**report.table(comparison, made))
+        write_line()
     for line in (verdict, *(["", *lines] if lines else [])):
         write_line(line)
     picture = "" if by else f"Picture: {folder / 'comparison.png'}   "
@@ -178,15 +158,11 @@ def compare(
     methods: Annotated[Any, option(names(METHODS), "M1,M2,...",
         "Methods, all with the options given here; for settings of their own see --config.", METHOD)] = None,
     epsilon: Annotated[Any, option(reals, "E1,E2,...", "Targets; each run is calibrated to one.", PRIVACY)] = None,
-    account_for_tuning: Annotated[bool, flag("--account-for-tuning",
-        "Also state epsilon of all runs together, search included.", PRIVACY)] = False,
     ledger: LedgerFile = None,
     lr: Annotated[Any, option(reals, "R1,R2,...",
         "Learning rates; of several each contestant takes its best by held-out accuracy.", METHOD)] = None,
     seeds: Annotated[int, option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,
     search_seeds: Annotated[int, option(count, "N", "Runs of each learning rate, other seeds.", RUN)] = 1,
-    search_epochs: Annotated[int | None, option(count, "N", "Epochs of a search run; --epochs if not given.",
-        RUN)] = None,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.", RUN)] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.",
         rich_help_panel=RUN)] = Path("comparison"),
@@ -207,8 +183,6 @@ def compare(
         common={name: value for name, value in given.items() if value is not None},
         seeds=seeds,
         search_seeds=search_seeds,
-        search_epochs=search_epochs,
-        account_for_tuning=account_for_tuning,
     )
     return run_comparison(comparison, out, jobs=jobs, overwrite=overwrite, as_json=as_json, ledger=ledger)
 
@@ -238,31 +212,27 @@ def from_tables(tables: Mapping[str, Any], lr: tuple[float, ...]) -> tuple[Conte
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise ArgumentError(f"contestants: {name!r} must be a table, as in [contestants.{name}]")
-        own = {key.replace("-", "_"): value for key, value in table.items()}
-        rates = own.pop("lr", None)
-        rates = [rates] if isinstance(rates, (int, float)) else rates
-        grid = lr if rates is None else tuple(_parse(name, "lr", rates, reals))
-        read = {key: _parse(name, key, value, _parser(name, key)) for key, value in own.items()}
+        read = {key.replace("-", "_"): value for key, value in table.items()}
+        if isinstance(read.get("lr"), (int, float)):
+            read["lr"] = [read["lr"]]
+        for key, value in read.items():
+            try:
+                read[key] = _parser(name, key)(value)
+            except typer.BadParameter as error:
+                raise ArgumentError(f"contestant {name!r}: {key}: {error.message}") from error
         if "method" not in read:
             raise ArgumentError(f"contestant {name!r}: names no method, such as method = 'disk'")
-        contestants.append(Contestant(name, read, grid))
+        contestants.append(Contestant(name, read, read.pop("lr", lr)))
     return tuple(contestants)
 
 
 def _parser(contestant: str, key: str) -> Callable[[Any], Any]:
-    known = parsers(Settings)
+    own = {name: read for name, read in parsers(Settings).items() if name not in SAME_FOR_ALL}
+    known: dict[str, Callable[[Any], Any]] = {**own, "lr": reals}
     if key in SAME_FOR_ALL:
         raise ArgumentError(f"contestant {contestant!r}: {key!r} is the same for all; set it outside of the table")
-    if key in known:
-        return known[key]
-    own = sorted(set(known).difference(SAME_FOR_ALL) | {"lr"})
-    near = nearest(key, own)
-    hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(own)}"
-    raise ArgumentError(f"contestant {contestant!r}: has the unknown key {key!r}; {hint}")
-
-
-def _parse(contestant: str, key: str, value: Any, parser: Callable[[Any], Any]) -> Any:
-    try:
-        return parser(value)
-    except typer.BadParameter as error:
-        raise ArgumentError(f"contestant {contestant!r}: {key}: {error.message}") from error
+    if key not in known:
+        near = nearest(key, known)
+        hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(sorted(known))}"
+        raise ArgumentError(f"contestant {contestant!r}: has the unknown key {key!r}; {hint}")
+    return known[key]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from rich.table import Table
+from rich.markup import escape
 
-from dpcore import accounting
 from dpcore.cli.compare.runs import COMPLETE, FINAL, Comparison, Log, Plans, Record
 from dpcore.cli.intervals import Estimate, difference_interval, mean_interval
 from dpcore.cli.plots import Curves
@@ -24,7 +23,6 @@ class Row:
 
     contestant: str
     method: str
-    settings: str
     target_epsilon: float
     lr: float
     grid: tuple[float, ...]
@@ -54,12 +52,6 @@ class Row:
         return Curves(epochs, [record.accuracy for record in self.records])
 
     @property
-    def seconds(self) -> float:
-        """How long a run took, on average; NaN where that is not known."""
-        known = [record.seconds for record in self.records if record.seconds is not None]
-        return sum(known) / len(known) if known else math.nan
-
-    @property
     def interval(self) -> Estimate:
         """Mean accuracy with its 95 % interval over the seeds."""
         return mean_interval(self.accuracy)
@@ -70,43 +62,26 @@ class Row:
         return len(self.grid) > 1 and self.lr in (self.grid[0], self.grid[-1])
 
 
-def together(events: Sequence[accounting.Event], delta: float) -> dict[str, float]:
-    """Return epsilon of all events together by accountant."""
-    return accounting.epsilons(accounting.Composed(tuple(events)), delta)
-
-
 def tuning(log: Log) -> dict[str, Any]:
-    """Return how the search for learning rates is accounted for, as plain values with a sentence for a person.
+    """Return whether the search for learning rates is accounted for, as plain values with a sentence for a person.
 
     "runs" are all that released something, also those that were stopped or killed; "search_runs" of them looked for a
-    learning rate. "together" has epsilon of all of them, if it is stated.
+    learning rate.
     """
     stated = [record.statement for record in log.records if record.statement is not None]
     searched = sum(record.run.role != FINAL for record in log.records)
     charged = bool(stated) and all(statement.ledger for statement in stated)
-    events, delta, whole = log.events(), log.comparison.shared.delta, None
-    counts = f"{len(events)}, of them {searched} in search of learning rates"
+    counts = f"{len(stated)}, of them {searched} in search of learning rates"
     words = (
         f"Tuning is NOT accounted for: each run has its guarantee on its own; all runs together ({counts}) and the "
-        "choice among them spend more. On private data that would have to be counted (--account-for-tuning, or "
-        "--ledger)."
+        "choice among them spend more. On private data that would have to be counted (--ledger)."
     )
     if charged:
         words = (
             f"Tuning is accounted for by the ledger, not here: it paid for every run ({counts}), and its total counts "
             "them all (dpcore ledger show)."
         )
-    if log.comparison.account_for_tuning:
-        adjacency, epsilons = str(accounting.Composed(tuple(events)).adjacency), together(events, delta)
-        whole = {"epsilon": epsilons, "delta": delta, "adjacency": adjacency}
-        words = (
-            f"Tuning is accounted for: all runs that were begun since this folder was last begun anew ({counts}; also "
-            f"what was stopped or killed) are together ({format_epsilon(min(epsilons.values()))}, "
-            f"{format_number(delta)})-differentially private under {adjacency} adjacency, by composition of their "
-            "events."
-        )
-    return {"accounted_for": whole is not None or charged, "by_ledger": charged, "runs": len(events),
-        "search_runs": searched, "together": whole, "words": words}  # fmt: skip
+    return {"accounted_for": charged, "runs": len(stated), "search_runs": searched, "words": words}
 
 
 def rows(log: Log, plans: Plans) -> list[Row]:
@@ -117,26 +92,25 @@ def rows(log: Log, plans: Plans) -> list[Row]:
     comparison, accuracy, complete = log.comparison, log.accuracies(), log.complete()
     made = []
     for epsilon in comparison.epsilon:
-        for name in (contestant.name for contestant in comparison.contestants):
+        for contestant in comparison.contestants:
+            name, method = contestant.name, str(contestant.settings["method"])
             lr = comparison.chosen(name, epsilon, accuracy)
             final = [] if lr is None else comparison.final(name, epsilon, lr)
             records = tuple(complete[run] for run in final if run in complete)
             if lr is None or not records:
                 continue
-            plan = plans[name, epsilon, FINAL]
+            plan = plans[name, epsilon]
             gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
-            about = (name, comparison.method(name), comparison.words(name), epsilon)
-            made.append(Row(*about, lr, comparison.grid(name), gradients, records))
+            made.append(Row(name, method, epsilon, lr, comparison.grid(name), gradients, records))
     return made
 
 
 def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Sequence[str]) -> dict[str, Any]:
-    """Return the summary as plain values, without durations."""
+    """Return the summary as plain values."""
     shown = [
         {
             "contestant": row.contestant,
             "method": row.method,
-            "settings": row.settings,
             "target_epsilon": row.target_epsilon,
             "lr": row.lr,
             "grid": list(row.grid),
@@ -155,16 +129,11 @@ def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Seq
     return {"rows": shown, "verdict": verdict, "remarks": list(lines), "tuning": tuned}
 
 
-def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Table:
-    """Return the table; `seconds` adds a column that is not covered by the guarantee."""
-    seeds = counted(comparison.seeds, "seed")
-    result = Table(
-        title=f"Held-out accuracy, {comparison.shared.data}, {comparison.shared.model}, {seeds}", title_justify="left"
-    )
+def table(comparison: Comparison, made: Sequence[Row]) -> dict[str, Any]:
+    """Return the table, as `dpcore.cli.output.write_table` takes it."""
     columns: dict[str, tuple[bool, Callable[[Row], str]]] = {
         "contestant": (any(row.contestant != row.method for row in made), lambda row: row.contestant),
         "method": (True, lambda row: row.method),
-        "settings": (any(row.settings for row in made), lambda row: row.settings),
         "lr": (True, lambda row: format_number(row.lr) + ("*" if row.at_edge else "")),
         "runs": (
             any(len(row.accuracy) < comparison.seeds for row in made),
@@ -173,15 +142,15 @@ def table(comparison: Comparison, made: Sequence[Row], *, seconds: bool) -> Tabl
         "accuracy": (True, _mean),
         "epsilon": (True, lambda row: format_epsilon(row.statement.best_epsilon)),
         "gradients": (True, lambda row: f"{row.gradients:.3g}"),
-        "seconds": (seconds, lambda row: f"{row.seconds:.1f}"),
     }
     cells = {name: cell for name, (shown, cell) in columns.items() if shown}
-    for name in cells:
-        result.add_column(name, justify="left" if name in ("contestant", "method", "settings") else "right")
-    for index, row in enumerate(made):
-        last = index + 1 == len(made) or made[index + 1].target_epsilon != row.target_epsilon
-        result.add_row(*(cell(row) for cell in cells.values()), end_section=last)
-    return result
+    shared = comparison.shared
+    return {
+        "head": tuple(cells),
+        "rows": [tuple(escape(cell(row)) for cell in cells.values()) for row in made],
+        "title": f"Held-out accuracy, {shared.data}, {shared.model}, {counted(comparison.seeds, 'seed')}",
+        "right": len(cells) - list(cells).index("lr"),
+    }
 
 
 def _mean(row: Row) -> str:
@@ -266,11 +235,6 @@ def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
                 steps = f"{stated.steps_taken:,} of {counted(stated.steps_planned, 'step')}"
                 said = f"spent {most}epsilon = {format_epsilon(stated.best_epsilon)} in {steps}"
             parts.append(f"{run} {said}.")
-    events = log.events()
-    if log.comparison.account_for_tuning and events:
-        delta = log.comparison.shared.delta
-        epsilon = format_epsilon(min(together(events, delta).values()))
-        parts.append(f"All of them together spent epsilon = {epsilon} at delta = {format_number(delta)}.")
     return " ".join([*parts, "The same command goes on from here."] if goes_on else parts)
 
 

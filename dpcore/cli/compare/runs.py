@@ -9,10 +9,12 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
+from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,11 +34,10 @@ from dpcore.cli.train.run_folder import (
     locked,
     read_run,
 )
-from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
-from dpcore.cli.train.train import check_beside
+from dpcore.cli.train.settings import Settings, settings_from
+from dpcore.cli.train.train import GONE, check_beside
 from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
-from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.statement.statement import Statement
@@ -77,9 +78,8 @@ class Contestant:
 class Comparison:
     """A whole comparison: contestants of different names, each of which meets every epsilon with `seeds` final runs.
 
-    `search_seeds` are runs of each learning rate of a grid, of `search_epochs` epochs each: the noise is calibrated to
-    the same epsilon in that many epochs. None takes the contestant's own. `account_for_tuning` says whether the
-    guarantee of all runs together is stated. `common` are settings of all contestants; a contestant's own win.
+    `search_seeds` are runs of each learning rate of a grid. `common` are settings of all contestants; a contestant's
+    own win.
     """
 
     contestants: tuple[Contestant, ...]
@@ -87,8 +87,6 @@ class Comparison:
     common: dict[str, Any] = field(default_factory=dict)
     seeds: int = 3
     search_seeds: int = 1
-    search_epochs: int | None = None
-    account_for_tuning: bool = False
 
     def __post_init__(self) -> None:
         if not self.contestants:
@@ -107,8 +105,6 @@ class Comparison:
             raise ArgumentError(f"seeds={self.seeds!r}: must lie between 1 and {FIRST_SEARCH_SEED}")
         if self.search_seeds < 1:
             raise ArgumentError(f"search_seeds={self.search_seeds!r}: must be at least 1")
-        if self.search_epochs is not None and self.search_epochs < 1:
-            raise ArgumentError(f"search_epochs={self.search_epochs!r}: must be at least 1")
         for contestant in self.contestants:
             for rate in self.grid(contestant.name):
                 if not rate > 0:
@@ -130,10 +126,7 @@ class Comparison:
 
     def settings_for(self, run: Run) -> Settings:
         """Return what `dpcore train` would be given for this run."""
-        settings = self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
-        if run.role == SEARCH and self.search_epochs is not None:
-            settings = replace(settings, epochs=self.search_epochs)
-        return settings
+        return self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
 
     def search(self, contestant: str, epsilon: float) -> list[Run]:
         """Return the runs that decide the learning rate; none where there is nothing to choose."""
@@ -185,30 +178,14 @@ class Comparison:
 
     @property
     def examples(self) -> list[Run]:
-        """One run of each plan that occurs: contestant, epsilon and role decide it, learning rate and seed do not."""
-        pairs = [(name, epsilon) for epsilon in self.epsilon for name in self._named]
-        searches = [run for name, epsilon in pairs for run in self.search(name, epsilon)[:1]]
-        return searches + [self.final(name, epsilon, self.grid(name)[0])[0] for name, epsilon in pairs]
+        """One run of each plan that occurs: contestant and epsilon decide it; learning rate, role and seed do not."""
+        return [Run(name, epsilon, FINAL, self.grid(name)[0], 0) for epsilon in self.epsilon for name in self._named]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values, in the form of a configuration file."""
         own = {key: value for key, value in asdict(self).items() if key not in ("contestants", "common")}
         tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
         return {"backend": self.shared.backend, **self.common, **own, "contestants": tables}
-
-    def words(self, contestant: str) -> str:
-        """Return the settings of a contestant that differ among them; no learning rates."""
-        known = {item.name: self._settings(item, self.epsilon[0], None, 0) for item in self.contestants}
-        own = [key for key in SETTINGS if key not in (*SAME_FOR_ALL, "lr", "method")]
-        differs = [key for key in own if len({repr(getattr(s, key)) for s in known.values()}) > 1]
-        values = {key: getattr(known[contestant], key) for key in differs}
-        return ", ".join(
-            f"{key.replace('_', ' ')} {_said(value)}" for key, value in values.items() if value is not None
-        )
-
-    def method(self, contestant: str) -> str:
-        """Return the method's name."""
-        return str(self._named[contestant].settings["method"])
 
     def _settings(self, contestant: Contestant, epsilon: float, lr: float | None, seed: int) -> Settings:
         try:
@@ -217,14 +194,6 @@ class Comparison:
             if len(self.contestants) == 1:
                 raise
             raise ArgumentError(f"contestant {contestant.name!r}: {error}") from error
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, float):
-        return format_number(value)
-    if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
-        return "(" + ", ".join(_said(item) for item in value) + ")"
-    return str(value)
 
 
 # What a ledger's budget pays for: said before the first run, and asked before each.
@@ -246,84 +215,30 @@ def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
     return ledger
 
 
-class Payer:
-    """A ledger that is asked before each run whether it pays for all of it: part of a run is spent for nothing.
+def pays_for(ledger: Ledger | None, events: Sequence[Event]) -> bool:
+    """Whether the budget pays for one run to its end, or for several one after the other.
 
-    Other commands may take of the ledger meanwhile; a run that they leave too little for ends early.
+    What is begun after the first row is held to the filter, whose order the first run may still change: of several this
+    is what the budget promises now. Other commands may take of the ledger meanwhile; a run that they leave too little
+    for ends early.
     """
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        # By the name of a run under way: its event, and the runs of that name that the ledger had before.
-        self._under_way: dict[str, tuple[Event, set[str]]] = {}
-
-    def pays_for(self, event: Event) -> bool:
-        """Whether the budget pays for a run of this event, with those under way coming to their end."""
-        if self.ledger.budget is None:
-            return True
-        to_come, rest = [], 0.0
-        records, fixed = self.ledger.runs(), self.ledger.total().fixed_runs
-        for name, (whole, before) in self._under_way.items():
-            found = [record for record in records if record.name == name and record.run_id not in before]
-            if not found or not found[0].releases:
-                to_come.append(whole)
-            elif found[0].run_id not in fixed:  # the plans of those are kept free as they are
-                rest += self.ledger.filter.charge(whole) - found[0].charge
-        return whole_runs(self.ledger, [*to_come, event], rest) == len(to_come) + 1
-
-    def begin(self, name: str, event: Event) -> None:
-        """Note that a run begins, which the ledger will know by this name."""
-        self._under_way[name] = event, {record.run_id for record in self.ledger.runs() if record.name == name}
-
-    def end(self, name: str) -> None:
-        """Note that a run has ended: the ledger holds what it came to."""
-        self._under_way.pop(name, None)
-
-
-def whole_runs(ledger: Ledger, events: Sequence[Event], rest: float = 0.0) -> int:
-    """Return how many runs of these events come to their end, one after the other and from the first on.
-
-    As `dpcore.ledger.allowance` decides: what is begun before the first row is fixed beforehand if the budget
-    affords it, and settles the filter's order; all that comes later is held to the filter. `rest` is what runs under
-    way still add to the filter's sum.
-    """
-    if ledger.budget is None or not events:
-        return len(events)
+    if ledger is None or ledger.budget is None or not events:
+        return True
     left = ledger.remaining()
-    chosen, spent, limit = left.filter, left.spent + rest, left.limit
-    if left.plans is not None:
-        if not left.fits(events[0]):
-            return 0
-        fixed = Composed((left.plans, events[0]))
-        if ledger.order is None:
-            chosen = PrivacyFilter(chosen.kind, order_for(fixed, ledger.budget))
-            limit = chosen.limit(*ledger.budget)
-        if chosen.charge(fixed) > limit:
-            return 1
-        spent = chosen.charge(left.plans)
-    for count, event in enumerate(events):
-        spent += chosen.charge(event)
-        if spent > limit:
-            return count
-    return len(events)
+    return left.fits(events[0]) if len(events) == 1 else left.filter.charge(Composed(tuple(events))) <= left.left
 
 
 # On disk at every moment: results.json lists the runs, and what a run spent is what its own folder states, which is all
-# that it released, or more. Durations are apart, in timing.json.
+# that it released, or more. Durations are not kept: how long a run takes tells the sizes of its batches.
 COMPLETE, STOPPED, UNDER_WAY, NOTHING = "complete", "stopped", "under way", "ended before its first step"
-TIMING_NOTE = (
-    "Not covered by the guarantee: how long a run takes tells the sizes of its batches, which are secret under Poisson "
-    "sampling. On private data, do not publish this file."
-)
 
 
 @dataclass(eq=False)
 class Record:
-    """One run that was begun, and what its folder says of it; `seconds` is how long it took."""
+    """One run that was begun, and what its folder says of it."""
 
     run: Run
     path: Path
-    seconds: float | None = None
     ended: bool = False
     statement: Statement | None = None
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -377,12 +292,6 @@ class Log:
         self.write()
         return self.records[-1]
 
-    def end(self, record: Record, seconds: float) -> None:
-        """Write down that a run has ended."""
-        record.seconds = round(seconds, 3)
-        record.read()
-        self.write()
-
     def complete(self) -> dict[Run, Record]:
         """Return the complete runs."""
         return {record.run: record for record in self.records if record.status == COMPLETE}
@@ -395,15 +304,9 @@ class Log:
         """Return the runs that may begin now."""
         return self.comparison.due(self.accuracies())
 
-    def events(self) -> list[Event]:
-        """Return what every run released or may have released, those that were stopped or killed too."""
-        return [Event.from_dict(record.statement.event) for record in self.records if record.statement is not None]
-
     def write(self) -> None:
-        """Put both files in place."""
+        """Put results.json in place."""
         base = self.folder.path
-        seconds = {str(record.path.relative_to(base)): record.seconds for record in self.records if record.seconds}
-        self.folder.write_json("timing.json", {"note": TIMING_NOTE, "seconds": seconds})
         runs = [
             {**record.run._asdict(), "folder": str(record.path.relative_to(base)), "status": record.status}
             for record in self.records
@@ -423,6 +326,8 @@ def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrit
         check_folder(path, overwrite=overwrite, kind=COMPARISON)
         return None
     held, records = _held(path)
+    for name in GONE:
+        held.pop(name, None)
     paid = held.pop("ledger", None)
     if paid is not None and ledger is None:
         raise DataError(
@@ -451,13 +356,9 @@ def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
         settings = read_json_file(path / "config.json")["settings"]
         if not (path / "results.json").exists():
             return settings, []
-        listed = read_json_file(path / "results.json")["runs"]
-        timing = path / "timing.json"
-        seconds = read_json_file(timing)["seconds"] if timing.exists() else {}
         records = []
-        for item in listed:
-            run = Run(*(item[name] for name in Run._fields))
-            records.append(Record(run, path / item["folder"], seconds.get(item["folder"])))
+        for item in read_json_file(path / "results.json")["runs"]:
+            records.append(Record(Run(*(item[name] for name in Run._fields)), path / item["folder"]))
             records[-1].read()
             if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:
                 raise DataError(
@@ -476,13 +377,13 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-Plans = Mapping[tuple[str, float, str], Plan]
-"""What a run of a contestant, at an epsilon and in a role, is to do."""
+Plans = Mapping[tuple[str, float], Plan]
+"""What a run of a contestant at an epsilon is to do."""
 
 
 def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
     """Return what each of the runs releases."""
-    return [plans[run.contestant, run.epsilon, run.role].event for run in runs]
+    return [plans[run.contestant, run.epsilon].event for run in runs]
 
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
@@ -500,13 +401,13 @@ def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Pl
     """
     from dpcore.cli.train.training import Training
 
-    plans: dict[tuple[str, float, str], Plan] = {}
+    plans: dict[tuple[str, float], Plan] = {}
     for run in comparison.examples:
         with _naming(run):
             built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
         for sentence in () if plans else built.remarks:
             remark(sentence)
-        plans[run.contestant, run.epsilon, run.role] = built.private.plan
+        plans[run.contestant, run.epsilon] = built.private.plan
     return plans
 
 
@@ -533,7 +434,7 @@ def make_runs(
     jobs: int,
     interruption: Interruption,
     plans: Plans,
-    payer: Payer | None,
+    paying: Ledger | None,
     tell: Callable[[Record], None],
 ) -> None:
     """Make all runs that are not complete, until a signal asks to stop; `tell` is called with each that ended.
@@ -542,23 +443,19 @@ def make_runs(
     """
 
     def begin(run: Run) -> tuple[Record, Task]:
-        name, (event,) = described(run), events_of(plans, [run])
-        if payer is not None:
-            if not payer.pays_for(event):
-                raise BudgetError(
-                    f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
-                )
-            payer.begin(name, event)
+        name = described(run)
+        if not pays_for(paying, events_of(plans, [run])):  # part of a run is spent for nothing
+            raise BudgetError(
+                f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
+            )
         record = log.begin(run)
-        ledger = None if payer is None else payer.ledger.path
+        ledger = None if paying is None else paying.path
         return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
 
-    def end(record: Record, ended: Ended) -> None:
-        seconds, budget = ended
-        log.end(record, seconds)
+    def end(record: Record, budget: str) -> None:
+        record.read()
+        log.write()
         tell(record)
-        if payer is not None:
-            payer.end(described(record.run))
         if budget:
             raise BudgetError(f"the run {described(record.run)} was ended: {budget}")
 
@@ -575,49 +472,54 @@ def _side_by_side(
     jobs: int,
     interruption: Interruption,
     begin: Callable[[Run], tuple[Record, Task]],
-    end: Callable[[Record, Ended], None],
+    end: Callable[[Record, str], None],
 ) -> None:
-    active: dict[Any, tuple[Record, Worker]] = {}
-    idle: list[Worker] = []
-    unpaid: BudgetError | None = None
+    active: dict[Future[str], Record] = {}
     failure: DpcoreError | None = None
-    while True:
-        if interruption.signal is not None or failure is not None:
-            # They end after their step, with true statements; then the failure is raised.
-            for _, worker in active.values():
-                worker.stop()
-        elif unpaid is None:
-            under_way = {record.run for record, _ in active.values()}
-            waiting = [run for run in log.due() if run not in under_way]
-            for run in waiting[: jobs - len(active)]:
-                try:
-                    record, task = begin(run)
-                except BudgetError as cause:  # those under way were paid for, and come to their end
-                    unpaid = cause
+    stop = multiprocessing.get_context("spawn").Event()
+    with workers(jobs, stop) as pool:
+        try:
+            while True:
+                if interruption or failure is not None:
+                    # Runs end after their step, with true statements; then the failure is raised.
+                    stop.set()
+                else:
+                    under_way = {record.run for record in active.values()}
+                    for run in [run for run in log.due() if run not in under_way][: jobs - len(active)]:
+                        record, task = begin(run)
+                        active[_submitted(pool, task)] = record
+                if not active:
                     break
-                worker = idle.pop() if idle else Worker()
-                worker.begin(task)
-                active[worker.connection] = (record, worker)
-        if not active:
-            break
-        for connection in wait(list(active), timeout=_SECONDS_BETWEEN_LOOKS):
-            record, worker = active[connection]
-            kind, content = worker.receive()
-            del active[connection]
-            if kind != "died":
-                idle.append(worker)
-            try:
-                if kind == "done":
-                    end(record, content)
-                elif not interruption:
-                    words = f"the run {described(record.run)} {'failed: ' if kind == 'failed' else ''}{content}"
-                    raise DpcoreError(f"{words}; the same command goes on from the runs that are complete")
-            except DpcoreError as cause:
-                failure = failure or cause
-    for worker in idle:
-        worker.close()
-    if failure or unpaid:
-        raise failure or unpaid  # type: ignore[misc]
+                for future in wait(active, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED).done:
+                    record = active.pop(future)
+                    try:
+                        end(record, _result(record, future))
+                    except DpcoreError as cause:
+                        failure = failure or (None if interruption else cause)
+        finally:
+            stop.set()
+    if failure is not None:
+        raise failure
+
+
+def _submitted(pool: ProcessPoolExecutor, task: Task) -> Future[str]:
+    try:
+        with _starting():
+            return pool.submit(make_run, task)
+    except BrokenProcessPool as cause:  # a process ended since the last look
+        future = Future[str]()
+        future.set_exception(cause)
+        return future
+
+
+def _result(record: Record, future: Future[str]) -> str:
+    try:
+        return future.result()
+    except (DpcoreError, OSError, BrokenProcessPool) as cause:
+        said = "its process was ended" if isinstance(cause, BrokenProcessPool) else str(cause)
+        raise DpcoreError(
+            f"the run {described(record.run)} failed: {said}; the same command goes on from the runs that are complete"
+        ) from cause
 
 
 class Task(NamedTuple):
@@ -629,12 +531,8 @@ class Task(NamedTuple):
     name: str
 
 
-Ended = tuple[float, str]
-"""How many seconds the training of a run took, and why a ledger's budget ended it, if it did."""
-
-
-def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> Ended:
-    """Make one run."""
+def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
+    """Make one run; return why a ledger's budget ended it, if it did."""
     from dpcore.cli.train.training import Training
 
     settings = task.settings.resolved(len(dataset))
@@ -643,69 +541,53 @@ def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> Ende
     folder = RunFolder(task.path)
     folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
     with locked(folder.path):
-        outcome = training.run(interruption, folder, alone=False)
-    return outcome.seconds, outcome.budget
+        return training.run(interruption, folder, alone=False).budget
 
 
-class Worker:
-    """A process of its own, single-threaded, that makes one run after the other: it imports torch once."""
+class _Asked(Interruption):
+    """Asks a worker's run to stop once the event is set, which all processes share."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
-        with _starting():
-            self._process.start()
-        theirs.close()
+    def __init__(self, stop: Flag) -> None:
+        super().__init__()
+        self._stop = stop
 
-    def begin(self, task: Task) -> None:
-        """Let it make a run; one that has died meanwhile says so in `receive`."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(task)
-
-    def stop(self) -> None:
-        """Let it end its run after the step."""
-        self._process.terminate()
-
-    def receive(self) -> tuple[str, Any]:
-        """Return how a run ended: ("done", Ended), ("failed" or "died", words)."""
-        try:
-            kind, content = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            code = self._process.exitcode or 0
-            return "died", f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-        return kind, content
-
-    def close(self) -> None:
-        """Let it end once it has nothing to do; this process does not wait for that."""
-        self.connection.close()
+    def __bool__(self) -> bool:
+        if self._stop.is_set():
+            self.signal = signal.SIGTERM
+        return super().__bool__()
 
 
-def _work(connection: Connection) -> None:
-    # Ctrl-C reaches the whole group of processes, and is held back in this one: the parent decides what it means. Once
-    # the parent is gone, nobody would count the run as one of the comparison.
+def workers(jobs: int, stop: Flag) -> ProcessPoolExecutor:
+    """Return processes of one thread each, which make runs by `make_run` and import torch once."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _prepare, (stop,))
+
+
+_worker: dict[str, Any] = {}  # what a worker was given at its start
+_loaded = lru_cache(maxsize=1)(load)  # the same data for all runs of a comparison
+
+
+def _prepare(stop: Flag) -> None:
+    # Once the parent is gone, nobody would count a run as one of the comparison.
     parent: Any = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    interruption, dataset = Interruption(), None
-    signal.signal(signal.SIGTERM, lambda number, _: setattr(interruption, "signal", signal.Signals(number)))
+    _worker["interruption"] = _Asked(stop)
     import torch
 
     torch.set_num_threads(1)
-    with suppress(EOFError):
-        while True:
-            task = connection.recv()
-            try:
-                if dataset is None:  # the same for all runs of a comparison
-                    dataset = load(task.settings.data, task.settings.data_dir)
-                connection.send(("done", train_once(task, dataset, interruption)))
-            except (DpcoreError, OSError) as error:
-                connection.send(("failed", str(error)))
+
+
+def make_run(task: Task) -> str:
+    """Make one run in a worker; return as `train_once` does."""
+    dataset = _loaded(task.settings.data, task.settings.data_dir)
+    return train_once(task, dataset, _worker["interruption"])
 
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not."""
+    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not.
+
+    Ctrl-C reaches the whole group of processes: the parent decides what it means.
+    """
     former = {name: os.environ.get(name) for name in _ONE_THREAD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))

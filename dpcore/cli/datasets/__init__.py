@@ -96,64 +96,50 @@ def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
     return values
 
 
-# IDX files, the format of MNIST and its relatives: two zero bytes, one byte for the element type, one for the number of
-# dimensions, each dimension as a big-endian 32-bit integer, then the elements, big-endian, in row-major order (LeCun,
-# Cortes, Burges, "The MNIST database of handwritten digits"). A reader that trusts any of these fields can return a
-# wrong array without a word, so each is checked, and the data must end where the dimensions say.
-_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_IDX_CHUNK = 1 << 20
+# IDX files, the format of MNIST and its relatives: two zero bytes, one byte for the element type (8: unsigned bytes,
+# which these have), one for the number of dimensions, each dimension as a big-endian 32-bit integer, then the
+# elements in row-major order (LeCun, Cortes, Burges, "The MNIST database of handwritten digits"). A reader that trusts
+# any of these fields can return a wrong array without a word, so each is checked, and the data must end where the
+# dimensions say.
+def read_idx(path: str | os.PathLike[str], ndim: int) -> npt.NDArray[np.uint8]:
+    """Read one IDX file of bytes; gzip is recognized by its first two bytes, not by its name.
 
-
-def read_idx(
-    path: str | os.PathLike[str], *, dtype: npt.DTypeLike | None = None, ndim: int | None = None
-) -> npt.NDArray[Any]:
-    """Read one IDX file, in native byte order; gzip is recognized by its first two bytes, not by its name.
-
-    DataError where it is missing, unreadable, truncated, too long, corrupt, or not of the `dtype` and `ndim` asked for;
-    where a compressed one unpacks to more than `MOST_BYTES`. Guarantee: damage to a gzip-compressed file gives
-    DataError or the true array (gzip carries a checksum). Damage to the elements of a plain IDX file cannot be seen by
-    any reader; damage to its header or length is.
+    DataError where it is missing, unreadable, truncated, too long, corrupt, or has another number of dimensions; where
+    a compressed one unpacks to more than `MOST_BYTES`. Guarantee: damage to a gzip-compressed file gives DataError or
+    the true array (gzip carries a checksum). Damage to the elements of a plain IDX file cannot be seen by any reader;
+    damage to its header or length is.
     """
     path = Path(path)
     damaged = "the gzip data is truncated or corrupt ({}); fetch the file again"
     with _reading(path, (EOFError, zlib.error, gzip.BadGzipFile), damaged), path.open("rb") as file:
         if file.peek(2)[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=file) as content:
-                values = _parse(content, path, MOST_BYTES)
-        else:
-            values = _parse(file, path)
-    if ndim is not None and values.ndim != ndim:
-        raise DataError(f"{path}: has {values.ndim} dimensions, expected {ndim}; is it the right file?")
-    if dtype is not None and values.dtype != np.dtype(dtype):
-        raise DataError(f"{path}: holds {values.dtype} numbers, expected {np.dtype(dtype)}; is it the right file?")
-    return values
+                return _parse(content, path, ndim, MOST_BYTES)
+        return _parse(file, path, ndim)
 
 
-def _parse(file: io.BufferedIOBase, path: Path, most: float = math.inf) -> npt.NDArray[Any]:
+def _parse(file: io.BufferedIOBase, path: Path, ndim: int, most: float = math.inf) -> npt.NDArray[np.uint8]:
     magic = _take(file, 4, path)
-    if magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
-        raise DataError(f"{path}: does not start like an IDX file (first bytes {magic.hex(' ')})")
-    dtype, ndim = np.dtype(_DTYPES[magic[2]]), magic[3]
-    if not 1 <= ndim <= 32:
-        raise DataError(f"{path}: the header states {ndim} dimensions; between 1 and 32 can be read")
-    header = _take(file, 4 * ndim, path)
-    shape = tuple(int(size) for size in np.frombuffer(header, ">u4"))
-    size = math.prod(shape) * dtype.itemsize
+    if magic[:3] != b"\0\0\x08":
+        raise DataError(f"{path}: does not start like an IDX file of bytes (first bytes {magic.hex(' ')})")
+    if magic[3] != ndim:
+        raise DataError(f"{path}: has {magic[3]} dimensions, expected {ndim}; is it the right file?")
+    shape = tuple(int(size) for size in np.frombuffer(_take(file, 4 * ndim, path), ">u4"))
+    size = math.prod(shape)
     if size > most:
         raise DataError(f"{path}: unpacks to {size:,} bytes; must be at most {most:,}, or be unpacked before (gunzip)")
     content = _take(file, size, path)
     # Reading past the end also makes gzip verify its checksum.
     if file.read(1):
-        raise DataError(f"{path}: has more data than its header states ({shape} of {dtype.name}); it is corrupt")
-    values = np.frombuffer(content, dtype).reshape(shape)
-    return values.astype(dtype.newbyteorder("="))
+        raise DataError(f"{path}: has more data than its header states ({shape}); it is corrupt")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _take(file: io.BufferedIOBase, size: int, path: Path) -> bytearray:
     """Read exactly `size` bytes, in chunks: a corrupt header must not reserve memory that the file cannot fill."""
     content = bytearray()
     while len(content) < size:
-        chunk = file.read(min(_IDX_CHUNK, size - len(content)))
+        chunk = file.read(min(_CHUNK, size - len(content)))
         if not chunk:
             raise DataError(f"{path}: ends {size - len(content):,} bytes before its header says; the file is truncated")
         content += chunk
@@ -329,10 +315,10 @@ def _digits() -> Dataset:
 def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | None) -> Dataset:
     files, parts = [find_idx(folder, role) for role in _ROLES], list[Any]()
     for path, beside in (files[:2], files[2:]):
-        pixels = read_idx(path, dtype=np.uint8, ndim=3)
+        pixels = read_idx(path, ndim=3)
         if shape is not None and pixels.shape[1:] != shape:
             raise DataError(f"{path}: holds images of {pixels.shape[1:]} pixels, but {name} has {shape}; wrong folder?")
-        numbers = read_idx(beside, dtype=np.uint8, ndim=1)
+        numbers = read_idx(beside, ndim=1)
         parts += [scaled(pixels, str(path))[:, None], class_numbers(numbers, str(beside))]
     train_inputs, train_targets, test_inputs, test_targets = parts
     classes = classes or _public_classes(test_targets)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn
+from unittest.mock import patch
 
 import typer
 
@@ -26,11 +27,7 @@ _NAMES = ("model", "data", "method", "loss")
 
 
 class _Reached(BaseException):
-    """`make_private` was called; no ``except Exception`` of the script's stops it."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
+    """`make_private` was called, with these arguments; no ``except Exception`` of the script's stops it."""
 
 
 @contextmanager
@@ -50,7 +47,7 @@ def own_run(place: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     folder = str(path.resolve().parent) if is_file else str(Path.cwd())
     main = sys.modules["__main__"]
     try:
-        with _put(sys, "argv", [name, *arguments]), _put(sys, "path", [folder, *sys.path]):
+        with patch.object(sys, "argv", [name, *arguments]), patch.object(sys, "path", [folder, *sys.path]):
             with redirect_stdout(sys.stderr):  # standard output is for the findings
                 found = _objects(place, path if is_file else None, name, function)
             yield found
@@ -81,7 +78,7 @@ def _objects(place: str, path: Path | None, name: str, function: str) -> dict[st
                     f"keywords of make_private, not {type(found).__name__}"
                 )
     except _Reached as reached:
-        return reached.arguments
+        return dict(reached.args[0])
     except DpcoreError:
         raise
     except (Exception, SystemExit) as cause:
@@ -102,27 +99,16 @@ def _stopping() -> Iterator[None]:
         raise _Reached(dict(signature.bind(*args, **kwargs).arguments))
 
     stop.__signature__ = signature  # type: ignore[attr-defined]
-    with _put(dpcore.torch, "make_private", stop), _put(place, "make_private", stop):
+    with patch.object(dpcore.torch, "make_private", stop), patch.object(place, "make_private", stop):
         yield
-
-
-@contextmanager
-def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Let an attribute have another value for the length of the block."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 Place = Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
     help="A script that calls make_private, or a function that returns model, data, method and loss.")]  # fmt: skip
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", show_default=False,
     help="What the script finds in sys.argv; after -- if they begin with a dash.")]  # fmt: skip
-Confidence = Annotated[float, option(real, "P", "Of the audit: 1 minus the probability of a false alarm.")]
-Seconds = Annotated[float, option(real, "SECONDS", "At most about so many.")]
+Confidence = Annotated[float, option(real, "P", "1 minus the probability of a false alarm of the audit.")]
+Seconds = Annotated[float, option(real, "SECONDS", "The audit of a run of your own takes about so many at most.")]
 
 _OF_DOCTOR = ("data", "data_dir", "model", "seed", "epsilon", "delta", "noise_multiplier", "max_grad_norm", "clipping",
         "clipping_groups", "sampling", "max_batch_size", "groups", "method", "epochs", "batch_size", "lr")  # fmt: skip
@@ -179,8 +165,8 @@ def audit(
     groups: Annotated[int | None, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None,
     canaries: Annotated[int, option(count, "N", "In each run, at most --dataset-size.")] = 128,
     runs: Annotated[int, option(count, "N", "Runs of fresh keys.")] = 32,
-    confidence: Annotated[float, option(real, "P", "1 minus the probability of a false alarm.")] = 0.99,
-    seconds: Annotated[float, option(real, "SECONDS", "Of FILE: at most about so many.")] = 60.0,
+    confidence: Confidence = 0.99,
+    seconds: Seconds = 60.0,
     as_json: Json = False,
     **given: Any,
 ) -> int:  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,6 @@ from dpcore.theory.analysis import filters as analysis
 from dpcore.theory.analysis import recorded, spectrum
 
 # ``dpcore inspect filter``: what a filter does to gradient and noise.
-
 
 # After how many steps the noise factor is told.
 _STEPS = (1, 10, 100)
@@ -51,21 +51,22 @@ def inspect_filter(
     numbers = numbers_of_filter(asked)
     if out is not None:
         _draw_filter(asked, numbers, out)
-    if not _told_as_json(numbers, out, as_json):
+
+    def write() -> None:
         write_table(("", ""), _rows(numbers), title=f"filter {asked.name}", wraps=1)
         if asked.refused:
             write_line(f"\nNo run takes this filter: {asked.refused}")
-        _tell_picture(out)
+
+    _tell(numbers, out, as_json, write)
     return 2 if asked.refused else 0
 
 
-def _told_as_json(numbers: dict[str, Any], out: Path | None, as_json: bool) -> bool:
+def _tell(numbers: dict[str, Any], out: Path | None, as_json: bool, write: Callable[[], None]) -> None:
+    """Write the numbers as JSON, or as `write` does, with the picture's place."""
     if as_json:
         write_json({**numbers, **({"picture": str(out)} if out else {})})
-    return as_json
-
-
-def _tell_picture(out: Path | None) -> None:
+        return
+    write()
     if out is not None:
         write_line(f"\npicture: {out}")
 
@@ -77,6 +78,8 @@ def numbers_of_filter(asked: Asked) -> dict[str, Any]:
     # c_t tends to the gain, also where that is not 1.
     gain, stable = analysis.gain(form), analysis.is_stable(form)
     limit = analysis.limiting_noise_factor(form) / gain**2 if stable and gain else math.inf
+    poles = analysis.poles(form)
+    left = {**{str(step): float(factors[step - 1]) for step in _STEPS}, "limit": limit}
     return {
         "filter": asked.name,
         "b": b.tolist(),
@@ -84,15 +87,12 @@ def numbers_of_filter(asked: Asked) -> dict[str, Any]:
         "accepted": not asked.refused,
         "refused_because": asked.refused or None,
         "gain": known(gain),
-        "poles": [
-            {"real": float(pole.real), "imaginary": float(pole.imag), "modulus": float(abs(pole))}
-            for pole in analysis.poles(form)
-        ],
+        "poles": [{"real": float(z.real), "imaginary": float(z.imag), "modulus": float(abs(z))} for z in poles],
         "stable": stable,
         "cutoff": known(analysis.cutoff(form)),
         "delay": known(analysis.delay(form)),
         "half_life": known(analysis.half_life(form)),
-        "noise_factor": {**{str(step): known(float(factors[step - 1])) for step in _STEPS}, "limit": known(limit)},
+        "noise_factor": {step: known(factor) for step, factor in left.items()},
     }
 
 
@@ -130,7 +130,7 @@ def _tell_all(as_json: bool) -> None:
         factors = item["noise_factor"]
         cells = (item["gain"], modulus, item["delay"], item["half_life"], item["cutoff"], factors["10"],
             factors["limit"])  # fmt: skip
-        rows.append((item["filter"], *(_number(value) for value in cells)))
+        rows.append((item["filter"], *map(_number, cells)))
     write_table(head, rows, title="named filters", right=len(head) - 1)
     write_line(
         "\nlargest pole: its modulus; delay and half-life in steps; cutoff: where half of the power passes, in cycles "
@@ -196,14 +196,12 @@ def ask(text: str, design: dict[str, float | None]) -> Asked:
     missing = [f"--{key}" for key in ("order", "cutoff") if key not in given]
     if missing:
         raise ArgumentError(f"{name}: needs {' and '.join(missing)}, such as {name} --order 2 --cutoff 0.1")
-    order, cutoff = int(given["order"]), given["cutoff"]
+    order, cutoff, ripple = int(given["order"]), given["cutoff"], given.get("ripple", 1.0)
+    said = f"{name}, order {order}, cutoff {cutoff:g}"
     if name == "chebyshev":
-        ripple = given.get("ripple", 1.0)
-        return Asked(
-            f"{name}, order {order}, cutoff {cutoff:g}, ripple {ripple:g} dB", chebyshev(order, cutoff, ripple)
-        )
+        return Asked(f"{said}, ripple {ripple:g} dB", chebyshev(order, cutoff, ripple))
     refuse_options({"ripple": design["ripple"]}, "it belongs to chebyshev")
-    return Asked(f"{name}, order {order}, cutoff {cutoff:g}", butterworth(order, cutoff))
+    return Asked(said, butterworth(order, cutoff))
 
 
 def _by_coefficients(text: str) -> Asked:
@@ -214,8 +212,7 @@ def _by_coefficients(text: str) -> Asked:
         return Asked(f"kappa={kappa:g}", Averaging(kappa))
     if set(given) == set(_KALMAN):
         deviations = {key: real(given[key]) for key in _KALMAN}
-        name = " ".join(f"{key}={value:g}" for key, value in deviations.items())
-        return Asked(name, ScalarKalman(**deviations))
+        return Asked(" ".join(f"{key}={value:g}" for key, value in deviations.items()), ScalarKalman(**deviations))
     if "b" not in given or not set(given) <= {"a", "b"}:
         raise ArgumentError(
             f"filter={text!r}: write it as b=0.1 a=-0.9, b=0.25,0.25,0.25,0.25, kappa=0.7 or "
@@ -237,7 +234,6 @@ def refuse_options(options: dict[str, Any], why: str) -> None:
 
 
 # ``dpcore inspect gradients``: signal and noise in the released gradients of a run.
-
 
 _BELOW = (0.01, 0.05, 0.1, 0.25)
 # With more lags than this the fit knows no more, and takes seconds.
@@ -263,9 +259,7 @@ def inspect_gradients(
         floor, share = gradients.noise_std**2 if gradients.white_noise else 0.0, gradients.negative_share
         title = f"{folder.name or folder.resolve().name}: released gradients"
         plots.gradient_picture(out, frequencies, *densities, floor=floor, negative_share=share, title=title)
-    if not _told_as_json(numbers, out, as_json):
-        _tell_gradients(gradients, numbers)
-        _tell_picture(out)
+    _tell(numbers, out, as_json, lambda: _tell_gradients(gradients, numbers))
 
 
 def numbers_of_gradients(gradients: Gradients) -> dict[str, Any]:
@@ -274,6 +268,7 @@ def numbers_of_gradients(gradients: Gradients) -> dict[str, Any]:
     before, after = _correlations(gradients)
     share = gradients.negative_share[np.isfinite(gradients.negative_share)].astype(float)
     tenth = max(1, len(share) // 10)
+    parts = {"mean": share, "first_tenth": share[:tenth], "last_tenth": share[-tenth:]}
     return {
         "steps": steps,
         "coordinates_recorded": width,
@@ -285,21 +280,15 @@ def numbers_of_gradients(gradients: Gradients) -> dict[str, Any]:
         "power_per_coordinate": {"before": before[0] / width, "after": after[0] / width},
         "share_of_power_below": [
             {
-                "frequency": frequency,
-                "white_noise": 2 * frequency,
-                "before": known(spectrum.share_below(before, frequency)),
-                "after": known(spectrum.share_below(after, frequency)),
+                "frequency": f,
+                "white_noise": 2 * f,
+                "before": known(spectrum.share_below(before, f)),
+                "after": known(spectrum.share_below(after, f)),
             }
-            for frequency in _BELOW
+            for f in _BELOW
         ],
         "signal_to_noise": _ratios(gradients),
-        "negative_share": {
-            "mean": float(share.mean()),
-            "first_tenth": float(share[:tenth].mean()),
-            "last_tenth": float(share[-tenth:].mean()),
-        }
-        if len(share)
-        else None,
+        "negative_share": None if not len(share) else {name: float(part.mean()) for name, part in parts.items()},
     }
 
 

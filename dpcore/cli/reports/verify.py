@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Json, count, flag, option, parsers
+from dpcore.cli.options import Json, flag
 from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
 from dpcore.cli.stored import as_statement, overview, stored
 from dpcore.cli.train.run_folder import COMPARISON, RUNS, holds
-from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
-from dpcore.errors import ArgumentError, DpcoreError
+from dpcore.cli.train.settings import SETTINGS, stored_settings
+from dpcore.errors import DpcoreError
 from dpcore.ledger import Ledger, RunRecord
 from dpcore.methods import METHODS, PAPERS
 from dpcore.spec.canonical import read_json_file
@@ -90,8 +90,7 @@ def _config(folder: Path, statement: Statement) -> Finding:
 
 def _problem(folder: Path, given: Mapping[str, Any], statement: Statement) -> str | None:
     """Say where the settings make another plan than the one that is stated."""
-    read = parsers(Settings)
-    settings = settings_from({n: read[n](v) for n, v in given.items() if n in SETTINGS and v is not None})
+    settings = stored_settings(given)
     strange = sorted(set(given) - {*SETTINGS, "ledger"})
     if strange:
         return f"it has the unknown setting {strange[0]!r}"
@@ -248,25 +247,19 @@ def methods(as_json: Json = False) -> None:
                 write_line(line)
 
 
-_NARROWEST, _WIDEST = 40, 1000
-
-
 def statement(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
-    width: Annotated[int | None, option(count, "N", "Characters a line; the terminal's, at most 100.")] = None,
     full: Annotated[bool, flag("--full", "All settings, events and assumptions, not a summary in ten lines.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print a stored privacy statement in short. dpcore verify checks it."""
-    if width is not None and not _NARROWEST <= width <= _WIDEST:
-        raise ArgumentError(f"width={width!r}: must lie between {_NARROWEST} and {_WIDEST}")
     found = {name: as_statement(path, content) for name, (_, content) in stored(path).items()}
     if as_json:
         contents = {name: item.to_dict() for name, item in found.items()}
         write_json(contents.get("", contents))
         return
-    columns = min(100, shutil.get_terminal_size().columns) if width is None else width
+    width = min(100, max(40, shutil.get_terminal_size().columns))
     for name, item in found.items():
         if name:
             write_line(f"{visible(name)}\n")
-        write_line(item.summary(max(columns, _NARROWEST), full=full))
+        write_line(item.summary(width, full=full))

@@ -26,11 +26,9 @@ RUN = "dpcore run"
 COMPARISON = "dpcore compare"
 # Where a comparison has the folders of its runs.
 RUNS = "runs"
-# The only names that this module creates, and so the only ones that it deletes.
+# The only names that this module creates, and so the only ones that it deletes; timing.json is of earlier versions.
 NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "comparison.png",
     "results.json", "timing.json", "table.txt", "model.safetensors", "gradients.npz", "README.md")  # fmt: skip
-# Those that a run has only at its end.
-RESULTS = ("model.safetensors", "README.md", "learning-curve.png")
 TENSORBOARD = "tensorboard"
 
 
@@ -39,12 +37,11 @@ class RunFolder:
 
     With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
     A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
-    in. `written` are the files that were put there since, and `stated` the last statement among them.
+    in. `stated` is the last statement that was put there.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN, existing: bool = False) -> None:
         self.path, self.kind = path, kind
-        self.written: set[str] = set()
         self.stated: Statement | None = None
         if existing:
             return
@@ -102,7 +99,6 @@ class RunFolder:
             raise ValueError(f"name={name!r}: must be one of {NAMES}, so that --overwrite finds it again")
         with whole_file(self.path / name) as file:
             file.write(content)
-        self.written.add(name)
 
 
 def _line(evaluation: Mapping[str, Any]) -> bytes:

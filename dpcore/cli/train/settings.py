@@ -8,12 +8,25 @@ is not said here: it follows from the signatures of `dpcore.methods`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
-from dpcore.cli.options import count, flag, group_norms, multiplier, name_or_file, one_of, option, real, reals, whole
+from dpcore.cli.options import (
+    count,
+    flag,
+    group_norms,
+    multiplier,
+    name_or_file,
+    one_of,
+    option,
+    parsers,
+    real,
+    reals,
+    whole,
+)
 from dpcore.errors import ArgumentError
 from dpcore.methods import BASES, METHODS, VARIANTS, keywords
 from dpcore.plan.plan import Plan
@@ -48,7 +61,6 @@ DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "nesterov": 0.05, "adam": 0.005, "ad
 _CALLED = {"filter_b": "b", "filter_a": "a"}
 _ONLY_BESIDE = {"clip_lr": "clip-quantile", "bit_noise": "clip-quantile", "warmup_steps": "schedule cosine",
     "bands": "strategy banded-inverse-square-root"}  # fmt: skip
-_ONLY_SAMPLING = {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}
 
 
 @dataclass(frozen=True)
@@ -167,7 +179,11 @@ class Settings:
                 f"epsilon={self.epsilon!r}: cannot be met by variant='noiseless_preconditioner', which guarantees "
                 "nothing; use --noise-multiplier and --allow-nonprivate, or another variant"
             )
-        self._choose_sampling(self.build_method())
+        method = self.build_method()
+        if self.sampling is None:
+            # What correlated noise and second moments of their own need; the plan refuses another sampling.
+            fixed = method.noise.strategy is not None or method.update.second_moment in ("independent", "joint")
+            object.__setattr__(self, "sampling", "fixed-order" if fixed else "poisson")
 
     def _check_taken(self, name: str) -> None:
         """Refuse a setting that the method, or the update beneath it, does not take."""
@@ -181,26 +197,6 @@ class Settings:
             raise ArgumentError(f"{start} --base {_listed(bases)}, not for {self.update}")
         methods = [method for method in METHODS if keyword in keywords(method)]
         raise ArgumentError(f"{start} the method {_listed(methods)}, not for {self.method}")
-
-    def _choose_sampling(self, method: Method) -> None:
-        reason, unfit = "", ["poisson", "fixed-size"]
-        if method.noise.strategy is not None:
-            reason = "correlated noise is accounted for by the steps at which an example takes part"
-            unfit.append("truncated-poisson")
-        elif method.update.second_moment in ("independent", "joint"):
-            reason = f"the sensitivity of {self.variant} grows with the largest batch"
-        if self.sampling is None:
-            object.__setattr__(self, "sampling", "fixed-order" if reason else "poisson")
-        elif reason and self.sampling in unfit:
-            raise ArgumentError(
-                f"sampling={self.sampling!r}: {reason}, which must be fixed; use --sampling fixed-order"
-            )
-        for name, needed in _ONLY_SAMPLING.items():
-            value = getattr(self, name)
-            if value is not None and self.sampling != needed:
-                raise ArgumentError(f"{name}={value!r}: is only for --sampling {needed}")
-        if self.sampling == "cyclic-poisson" and self.groups is None:
-            raise ArgumentError("groups=None: give --groups with --sampling cyclic-poisson, for example --groups 8")
 
     @property
     def update(self) -> str:
@@ -262,6 +258,12 @@ class Settings:
 def settings_from(given: dict[str, Any]) -> Settings:
     """Return the settings of the options that were given: those that are not None."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def stored_settings(content: Mapping[str, Any]) -> Settings:
+    """Return the settings of a config.json, read as options are; what else stands there is left out."""
+    read = parsers(Settings)
+    return settings_from({name: read[name](content[name]) for name in read if content.get(name) is not None})
 
 
 def _listed(names: list[str]) -> str:

@@ -20,8 +20,8 @@ from dpcore.cli import datasets
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.options import Json, flag, takes
 from dpcore.cli.output import remark, remarks, write_json, write_line
-from dpcore.cli.train.run_folder import NAMES, RESULTS, RunFolder, check_folder, content_of, holds, locked, next_folder
-from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from
+from dpcore.cli.train.run_folder import RunFolder, check_folder, content_of, holds, locked, next_folder
+from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from, stored_settings
 from dpcore.errors import ArgumentError, DataError, DivergenceError, DpcoreError
 from dpcore.ledger import Ledger
 from dpcore.spec.canonical import plain, read_json_file
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
+# Settings of comparisons of earlier versions, which their config.json has.
+GONE = ("search_epochs", "account_for_tuning")
 TABLES = "contestants"
 
 
@@ -46,7 +48,7 @@ def read_config(path: Path) -> dict[str, Any]:
             settings = settings.get("settings") if isinstance(settings, dict) else None
             if not isinstance(settings, dict):
                 raise DataError(f"config={str(path)!r}: holds no settings; name a .toml file or a run's config.json")
-            return {key: value for key, value in settings.items() if value is not None}
+            return {key: value for key, value in settings.items() if value is not None and key not in GONE}
         return tomllib.loads(path.read_text("utf-8"))
     except DataError:
         raise
@@ -207,7 +209,7 @@ def _warn_of_budget(ledger: Path, training: Training) -> None:
 
 
 def _left(folder: RunFolder) -> str:
-    """Say what of a run that ended badly was saved, what was not, and where it stands what was spent."""
+    """Say of a run that ended badly where it stands what was spent, and how to go on."""
     statement = folder.path / "statement.txt"
     if folder.stated is not None:
         upper = folder.stated.note.startswith(WRITTEN_BEFORE)
@@ -217,11 +219,6 @@ def _left(folder: RunFolder) -> str:
         said = f"no step was taken, and {statement} states what was spent before, or more"
     else:
         said = "no step was taken, and nothing was spent"
-    saved = [name for name in NAMES if name in folder.written]
-    missing = [name for name in RESULTS if name not in folder.written]
-    said += f"; saved in {folder.path}: {', '.join(saved) or 'nothing'}"
-    if missing:
-        said += f"; not saved: {', '.join(missing)}"
     return f"{said}; to go on: {_command(folder)}" if folder.checkpoint.exists() else said
 
 
@@ -287,24 +284,15 @@ def joined(settings: Settings) -> Iterator[int]:
 _BESIDE = {"resume", "ledger", "as_json", "debug"}
 
 
-def use_folder(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the settings of the run in this folder those of the command; `check_resumed` refuses one without a run."""
-    if path is not None and holds(path):
-        use_config(context, path / "config.json")
-        # Of one that was moved the checkpoint knows more, and --ledger says so.
-        if context.default_map is not None:
-            context.default_map.pop("ledger", None)
-    return path
-
-
-def check_resumed(context: typer.Context, path: Path) -> None:
-    """Refuse a folder that holds no run, and options beside ``--resume`` that belong to the run."""
+def settings_of_run(context: typer.Context, path: Path) -> Settings:
+    """Return the settings of the run in a folder; refuse options beside ``--resume`` that belong to the run."""
     if not holds(path):
         raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
     for parameter in context.command.params:
         name = str(parameter.name)
         if name not in _BESIDE and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise ArgumentError(f"{parameter.opts[0]}: must be left out, since --resume has the settings of the run")
+    return stored_settings(read_config(path / "config.json"))
 
 
 def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
@@ -404,7 +392,7 @@ def train(
     overwrite: Annotated[bool, flag("--overwrite", "Replace the run in that folder.", RUN)] = False,
     config: Annotated[Path | None, typer.Option(is_eager=True, callback=use_config, metavar="FILE",  # noqa: ARG001 (its callback reads it)
         help="Settings from a .toml file, or from a run's config.json; options win.", rich_help_panel=RUN)] = None,
-    resume: Annotated[Path | None, typer.Option(is_eager=True, callback=use_folder, metavar="FOLDER",
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER",
         help="Go on with the run in this folder, which a ledger pays for, from its checkpoint.",
         rich_help_panel=RUN)] = None,
     as_json: Json = False,
@@ -412,8 +400,5 @@ def train(
 ) -> int:  # fmt: skip
     """Train a model with a stated privacy guarantee."""
     if resume is not None:
-        check_resumed(context, resume)
-    settings = settings_from(given)
-    if resume is not None:
-        return go_on(settings, resume, as_json, ledger)
-    return run(settings, out, overwrite, as_json, ledger)
+        return go_on(settings_of_run(context, resume), resume, as_json, ledger)
+    return run(settings_from(given), out, overwrite, as_json, ledger)

@@ -42,8 +42,6 @@ SECONDS: Final = 60.0
 """At the latest after so long."""
 SHARE: Final = 0.01
 """Or after this share of the plan's steps: a crash then costs half of it on average."""
-TIME: Final = 0.1
-"""Saves between evaluations take at most this share of the time; only a run of seconds is held back by it."""
 
 
 class Autosave:
@@ -53,20 +51,17 @@ class Autosave:
         self, save: Callable[[], None], steps: int, begun: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._save, self._every, self._clock = save, every(steps), clock
-        self._step, self._at, self._took = begun, clock(), 0.0
+        self._step, self._at = begun, clock()
 
     def after(self, step: int) -> None:
         """Save after a step if that is due."""
-        passed = self._clock() - self._at
-        if (step - self._step >= self._every or passed >= SECONDS) and self._took <= TIME * passed:
+        if step - self._step >= self._every or self._clock() - self._at >= SECONDS:
             self.now(step)
 
     def now(self, step: int) -> None:
         """Save in any case."""
-        begun = self._clock()
         self._save()
         self._step, self._at = step, self._clock()
-        self._took = self._at - begun
 
 
 def every(steps: int) -> int:
@@ -78,9 +73,8 @@ def cost(steps: int) -> str:
     """Say what a crash would cost a run of so many steps."""
     return (
         f"a checkpoint is saved every {every(steps):,} of {steps:,} steps or {SECONDS:.0f} seconds, whichever comes "
-        f"first (less often where that would take over {TIME:.0%} of the time); a crash or kill -9 costs the steps "
-        f"since then and up to {largest(steps):,} reserved ahead, which stay charged; Ctrl-C, SIGTERM and the budget's "
-        "end cost none"
+        f"first; a crash or kill -9 costs the steps since then and up to {largest(steps):,} reserved ahead, which stay "
+        "charged; Ctrl-C, SIGTERM and the budget's end cost none"
     )
 
 
@@ -153,14 +147,12 @@ def _device(backend: str) -> torch.device:
 class Outcome(NamedTuple):
     """How the training of a run ended, and the statement for the steps that lead to its parameters.
 
-    `budget` says why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite. `seconds` is
-    how long it took, which tells the sizes of the batches: it is not for the run's folder.
+    `budget` says why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite.
     """
 
     statement: Statement
     budget: str
     diverged: str
-    seconds: float
 
     @property
     def complete(self) -> bool:
@@ -237,7 +229,7 @@ class Training:
         private data, or of the secret sample, that no noise covers.
         """
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
-        started, told, saves = time.perf_counter(), -math.inf, None
+        told, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
         board = self._board(folder)
         held_out = HeldOut(private, self._test, _METRICS, trackers=board, batch_size=_EVALUATION_BATCH)
@@ -287,7 +279,7 @@ class Training:
         statement = self.statement(private.steps_taken, note)
         if folder is not None:
             self._finish(folder, statement, board, keep=not diverged)
-        return Outcome(statement, budget, diverged, time.perf_counter() - started)
+        return Outcome(statement, budget, diverged)
 
     def _board(self, folder: RunFolder | None) -> list[Any]:
         """Return TensorBoard's writer. It gets evaluations only: values have times, which tell the sizes of batches."""
@@ -339,11 +331,10 @@ class Training:
         for name, content in files(statement, state, title=title, trained=trained).items():
             folder.write(name, content)
         if settings.record_gradients is not None:
-            folder.written.add(save_gradients(folder.path, **self.private.recorded).name)
+            save_gradients(folder.path, **self.private.recorded)
         curves = ([item[key] for item in self.evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
-        beside: Any = {"title": title, "target_epsilon": settings.epsilon, "planned_epochs": settings.epochs}
-        picture = plots.learning_curve(folder.path / "learning-curve.png", *curves, **beside)
-        folder.written.add(picture.name)
+        place = folder.path / "learning-curve.png"
+        plots.learning_curve(place, *curves, title=title, target_epsilon=settings.epsilon)
 
 
 def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""When `dpcore train` saves: by the plan, by time, and never so often that saving is what it does."""
+"""When `dpcore train` saves: by the plan and by time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("torch")
-
-import itertools
 
 from dpcore.cli.train.training import Autosave, cost, every
 
@@ -36,12 +34,6 @@ def test_a_crash_costs_at_most_a_hundredth_of_the_plan():
 def test_or_a_minute():
     assert saves(10**5, 1.0, 0.5)[:3] == [60, 120, 180]
     assert saves(300, 100.0, 1.0) == [*range(1, 301)]
-
-
-def test_saving_takes_a_tenth_of_the_time_at_most():
-    found = saves(1000, 0.001, 0.05)  # a run of a second
-    assert found[0] == 10
-    assert all(later - earlier >= 500 for earlier, later in itertools.pairwise(found))
 
 
 def test_a_save_in_any_case_counts():

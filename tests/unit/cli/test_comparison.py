@@ -51,11 +51,10 @@ def test_equal_rates_go_to_the_smallest_and_one_rate_is_not_searched():
     assert comparison(lr=()).grid("dp_sgd") == (0.5,)
 
 
-def test_search_runs_are_shorter_and_never_share_a_seed_with_final_ones():
-    asked = comparison(seeds=3, search_epochs=1)
+def test_search_runs_never_share_a_seed_with_final_ones():
+    asked = comparison(seeds=3)
     search, final = asked.search("disk", 1.0)[0], asked.final("disk", 1.0, 1.0)
     assert search.seed not in {run.seed for run in final}
-    assert (asked.settings_for(search).epochs, asked.settings_for(final[0]).epochs) == (1, 2)
     assert asked.settings_for(final[1]).seed == 1
 
 
@@ -66,8 +65,6 @@ def test_tables_are_read_as_the_options_are():
     assert second == Contestant("b", {"method": "memf"}, (0.5,))
     asked = Comparison((first, second), (3.0,), {"epochs": 3})
     assert asked.settings_for(asked.final("a", 3.0, 1.0)[0]).epochs == 3
-    assert asked.words("a") == "sampling poisson, batch size 1000, kappa 0.5"
-    assert asked.words("b") == "sampling fixed-order"
 
 
 def test_a_flag_of_a_table_is_true_or_false():
@@ -85,7 +82,6 @@ def test_a_flag_of_a_table_is_true_or_false():
     ({"method": "disk", "kappa": "much"}, "kappa: 'much' is not a number"),
     ({"method": "disc"}, "did you mean disk"), (3, "must be a table"),
     ({"method": "dp_sgd", "kappa": 0.5}, "contestant 'x': kappa=0.5: is only for the method disk"),
-    ({"method": "memf", "sampling": "poisson"}, "use --sampling fixed-order"),
 ])  # fmt: skip
 def test_wrong_tables_are_one_sentence(table: Any, words: str):
     refused(ArgumentError, words, lambda: Comparison(from_tables({"x": table, "y": {"method": "dp_sgd"}}, ()), (1.0,)))
@@ -96,7 +92,7 @@ def test_wrong_tables_are_one_sentence(table: Any, words: str):
     ({"contestants": (Contestant("a", {"method": "disk"}), Contestant("a", {"method": "disk"}))}, "same name"),
     ({"epsilon": ()}, "give at least one"), ({"epsilon": (1.0, 1.0)}, "a value twice"),
     ({"lr": (1.0, 1.0)}, "a value twice"), ({"lr": (0.0, 1.0)}, "must be greater than 0"),
-    ({"seeds": 0}, "between 1 and"), ({"search_seeds": 0}, "at least 1"), ({"search_epochs": 0}, "at least 1"),
+    ({"seeds": 0}, "between 1 and"), ({"search_seeds": 0}, "at least 1"),
 ])  # fmt: skip
 def test_nothing_to_compare_is_one_sentence(settings: dict[str, Any], words: str):
     refused(ArgumentError, words, comparison, **settings)
@@ -106,7 +102,7 @@ def row(name: str, accuracy: list[float]) -> Row:
     records = tuple(Record(Run(name, 1.0, FINAL, 0.5, seed), Path()) for seed in range(len(accuracy)))
     for record, value in zip(records, accuracy, strict=True):
         record.evaluations = [{"test_accuracy": value}]
-    return Row(name, name, "", 1.0, 0.5, (0.5,), 1.0, records)
+    return Row(name, name, 1.0, 0.5, (0.5,), 1.0, records)
 
 
 @pytest.mark.parametrize(("base", "other", "words"), [

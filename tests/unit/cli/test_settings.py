@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("typer")
 
 from dpcore.cli.train.settings import DEFAULT_LR, Settings
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
 from dpcore.methods import METHODS
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.strategies import NamedStrategy
@@ -59,8 +59,8 @@ def test_options_reach_the_method():
 def test_the_sampling_follows_the_method(method: str, settings: dict[str, Any], sampling: str):
     assert Settings(method=method, epsilon=3, **settings).sampling == sampling
     if sampling == "fixed-order":
-        with pytest.raises(ArgumentError, match=r"sampling='poisson': .* use --sampling fixed-order"):
-            Settings(method=method, epsilon=3, sampling="poisson", **settings)
+        with pytest.raises(PrivacyError, match=r"\(sampling='fixed-order'\)"):
+            Settings(method=method, epsilon=3, sampling="poisson", **settings).plan(1000)
 
 
 def test_samplings_that_fit():
@@ -70,16 +70,22 @@ def test_samplings_that_fit():
     Settings(epsilon=3, sampling="cyclic-poisson", groups=4)
 
 
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"max_batch_size": 20}, "max_batch_size=20: is only for sampling 'truncated-poisson'"),
+    ({"groups": 2, "sampling": "shuffled"}, "groups=2: is only for sampling 'cyclic-poisson'"),
+    ({"sampling": "cyclic-poisson"}, "groups=None: must be given with sampling 'cyclic-poisson'"),
+    ({"method": "memf", "sampling": "truncated-poisson"}, "sampler=TruncatedPoissonSampler: correlated noise"),
+    ({"method": "dp_adam", "variant": "independent_moments", "sampling": "fixed-size"}, "zero-out adjacency; use"),
+])  # fmt: skip
+def test_what_is_another_samplings_is_refused_with_the_plan(settings: dict[str, Any], words: str):
+    refused(DpcoreError, words, Settings(epsilon=3, **settings).plan, 1000)
+
+
 def test_epsilon_is_named_as_it_was_typed():
     refused(ArgumentError, r"^epsilon=-1: must be greater than 0", Settings, epsilon=-1)
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [
-    ("dp_sgd", {"max_batch_size": 20}, "max_batch_size=20: is only for --sampling truncated-poisson"),
-    ("dp_sgd", {"groups": 2, "sampling": "shuffled"}, "groups=2: is only for --sampling cyclic-poisson"),
-    ("dp_sgd", {"sampling": "cyclic-poisson"}, "groups=None: give --groups"),
-    ("memf", {"sampling": "truncated-poisson"}, "sampling='truncated-poisson': correlated noise"),
-    ("dp_adam", {"variant": "independent_moments", "sampling": "fixed-size"}, "use --sampling fixed-order"),
     ("memf", {"kappa": 0.5}, "is only for the method disk, not for memf"),
     ("inner_outer", {"base": "sgd"}, "is only for the method dp_sgd, doppler, disk"),
     ("dp_sgd", {"eps": 0.1}, "is only for --base adam, adamw or adagrad, not for sgd"),

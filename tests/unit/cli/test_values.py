@@ -19,7 +19,7 @@ from tests.refused import refused
 @pytest.mark.parametrize(("text", "value"), [
     ("0.1", 0.1), ("1e-5", 1e-5), ("1E-5", 1e-5), (" 60,000 ", 60000), ("1,234,567.5", 1234567.5), ("60_000", 60000),
     ("60k", 60000), ("1.5M", 1.5e6), ("1/60,000", 1 / 60000), ("256/60k", 256 / 60000), ("1%", 0.01),
-    ("10^-5", 1e-5), ("2**-20", 2**-20), ("-3", -3), (3, 3), (0.25, 0.25),
+    ("-3", -3), (3, 3), (0.25, 0.25),
 ])  # fmt: skip
 def test_numbers_as_typed(text: Any, value: float):
     assert real(text) == pytest.approx(value, rel=1e-15)

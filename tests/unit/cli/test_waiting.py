@@ -33,15 +33,15 @@ def test_half_a_second_goes_by_before_a_word(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "whose"),
+    "words",
     [
-        (["epsilon", *PLAN, "--noise-multiplier", "3", "--delta", "1e-6"], "1,000,000,000 steps;"),
-        (["delta", *PLAN, "--noise-multiplier", "3", "--epsilon", "1"], "1,000,000,000 steps;"),
-        (["calibrate", *PLAN, "--epsilon", "3", "--delta", "1e-6"], "1,000,000,000 steps, for one trial value after"),
-        (["curve", "steps", *PLAN, "--noise-multiplier", "3", "--delta", "1e-6"], "steps, at every point of the curve"),
+        ["epsilon", *PLAN, "--noise-multiplier", "3", "--delta", "1e-6"],
+        ["delta", *PLAN, "--noise-multiplier", "3", "--epsilon", "1"],
+        ["calibrate", *PLAN, "--epsilon", "3", "--delta", "1e-6"],
+        ["curve", "steps", *PLAN, "--noise-multiplier", "3", "--delta", "1e-6"],
     ],
 )
-def test_what_takes_long_is_named_once_and_json_stays_pure(words: list[str], whose: str, capsys, monkeypatch):
+def test_what_takes_long_is_named_once_and_json_stays_pure(words: list[str], capsys, monkeypatch):
     """The computation itself is replaced: what is tested is the line, and not the machine."""
     from dpcore import accounting
 
@@ -65,8 +65,7 @@ def test_what_takes_long_is_named_once_and_json_stays_pure(words: list[str], who
     json.loads(out)
     lines = [line for line in err.splitlines() if "still computing" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("remark: still computing: certified bounds on the privacy loss of 1,000,000,000 ")
-    assert whose in lines[0]
+    assert lines[0].startswith("remark: still computing: certified bounds on the privacy loss; ")
 
 
 @pytest.mark.parametrize("name", app.COMMANDS)
