@@ -245,7 +245,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_state_probe.py::test_every_point_sees_the_batch_as_it_was"),
         ("look for state on made-up examples only", 'if synthetic or self._calls & (self._calls - 1) or self.way == "pairs":', "if True:",
          "unit/torch/test_state_probe.py::test_what_only_real_examples_provoke_is_refused_before_anything_is_released"),
-        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_alone.py"),
+        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_checks.py::test_a_model_that_mixes_sees_batches_of_one_where_that_is_asked_for"),
         ("overlook a hook on a parameter", "if parameter._backward_hooks or getattr(", "if False and getattr(",
          "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
