@@ -13,8 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.isolation.case import Case
-from tests.isolation.models import CLASSES, IMAGE, ROW, ROWS, SEQUENCE, TOKENS, Between, Function, Tensor, built, table
+from tests.isolation.models import (
+    CLASSES,
+    IMAGE,
+    ROW,
+    ROWS,
+    SEQUENCE,
+    TOKENS,
+    Between,
+    Case,
+    Function,
+    Tensor,
+    built,
+    labels,
+    table,
+)  # fmt: skip
+from tests.unit.torch.models import Called
 
 GLOBAL: dict[str, Any] = {"mean": torch.zeros(6), "list": [], "count": 0}
 
@@ -436,28 +450,19 @@ def buffered(function: Any, name: str, value: Tensor) -> Any:
     return built(make, data)
 
 
-class MeanBackward(torch.autograd.Function):
-    """The identity, and backward what `backward` of the class below makes of the batch's gradient."""
+def bent(change: Callable[[Tensor], Tensor]) -> Function:
+    """The identity, whose backward pass makes something else of the batch's gradient."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
+    class Bent(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient - gradient.mean(0)
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return change(gradient)
 
-
-class FlipBackward(MeanBackward):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient.flip(0)
-
-
-class NormBackward(MeanBackward):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient / (1e-3 + gradient.norm())
+    return lambda h, m: Bent.apply(h)
 
 
 class SavedBackward(torch.autograd.Function):
@@ -472,17 +477,13 @@ class SavedBackward(torch.autograd.Function):
         return gradient * weight, (gradient.sum(0) * x.sum(0))
 
 
-class CountedBackward(MeanBackward):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient * len(gradient)
-
-
 BACKWARD: dict[str, Function] = {
-    name: lambda h, m, f=f: f.apply(h)
-    for name, f in {"mean": MeanBackward, "flip": FlipBackward, "norm": NormBackward, "number": CountedBackward}.items()
+    "mean": bent(lambda gradient: gradient - gradient.mean(0)),
+    "flip": bent(lambda gradient: gradient.flip(0)),
+    "norm": bent(lambda gradient: gradient / (1e-3 + gradient.norm())),
+    "number": bent(lambda gradient: gradient * len(gradient)),
+    "weight's gradient": lambda h, m: SavedBackward.apply(h, m.scale),
 }
-BACKWARD["weight's gradient"] = lambda h, m: SavedBackward.apply(h, m.scale)
 
 
 def hooked(kind: str) -> Callable[[], nn.Module]:
@@ -528,23 +529,13 @@ def focal(output: Tensor, target: Tensor) -> Tensor:
     return (each * each.detach().softmax(0)).sum()
 
 
-class OwnLoss(nn.Module):
+def own_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Any:
     """The model computes the loss itself, from the labels among its inputs."""
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.body, self.function = nn.Linear(6, CLASSES), function
+    def model() -> nn.Module:
+        return Called(lambda m, x, y: function(m.body(x), y), body=nn.Linear(6, CLASSES))
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.function(self.body(x), y)
-
-
-def own_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    def build() -> Any:
-        inputs = {"x": data(), "y": torch.randint(CLASSES, (ROWS,))}
-        return OwnLoss(function), inputs, None, lambda output: output
-
-    return build
+    return built(model, lambda: ({"x": data(), "y": labels()}, None), lambda output: output)
 
 
 def weighted(output: Tensor, y: Tensor) -> Tensor:
@@ -569,24 +560,6 @@ OWN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # fmt: on
 
 
-class Attends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.MultiheadAttention(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x, x, x)[0]
-
-
-class First(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)[0]
-
-
 # fmt: off
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "BatchNorm1d": (lambda: nn.BatchNorm1d(6), ROW),
@@ -597,11 +570,10 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "InstanceNorm, statistics": (lambda: nn.InstanceNorm2d(4, track_running_stats=True), IMAGE),
     "spectral norm, old": (lambda: nn.utils.spectral_norm(nn.Linear(6, 6)), ROW),
     "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), ROW),
-    "lazy BatchNorm": (nn.LazyBatchNorm1d, ROW),
     "BatchNorm in a Sequential": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.BatchNorm1d(6))), ROW),
-    "attention, batch second": (Attends, SEQUENCE),
+    "attention, batch second": (lambda: Called(lambda m, x: m.body(x, x, x)[0], body=nn.MultiheadAttention(6, 2)), SEQUENCE),
     "encoder layer, batch second": (lambda: nn.TransformerEncoderLayer(6, 2, 8, 0.0), SEQUENCE),
-    "GRU, batch second": (lambda: First(nn.GRU(6, 6)), SEQUENCE),
+    "GRU, batch second": (lambda: Called(lambda m, x: m.body(x)[0], body=nn.GRU(6, 6)), SEQUENCE),
     "flatten of all": (lambda: nn.Flatten(0, 1), SEQUENCE), "softmax of the batch": (lambda: nn.Softmax(0), ROW),
     "fold of the batch": (lambda: nn.Flatten(0), ROW),
     "BatchNorm3d": (lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.BatchNorm3d(4)), IMAGE),
@@ -613,19 +585,9 @@ def modular(name: str) -> Case:
     make, shape = MODULES[name]
 
     def whole() -> nn.Module:
-        features = {ROW: 6, SEQUENCE: 30, IMAGE: 144}[shape]
-        features = {"flatten of all": 6, "fold of the batch": 1}.get(name, features)
-        last: nn.Module = nn.Linear(features, CLASSES)
+        features = {"flatten of all": 6, "fold of the batch": 1}.get(name, {ROW: 6, SEQUENCE: 30, IMAGE: 144}[shape])
         end = [] if name in ("flatten of all", "fold of the batch") else [nn.Flatten()]
-        return nn.Sequential(nn.Linear(6, 6), make(), *end, last)
-
-    if name == "lazy BatchNorm":
-        whole_ = whole
-
-        def whole() -> nn.Module:
-            model = whole_()
-            model.eval()(torch.randn(2, 6))
-            return model.train()
+        return nn.Sequential(nn.Linear(6, 6), make(), *end, nn.Linear(features, CLASSES))
 
     return Case(f"module: {name}", built(whole, lambda: torch.randn(ROWS, *shape)), "mixer")
 
@@ -651,7 +613,7 @@ MADE: dict[str, Any] = {
     "loss: contrast": built(lambda: nn.Linear(6, CLASSES), data, contrast),
     "loss: hard examples": built(lambda: nn.Linear(6, CLASSES), data, losses),
     "loss: focal": built(lambda: nn.Linear(6, CLASSES), data, focal),
-    "loss: keeps": lambda: (nn.Linear(6, CLASSES), data(), torch.randint(CLASSES, (ROWS,)), Counting()),
+    "loss: keeps": lambda: (nn.Linear(6, CLASSES), data(), labels(), Counting()),
     **{f"own loss: {name}": own_loss(function) for name, function in OWN_LOSSES.items()},
 }  # fmt: skip
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tests.isolation.case import Case
-from tests.isolation.models import IMAGE, ROW, SEQUENCE, Function, Tensor, table
+from tests.isolation.models import IMAGE, ROW, SEQUENCE, Case, Function, Tensor, table
 
 
 def noise(like: Tensor) -> Tensor:

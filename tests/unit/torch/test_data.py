@@ -55,16 +55,6 @@ def test_every_kind_of_data_gives_the_same_run(workers: int) -> None:
     assert all(torch.equal(end, ends[0]) for end in ends[1:])
 
 
-def test_empty_draw_from_a_dataset_has_shapes_and_dtypes() -> None:
-    run = start(model(), sgd(batch_size=0.001), data=Rows(), steps=2, epochs=None)
-    inputs, targets = next(iter(run.loader))
-    assert inputs.shape == (0, 5)
-    assert inputs.dtype == torch.float32
-    assert targets.shape == (0,)
-    assert targets.dtype == torch.int64
-    run.step((inputs, targets))
-
-
 def centered(rows: list[Any]) -> Any:
     inputs, targets = default_collate(rows)
     return inputs - inputs.mean(0) / 2, targets
@@ -447,17 +437,6 @@ def test_a_cast_model_takes_no_step_and_goes_on_when_it_is_cast_back(cast: torch
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), straight.parameters(), strict=True))
 
 
-def test_a_model_moved_to_another_device_takes_no_step() -> None:
-    net = model()
-    run = start(net)
-    batch = next(iter(run.loader))
-    net.to("meta")
-    for call in (lambda: run.step(batch), run.explain):
-        refused(ArgumentError, r"'0\.weight' was replaced.*call make_private again", call)
-    assert run.steps_taken == 0
-    assert not any(total.any() for total in run._engine.mechanism.vectors.totals)
-
-
 def test_a_frozen_batchnorm_must_stay_frozen() -> None:
     net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).eval().requires_grad_(False), nn.Linear(4, 3))
     run = start(net)
@@ -468,30 +447,6 @@ def test_a_frozen_batchnorm_must_stay_frozen() -> None:
     net.train()
     with pytest.raises(ArgumentError, match=r"'1' \(BatchNorm1d\) was frozen"):
         run.step(next(iter(run.loader)))
-
-
-def test_mappings_of_inputs_reach_the_model_by_keyword() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return nn.functional.cross_entropy(self.layer(x), labels)
-
-    class Dicts(Rows):
-        def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
-            x, label = super().__getitem__(index)
-            return {"labels": label, "x": x}
-
-    columns = {"x": DATA[0], "labels": DATA[1].numpy()}
-    rows = [{"x": x, "labels": int(label)} for x, label in zip(*DATA, strict=True)]
-    torch.manual_seed(0)
-    end = finish(start(nn.Sequential(nn.Linear(5, 3))))
-    for data in (Dicts(), columns, UserDict(columns), rows, (columns,)):
-        torch.manual_seed(0)
-        run = start(Two(), data=data, loss=lambda loss: loss)
-        assert torch.equal(finish(run), end)
 
 
 def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,32 +490,6 @@ def test_without_a_target_delta_one_must_be_asked_for() -> None:
     assert run.statement(1e-5).delta == 1e-5
 
 
-class Overwrites(nn.Module):
-    """Writes to its input, as a model may that normalizes in place."""
-
-    def __init__(self, writes: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.writes = nn.Linear(5, 3), writes
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x.mul_(2) if self.writes else x * 2)
-
-
-@pytest.mark.parametrize("data", [DATA, Rows()], ids=["tensors", "dataset"])
-@pytest.mark.parametrize("name", ["dp_sgd", "disk", "pmlf"])
-def test_a_model_that_writes_to_its_input_sees_the_original_at_every_point(name: str, data: Any) -> None:
-    kept = DATA[0].clone()
-    ends = [finish(start(Overwrites(writes), METHODS[name](8), data=data)) for writes in (True, False)]
-    assert torch.equal(*ends)
-    assert torch.equal(DATA[0], kept)
-    run = start(Overwrites(True), METHODS[name](8), data=data, sampling="fixed_order")
-    batch = next(iter(run.loader))
-    before = batch[0].clone()
-    run.step(batch)
-    assert torch.equal(batch[0], before)
-
-
 @pytest.mark.parametrize("data", [DATA, Rows(), list(zip(*DATA, strict=True))], ids=["tensors", "dataset", "list"])
 @pytest.mark.parametrize("name", ["dp_sgd", "disk"])
 def test_batches_of_one_and_of_none(name: str, data: Any) -> None:
@@ -600,13 +529,6 @@ class Shards:
 def test_streams_are_refused_with_the_reason(stream: Any) -> None:
     words = rf"^data={type(stream).__name__}: must be a map-style dataset .*; a stream gives its examples in an order"
     refused(ArgumentTypeError, words, start, model(), data=stream)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_stream_of_hugging_face_is_refused() -> None:
-    datasets = pytest.importorskip("datasets")
-    stream = datasets.Dataset.from_dict({"x": [1.0]}).to_iterable_dataset()
-    refused(ArgumentTypeError, "^data=IterableDataset: .*; a stream gives", start, model(), data=stream)
 
 
 @pytest.mark.parametrize("sampling", ["fixed_size", "fixed_order", "shuffled"])

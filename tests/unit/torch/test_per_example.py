@@ -13,8 +13,8 @@ from torch import nn
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient
-from dpcore.torch.memory import peak_bytes
 from dpcore.torch.model.models import build
+from tests.unit.torch.models import Called
 from tests.unit.torch_runs import Tied
 
 
@@ -39,31 +39,13 @@ def repeated() -> nn.Module:
     return model
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 2), nn.Linear(5, 2)
-
-    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return self.a(left) * self.b(right)
+def two_inputs() -> nn.Module:
+    return Called(lambda m, left, right: m.a(left) * m.b(right), a=nn.Linear(3, 2), b=nn.Linear(5, 2))
 
 
-class Recurrent(nn.Module):
+def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
     """A kind that vmap cannot batch."""
-
-    def __init__(self, kind: type[nn.Module]) -> None:
-        super().__init__()
-        self.cell, self.head = kind(3, 4), nn.Linear(4, 2)
-        self.cell.batch_first = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.cell, nn.RNNBase):
-            return self.head(self.cell(x)[0][:, -1])
-        state = self.cell(x[:, 0])
-        return self.head(state[0] if isinstance(state, tuple) else state)
-
-
-RECURRENT = (nn.RNN, nn.GRU, nn.RNNCell, nn.GRUCell, nn.LSTMCell)
+    return Called(lambda m, x: m.head(m.cell(x)[0][:, -1]), cell=kind(3, 4, batch_first=True), head=nn.Linear(4, 2))
 
 
 def labels(n: int, classes: int) -> torch.Tensor:
@@ -77,17 +59,11 @@ CASES = {
         build("mlp", (6,), 3).double(), F.cross_entropy, (torch.randn(5, 6, dtype=torch.float64), labels(5, 3))),
     "tied": lambda: (Tied(), F.cross_entropy, (torch.randint(0, 9, (4, 3)), labels(4, 9))),
     "a layer twice": lambda: (repeated(), F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
-    "two inputs": lambda: (TwoInputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
+    "two inputs": lambda: (two_inputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
     "keywords": lambda: (
-        TwoInputs(), lambda out: out.square().sum(), {"right": torch.randn(4, 5), "left": torch.randn(4, 3)}),
-    **{kind.__name__: lambda kind=kind: (Recurrent(kind), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2)))
-       for kind in RECURRENT},
-    "groupnorm": lambda: (
-        nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)),
-        F.cross_entropy, (torch.randn(4, 1, 8, 8), labels(4, 2))),
-    "transformer": lambda: (
-        nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 2)),
-        F.cross_entropy, (torch.randn(4, 3, 4), labels(4, 2))),
+        two_inputs(), lambda out: out.square().sum(), {"right": torch.randn(4, 5), "left": torch.randn(4, 3)}),
+    "RNN": lambda: (recurrent(nn.RNN), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
+    "GRU": lambda: (recurrent(nn.GRU), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
     "frozen layer": lambda: (
         nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2)),
         F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
@@ -170,37 +146,3 @@ def test_bad_arguments() -> None:
         PerExampleGradient(nn.Linear(2, 2), "mse")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="requires gradients"):
         PerExampleGradient(nn.Linear(2, 2).requires_grad_(False), F.cross_entropy)
-
-
-class Language(nn.Module):
-    """Its loss takes far more memory than all that is before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(2000, 8), nn.Linear(8, 2000)
-        self.mix = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.out(self.mix(self.embed(tokens))).transpose(1, 2)
-
-
-def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples() -> None:
-    gradient = PerExampleGradient(Language(), F.cross_entropy)
-
-    def peak(examples: int) -> int:
-        batch = tuple(torch.randint(2000, (examples, 64)) for _ in range(2))
-        gradient(gradient.parameters(), batch, synthetic=True)  # captured before it is measured
-        return peak_bytes(lambda: gradient(gradient.parameters(), batch, synthetic=True))
-
-    one, two, ten = peak(1), peak(2), peak(10)
-    logits = 4 * 64 * 2000
-    assert two - one > 2 * logits  # at least the logits and their softmax
-    assert ten == pytest.approx(one + 9 * (two - one), rel=0.1)
-
-
-def test_the_peak_counts_what_lives_at_one_time() -> None:
-    # Twice two tensors, the first ones freed before the next.
-    peak = peak_bytes(lambda: [torch.empty(10**6).add(1) is None for _ in range(2)])
-    assert 8 * 10**6 <= peak < 9 * 10**6  # and some objects of Python's
-    given = torch.zeros(10**6)
-    assert peak_bytes(lambda: given.reshape(10, 10**5).t()) < given.nbytes

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import dpcore
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch import make_private
-from dpcore.torch.gradients import axis, proved
+from dpcore.torch.gradients import axis
 from dpcore.torch.gradients.capture import capture
 from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
 from dpcore.torch.gradients.proved import Program
@@ -429,14 +429,6 @@ def test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed() ->
     with pytest.raises(ArgumentError, match="computes something else than when it was last looked at"):
         private.step(batch)
     assert private.steps_taken == 3
-
-
-def test_equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = []
-    monkeypatch.setattr(proved, "capture", lambda *given: captured.append(1) or capture(*given))
-    for width, times in ((23, 1), (23, 1), (24, 2)):
-        start(nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, CLASSES)))
-        assert len(captured) == times
 
 
 def test_a_value_that_decides_leads_to_another_way_which_names_the_line() -> None:
