@@ -250,7 +250,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
     "dpcore/torch/explain.py": [
-        ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_runs.py"),
+        ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
     ],
     "dpcore/torch/memory.py": [
         ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
@@ -385,7 +385,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/mechanism/loop.py": [
         ("carry a unit on in memory that the next part is written to", "as_block(block.rows() + 0)", "as_block(block.rows())",
-         "agreement/test_repeated_runs.py::test_a_training_run_is_that_without_graphs"),
+         "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
         ("clip each view by itself", "units * self.views, most", "np.repeat(units, self.views), most", "unit/torch/test_augmentations.py"),
         ("add up the views of an example", "float(point.weight) / self.views", "float(point.weight)", "unit/torch/test_augmentations.py"),
         ("clip the examples of a user one by one", "for units in [blocks] if sizes is None else", "for units in [blocks] if sizes is None or not more else",
@@ -786,7 +786,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/torch/engine.py": [
         ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
-         "agreement/test_repeated_runs.py"),
+         "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
     ],
     "dpcore/stages/strategies/named.py": [
         ("plan more rows than fit into memory", "check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)", "pass",

@@ -67,14 +67,6 @@ def test_iterations_are_epochs_and_end_with_the_plan() -> None:
     assert run.epsilon() == pytest.approx(run.plan.epsilon(1e-5))
 
 
-def test_every_fixed_order_epoch_sees_every_example_once() -> None:
-    run = start(model(), sampling="fixed_order")
-    for _ in range(3):
-        seen = torch.cat([(run.step(batch), batch[0])[1] for batch in run.loader])
-        assert seen.shape == (30, 5)
-        assert torch.equal(seen.sort(0).values, DATA[0].sort(0).values)
-
-
 @pytest.mark.parametrize("where", ["second micro-batch", "step hook"])
 def test_a_failed_step_can_be_tried_again_and_counts_no_example_twice(
     where: str, monkeypatch: pytest.MonkeyPatch

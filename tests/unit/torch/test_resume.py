@@ -166,15 +166,6 @@ def test_abandoned_steps_stay_counted(sampling: str) -> None:
     assert any("3 further steps" in caveat for caveat in run.statement().caveats)
 
 
-def test_going_back_twice() -> None:
-    run = start(model(), key=None, exact_key=False, stop=2)
-    state = saved(run)
-    for back in range(2):
-        run.optimizer.load_state_dict(state["optimizer"])
-        finish(run, stop=3)
-        assert run.statement().steps_abandoned == back
-
-
 def test_a_fork_under_a_fixed_order_keeps_the_order() -> None:
     """A new order halfway would let an example take part twice in one epoch, more often than is accounted."""
     run = start(model(), sampling="fixed_order")

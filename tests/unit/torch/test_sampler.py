@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.torch.data.loader import DrawnBatch
 from tests.refused import refused
+from tests.unit.torch.models import Rows
 from tests.unit.torch_runs import DATA, finish, load, model, saved, sgd, start, values
 
 
-class Rows(Dataset[Any]):
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input": DATA[0][index], "label": int(DATA[1][index])}
+def named(index: int, x: torch.Tensor, y: int) -> dict[str, Any]:
+    return {"input": x, "label": y}
 
 
 def pairs(rows: list[dict[str, Any]]) -> Any:
@@ -36,8 +33,8 @@ def own(run: Any, **more: Any) -> DataLoader[Any]:
 KINDS: dict[str, dict[str, Any]] = {
     "tensors": {"data": DATA},
     "dataset": {"data": TensorDataset(*DATA)},
-    "collated": {"data": Rows(), "collate_fn": pairs},
-    "views": {"data": Rows(), "collate_fn": pairs, "augmentations": 2},
+    "collated": {"data": Rows(named), "collate_fn": pairs},
+    "views": {"data": Rows(named), "collate_fn": pairs, "augmentations": 2},
 }
 
 
@@ -125,7 +122,7 @@ def test_reading_ahead_ends_where_the_ledger_has_not_paid(tmp_path: Path) -> Non
 
 
 def test_what_is_pickled_has_no_keys() -> None:
-    run = start(model(), data=Rows(), collate_fn=pairs)
+    run = start(model(), data=Rows(named), collate_fn=pairs)
     refused(PrivacyError, "not pickled", pickle.dumps, run.sampler)
     dataset, collate = pickle.loads(pickle.dumps((run.sampler.dataset, run.sampler.collate)))  # noqa: S301
     assert collate([dataset[3], dataset[1]]).places.tolist() == [3, 1]
@@ -136,7 +133,7 @@ def test_padding_to_the_longest_is_refused_here_too() -> None:
         width = 5 + max(row["label"] for row in rows)
         return torch.stack([torch.nn.functional.pad(row["input"], (0, width - 5)) for row in rows])
 
-    run = start(torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(5), model()), data=Rows(), collate_fn=longest,
+    run = start(torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(5), model()), data=Rows(named), collate_fn=longest,
                 loss=lambda output: output.sum())  # fmt: skip
     refused(ArgumentError, "pad every example to one fixed length", list, own(run))
 

@@ -35,14 +35,6 @@ def test_runs_by_name_and_goes_on_bit_for_bit(options: dict, event: type) -> Non
     assert torch.equal(finish(again), straight)
 
 
-def test_a_cyclic_run_takes_banded_noise() -> None:
-    method = dpcore.methods.memf(lr=0.1, noise_multiplier=1.0, batch_size=8, strategy=BandedToeplitz((1.0, 0.4)))
-    run = start(model(), method, sampling="cyclic_poisson", groups=3)
-    finish(run)
-    assert run.plan.event.participations == 4
-    assert run.plan.event.sensitivity == pytest.approx(1.0)
-
-
 def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_saw() -> None:
     method = dpcore.methods.memf(lr=0.1, noise_multiplier=2.0, batch_size=5, strategy=BandedToeplitz((1.0, 0.4)))
     run = start(model(), method, sampling="cyclic_poisson", groups=3, stop=4)

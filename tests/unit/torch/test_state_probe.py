@@ -20,6 +20,7 @@ from torch import nn
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.gradients.per_example import WAYS
 from dpcore.torch.model.state_probe import Snapshot
+from tests.unit.torch.models import Called
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 
 seen_globally: list[Any] = []
@@ -210,23 +211,16 @@ def test_what_is_kept_is_refused_by_name_and_leaves_everything_as_it_was(case: s
     assert random.getstate() == state[1]
 
 
-class OnRareOnes(nn.Module):
+def on_rare_ones(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Keeps what synthetic examples never show."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 3)
-        self.log: list[Any] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.detach().min() > 100:
-            self.log.append(x.detach())
-        return self.layer(x)
+    if x.detach().min() > 100:
+        m.log.append(x.detach())
+    return m.layer(x)
 
 
 @pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")
 def test_what_only_real_examples_provoke_is_refused_before_anything_is_released() -> None:
-    net = OnRareOnes()
+    net = Called(on_rare_ones, layer=nn.Linear(5, 3), log=[])
     with pytest.warns(SpeedWarning, match="takes 'one-by-one'"):
         run = start(net, data=(DATA[0] + 1000, DATA[1]))
     before = values(net).clone()
@@ -237,18 +231,14 @@ def test_what_only_real_examples_provoke_is_refused_before_anything_is_released(
     assert net.log == []
 
 
-class TellsTheFirst(nn.Linear):
-    started = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = 1.0 if self.started else 0.0
-        self.started = True
-        return super().forward(x) * scale
+def tells_the_first(m: Any, x: torch.Tensor) -> torch.Tensor:
+    scale, m.scale = m.scale, 1.0
+    return m.layer(x) * scale
 
 
 def test_the_first_example_must_be_treated_like_later_ones() -> None:
     with pytest.raises(ArgumentError, match="depends on whether others came before it"):
-        start(TellsTheFirst(5, 3))
+        start(Called(tells_the_first, layer=nn.Linear(5, 3), scale=0.0))
 
 
 class Harmless(nn.Module):
