@@ -270,7 +270,7 @@ DECODERS = [
     case("gpt2 tags", "GPT2", "ForTokenClassification", {**GPT2, "num_labels": CLASSES}, "tags"),
     decoder("gpt neox", "GPTNeoX", BASE),
     decoder("gpt j", "GPTJ", {**GPT2, "rotary_dim": 4}),
-    decoder("opt", "OPT", OPT),
+    decoder("opt", "OPT", {**OPT, "word_embed_proj_dim": 8}),
     decoder("opt layerdrop", "OPT", {**OPT, "dropout": 0.0, "layerdrop": 0.5}, kind="either"),
     decoder("llama eager", "Llama", attention="eager"),
     classifier("llama classes", "Llama", {**SHARED, "num_labels": CLASSES}),

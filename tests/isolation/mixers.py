@@ -30,7 +30,7 @@ from tests.isolation.models import (
 )  # fmt: skip
 from tests.unit.torch.models import Called
 
-GLOBAL: dict[str, Any] = {"mean": torch.zeros(6), "list": [], "count": 0}
+GLOBAL = {"mean": torch.zeros(6)}
 
 
 def data() -> Tensor:
@@ -316,34 +316,14 @@ def running(m: Any, h: Tensor) -> Tensor:
     return h - m.mean
 
 
-def running_new(m: Any, h: Tensor) -> Tensor:
-    m.mean = 0.9 * m.mean + 0.1 * h.detach().mean(0)
-    return h - m.mean
-
-
-def plain_tensor(m: Any, h: Tensor) -> Tensor:
-    m.kept.add_(h.detach().mean(0))
-    return h - m.kept
-
-
 def listed(m: Any, h: Tensor) -> Tensor:
     m.rows.append(h.detach().mean(0))
     return h + m.rows[0]
 
 
-def earlier(m: Any, h: Tensor) -> Tensor:
-    before, m.before = m.before, h.detach().sum(0)
-    return h if before is None else h + before
-
-
 def in_global(m: Any, h: Tensor) -> Tensor:
     GLOBAL["mean"] = 0.5 * GLOBAL["mean"] + h.detach().mean(0)
     return h - GLOBAL["mean"]
-
-
-def in_global_list(m: Any, h: Tensor) -> Tensor:
-    GLOBAL["list"].append(h.detach().mean(0))
-    return h + sum(GLOBAL["list"][-3:])
 
 
 def in_file(m: Any, h: Tensor) -> Tensor:
@@ -359,34 +339,9 @@ def new_path() -> Path:
     return path
 
 
-def in_closure() -> Callable[[Any, Tensor], Tensor]:
-    kept = [torch.zeros(6)]
-
-    def function(m: Any, h: Tensor) -> Tensor:
-        kept[0] = kept[0] + h.detach().mean(0)
-        return h + kept[0]
-
-    return function
-
-
-def in_default(m: Any, h: Tensor, kept: list[Tensor] = []) -> Tensor:  # noqa: B006 - that is the fault
-    kept.append(h.detach().mean(0))
-    return h + kept[-1]
-
-
-def in_class(m: Any, h: Tensor) -> Tensor:
-    type(m).common = getattr(type(m), "common", 0) + h.detach().mean(0)
-    return h + type(m).common
-
-
 def to_parameter(m: Any, h: Tensor) -> Tensor:
     with torch.no_grad():
         m.scale.add_(0.1 * h.mean(0))
-    return h * m.scale
-
-
-def to_parameter_data(m: Any, h: Tensor) -> Tensor:
-    m.scale.data.mul_(0.9).add_(h.detach().mean(0))
     return h * m.scale
 
 
@@ -400,24 +355,8 @@ def counts_in_buffer(m: Any, h: Tensor) -> Tensor:
     return torch.where(m.number > 5, centered(h), h)
 
 
-def counts_in_buffer_by_item(m: Any, h: Tensor) -> Tensor:
-    m.number.add_(1)
-    return centered(h) if int(m.number) > 5 else h
-
-
-def counts_in_global(m: Any, h: Tensor) -> Tensor:
-    GLOBAL["count"] += 1
-    return centered(h) if GLOBAL["count"] % 7 > 4 else h
-
-
 def queue(m: Any, h: Tensor) -> Tensor:
     m.queue = torch.cat([m.queue[1:], h.detach()[-1:]])
-    return h @ m.queue.T @ m.queue
-
-
-def queue_in_place(m: Any, h: Tensor) -> Tensor:
-    with torch.no_grad():
-        m.queue[: len(h)] = h[: len(m.queue)]
     return h @ m.queue.T @ m.queue
 
 
@@ -428,17 +367,8 @@ def hooked_gradient(m: Any, h: Tensor) -> Tensor:
     return h
 
 
-def hooked_norm(m: Any, h: Tensor) -> Tensor:
-    h = h.tanh()
-    if h.requires_grad:
-        h.register_hook(lambda gradient: gradient / (1 + gradient.norm()))
-    return h
-
-
 def keeps(function: Any, **kept: Any) -> Any:
-    return built(
-        lambda: Keeps(function() if function is in_closure else function, **{n: v() for n, v in kept.items()}), data
-    )
+    return built(lambda: Keeps(function, **{name: make() for name, make in kept.items()}), data)
 
 
 def buffered(function: Any, name: str, value: Tensor) -> Any:
@@ -593,19 +523,15 @@ def modular(name: str) -> Case:
 
 
 MADE: dict[str, Any] = {
-    "state: running mean in place": keeps(running), "state: running mean, a new one": keeps(running_new),
-    "state: plain tensor in place": keeps(plain_tensor, kept=lambda: torch.zeros(6)),
-    "state: list": keeps(listed, rows=list), "state: the batch before": keeps(earlier, before=lambda: None),
-    "state: global": keeps(in_global), "state: global list": keeps(in_global_list), "state: file": keeps(in_file, path=new_path),
-    "state: closure": keeps(in_closure), "state: default argument": keeps(in_default), "state: class": keeps(in_class),
-    "state: parameter in place": keeps(to_parameter), "state: parameter's data": keeps(to_parameter_data),
+    "state: running mean in place": keeps(running),
+    "state: list": keeps(listed, rows=list),
+    "state: global": keeps(in_global),
+    "state: file": keeps(in_file, path=new_path),
+    "state: parameter in place": keeps(to_parameter),
     **{f"state: counter from {n} on": keeps(counts, calls=int, after=lambda n=n: n) for n in (0, 1, 3, 8, 20, 70)},
     "state: counter in a buffer": buffered(counts_in_buffer, "number", torch.zeros(())),
-    "state: counter in a buffer, by item": buffered(counts_in_buffer_by_item, "number", torch.zeros(())),
-    "state: counter in a global": keeps(counts_in_global),
     "state: queue": buffered(queue, "queue", torch.ones(4, 6)),
-    "state: queue in place": buffered(queue_in_place, "queue", torch.ones(4, 6)),
-    "hook: tensor's gradient": keeps(hooked_gradient), "hook: tensor's gradient by its norm": keeps(hooked_norm),
+    "hook: tensor's gradient": keeps(hooked_gradient),
     **{
         f"hook: {kind}": built(hooked(kind), data)
         for kind in ("forward", "forward pre", "backward", "backward pre", "parameter")

@@ -1,4 +1,4 @@
-"""Per-example gradients equal a loop over examples with autograd, whatever the model; points are independent."""
+"""Per-example gradients equal a loop over examples with autograd, by every way and at several points."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import dpcore
+import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.sampling import FixedOrderSampler, UserSampler
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient
 from dpcore.torch.model.models import build
 from tests.unit.torch.models import Called
-from tests.unit.torch_runs import Tied
+from tests.unit.torch_runs import DATA, METHODS, Tied, finish, model, public_batch, start, values
 
 
 def loop(model: nn.Module, loss: Callable, batch: tuple) -> list[torch.Tensor]:
@@ -146,3 +149,114 @@ def test_bad_arguments() -> None:
         PerExampleGradient(nn.Linear(2, 2), "mse")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="requires gradients"):
         PerExampleGradient(nn.Linear(2, 2).requires_grad_(False), F.cross_entropy)
+
+
+@pytest.mark.parametrize("name", ["disk", "pmlf", "srg_memf", "accelerated_srgd"])
+def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(model(), METHODS[name](8), sampling="fixed_order", microbatch_size=4)
+    seeds: list[bytes] = []
+    call = type(run._engine.gradient).__call__
+
+    def told(self: Any, point: Any, batch: Any, seed: bytes, **more: Any) -> list[torch.Tensor]:
+        seeds.append(seed)
+        return call(self, point, batch, seed, **more)
+
+    monkeypatch.setattr(type(run._engine.gradient), "__call__", told)
+    for batch in run.loader:
+        seeds.clear()
+        points = len(run._engine.mechanism.points())
+        run.step(batch)
+        micro = -(-len(batch[0]) // 4)
+        assert len(seeds) == points * micro
+        assert len(set(seeds)) == micro
+        assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in range(points)]
+
+
+def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:
+    method = dpcore.methods.dp_adam(
+        lr=0.1, betas=(0.0, 0.0), eps=1e-3, variant="side_information", noise_multiplier=0.0, batch_size=8,
+        max_grad_norm=1e6
+    )  # fmt: skip
+    run = start(model().double(), method, data=(DATA[0].double(), DATA[1]), sampling="fixed_order", microbatch_size=3)
+    batch = next(iter(run.loader))
+    before = values(run.model)
+    inputs, targets = 100 * torch.ones(7, 5, dtype=torch.float64), torch.arange(7) % 3
+
+    def mean(x: torch.Tensor, y: torch.Tensor, count: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(run.model(x), y, reduction="sum") / count
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))])
+
+    public, private = mean(inputs, targets, 7), mean(*batch, 8)
+    run.step(batch, public=(inputs, targets))
+    torch.testing.assert_close(values(run.model), before - 0.1 * private / (public.abs() + 1e-3), rtol=1e-3, atol=1e-5)
+    assert any("declares public" in caveat for caveat in run.statement().caveats)
+
+
+PUBLIC_REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
+    "missing": ("adam public", lambda: None, "public=None: must be a batch of public data"),
+    "not wanted": ("adam", lambda: DATA, "public: must be None for this method"),
+    "empty": ("adam public", lambda: (DATA[0][:0], DATA[1][:0]), "at least one example"),
+    "the private data": ("adam public", lambda: (DATA[0][:2], DATA[1][:2]), "lies in the memory of the private data"),
+    "uneven": ("adam public", lambda: (DATA[0][:2], DATA[1][:3]), "disagree about the number"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_REFUSED)
+def test_public_batches_refused(name: str) -> None:
+    method, public, words = PUBLIC_REFUSED[name]
+    run = start(model(), METHODS[method](8))
+    batch = next(iter(run.loader))
+    with pytest.raises(ArgumentError, match=words):
+        run.step(batch, public())
+    assert run.steps_taken == 0
+    run.step(batch, public_batch(run))
+
+
+TOKENS = torch.arange(240).reshape(30, 8) * 7 % 13, torch.arange(30) % 13
+SOME = ("dp_sgd", "adaptive clip", "per layer", "disk", "pmlf", "srg_memf", "accelerated_srgd", "adam scaled", "galore")
+
+
+class Reader(nn.Module):
+    """An embedding tied to the head, positions, attention, normalization and a layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.places = nn.Embedding(13, 6), nn.Parameter(0.1 * torch.randn(1, 8, 6))
+        self.mix = nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0, batch_first=True)
+        self.twice, self.head = nn.Linear(6, 6), nn.Linear(6, 13)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.mix(self.embed(tokens) + self.places)
+        return self.head(self.twice(torch.tanh(self.twice(x))).mean(1))
+
+
+def outcome(method: str, batch_size: int = 8, **options: Any) -> tuple[torch.Tensor, str]:
+    net = Reader()
+    run = start(net, METHODS[method](batch_size), data=TOKENS, loss=F.cross_entropy, epochs=None, steps=5, **options)
+    finish(run)
+    return values(net), run._engine.gradient.way
+
+
+def options_of(method: str) -> dict[str, Any]:
+    return {"sampling": "fixed_order"} if method == "srg_memf" else {"sampling": "shuffled"}
+
+
+@pytest.mark.parametrize("method", SOME)
+def test_ways_and_splits_agree(method: str) -> None:
+    wanted, way = outcome(method, gradients="one-by-one", microbatch_size=8, **options_of(method))
+    assert way == "one-by-one"
+    assert not torch.allclose(wanted, values(Reader()), atol=1e-3)
+    for kind, size in (("pairs", 1), ("pairs", 3), ("pairs", 8), ("one-by-one", 3)):
+        found, way = outcome(method, gradients=kind, microbatch_size=size, **options_of(method))
+        assert way == kind
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_users_are_summed_before_the_clip_by_every_way(size: int) -> None:
+    sampler = UserSampler(FixedOrderSampler(dataset_size=10, batch_size=4), [i // 3 for i in range(30)], 3)
+    found = [outcome("disk", 4, gradients=way, microbatch_size=size, sampling=sampler)[0] for way in WAYS]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=2e-4, atol=2e-4)
