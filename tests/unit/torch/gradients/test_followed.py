@@ -63,7 +63,7 @@ def folded_by_time(s: Any, x: torch.Tensor) -> torch.Tensor:
     return s.b(torch.tanh(s.a(x.transpose(0, 1).reshape(-1, 5)))).view(x.shape[1], x.shape[0], 3).mean(0)
 
 
-@pytest.mark.parametrize("times", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize(
     "forward",
     [
