@@ -172,9 +172,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_triton/passes.py": [
         ("replay a model's passes on the batch before", "torch._foreach_copy_(self._inputs, list(inputs))",
-         "self.replays or torch._foreach_copy_(self._inputs, list(inputs))", "agreement/test_passes.py"),
-        ("capture work that was not run on that stream", "beside(lambda: work(own), device)", "pass", "agreement/test_passes.py"),
-        ("capture into the caller's tensors", "own = [tensor.clone() for tensor in inputs]", "own = list(inputs)", "agreement/test_passes.py"),
+         "self.replays or torch._foreach_copy_(self._inputs, list(inputs))", "agreement/test_repeated_models.py::test_a_graph_reads_what_it_was_given_and_draws_anew"),
+        ("capture work that was not run on that stream", "beside(lambda: work(own), device)", "pass", "agreement/test_repeated_models.py::test_on_a_device_the_work_itself_is_captured"),
+        ("capture into the caller's tensors", "own = [tensor.clone() for tensor in inputs]", "own = list(inputs)", "agreement/test_repeated_models.py::test_a_graph_reads_what_it_was_given_and_draws_anew"),
         ("replay on the parameters and buffers of before", "whole = key, forms, places(read),", "whole = key, forms, len(read),",
          "agreement/test_repeated_models.py"),
         ("replay on examples of another form", "whole = key, forms, places(read),", "whole = key, places(read),",
@@ -243,12 +243,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_state_probe.py::test_every_point_sees_the_batch_as_it_was"),
         ("look for state on made-up examples only", 'if synthetic or self._calls & (self._calls - 1) or self.way == "pairs":', "if True:",
          "unit/torch/test_state_probe.py::test_what_only_real_examples_provoke_is_refused_before_anything_is_released"),
-        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_alone.py"),
+        ("show the model an example with those before it", "t[i : i + 1].clone()", "t[: i + 1].clone()", "unit/torch/gradients/test_checks.py::test_a_model_that_mixes_sees_batches_of_one_where_that_is_asked_for"),
         ("overlook a hook on a parameter", "if parameter._backward_hooks or getattr(", "if False and getattr(",
          "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
     "dpcore/torch/explain.py": [
-        ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_runs.py"),
+        ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
     ],
     "dpcore/torch/memory.py": [
         ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
@@ -383,7 +383,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/mechanism/loop.py": [
         ("carry a unit on in memory that the next part is written to", "as_block(block.rows() + 0)", "as_block(block.rows())",
-         "agreement/test_repeated_runs.py::test_a_training_run_is_that_without_graphs"),
+         "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
         ("clip each view by itself", "units * self.views, most", "np.repeat(units, self.views), most", "unit/torch/test_augmentations.py"),
         ("add up the views of an example", "float(point.weight) / self.views", "float(point.weight)", "unit/torch/test_augmentations.py"),
         ("clip the examples of a user one by one", "for units in [blocks] if sizes is None else", "for units in [blocks] if sizes is None or not more else",
@@ -784,7 +784,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/torch/engine.py": [
         ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
-         "agreement/test_repeated_runs.py"),
+         "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
     ],
     "dpcore/stages/strategies/named.py": [
         ("plan more rows than fit into memory", "check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)", "pass",
@@ -1116,9 +1116,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/torch/data/loader.py": [
         ("step twice on what was drawn once", "pending is None or pending[0] != self._mechanism.step or", "pending is None or",
-         "unit/torch/test_order.py::test_each_batch_is_stepped_once_in_order"),
+         "unit/torch/test_sampler.py::test_each_batch_is_stepped_once_in_order"),
         ("step on what was drawn before a state was loaded", " or pending[1] is not self._mechanism.keys:", ":",
-         "unit/torch/test_order.py::test_a_batch_that_was_drawn_before_a_state_was_loaded_is_refused"),
+         "unit/torch/test_sampler.py::test_a_batch_that_was_drawn_before_a_state_was_loaded_is_refused"),
         ("step on whatever examples a host's loader brings", "or drawn.places.tolist() != wanted:", "or not drawn.places.tolist():",
          "unit/torch/test_sampler.py"),
         ("take a batch that lost its rows", "        if batches.size(batches.tree_map(lambda tensor: tensor, drawn.batch)) != len(wanted):\n", "        if False:\n",

@@ -168,7 +168,10 @@ def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple
 
 
 # A step of each kind in which a mechanism puts the operations together otherwise.
-RUNS = [*FORMS, "dp_sgd, adaptive clip", "dp_adam, independent", "dp_adagrad, scaled", "differences of a window"]
+RUNS = [
+    "dp_sgd, adaptive clip", "disk", "memf", "accelerated_srgd", "dp_adam, independent", "dp_adagrad, scaled",
+    "differences of a window", "joint moments",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", chosen(RUNS, list(METHODS)))

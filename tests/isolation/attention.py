@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.isolation.case import Case
-from tests.isolation.models import CLASSES, ROWS, SEQUENCE, Function, Tensor, built, table
+from tests.isolation.models import CLASSES, ROWS, SEQUENCE, Case, Function, Tensor, built, table
 
 T, D = SEQUENCE
 CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()

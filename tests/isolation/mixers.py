@@ -13,10 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.isolation.case import Case
-from tests.isolation.models import CLASSES, IMAGE, ROW, ROWS, SEQUENCE, TOKENS, Between, Function, Tensor, built, table
+from tests.isolation.models import (
+    CLASSES,
+    IMAGE,
+    ROW,
+    ROWS,
+    SEQUENCE,
+    TOKENS,
+    Between,
+    Case,
+    Function,
+    Tensor,
+    built,
+    labels,
+    table,
+)  # fmt: skip
+from tests.unit.torch.models import Called
 
-GLOBAL: dict[str, Any] = {"mean": torch.zeros(6), "list": [], "count": 0}
+GLOBAL = {"mean": torch.zeros(6)}
 
 
 def data() -> Tensor:
@@ -302,34 +316,14 @@ def running(m: Any, h: Tensor) -> Tensor:
     return h - m.mean
 
 
-def running_new(m: Any, h: Tensor) -> Tensor:
-    m.mean = 0.9 * m.mean + 0.1 * h.detach().mean(0)
-    return h - m.mean
-
-
-def plain_tensor(m: Any, h: Tensor) -> Tensor:
-    m.kept.add_(h.detach().mean(0))
-    return h - m.kept
-
-
 def listed(m: Any, h: Tensor) -> Tensor:
     m.rows.append(h.detach().mean(0))
     return h + m.rows[0]
 
 
-def earlier(m: Any, h: Tensor) -> Tensor:
-    before, m.before = m.before, h.detach().sum(0)
-    return h if before is None else h + before
-
-
 def in_global(m: Any, h: Tensor) -> Tensor:
     GLOBAL["mean"] = 0.5 * GLOBAL["mean"] + h.detach().mean(0)
     return h - GLOBAL["mean"]
-
-
-def in_global_list(m: Any, h: Tensor) -> Tensor:
-    GLOBAL["list"].append(h.detach().mean(0))
-    return h + sum(GLOBAL["list"][-3:])
 
 
 def in_file(m: Any, h: Tensor) -> Tensor:
@@ -345,34 +339,9 @@ def new_path() -> Path:
     return path
 
 
-def in_closure() -> Callable[[Any, Tensor], Tensor]:
-    kept = [torch.zeros(6)]
-
-    def function(m: Any, h: Tensor) -> Tensor:
-        kept[0] = kept[0] + h.detach().mean(0)
-        return h + kept[0]
-
-    return function
-
-
-def in_default(m: Any, h: Tensor, kept: list[Tensor] = []) -> Tensor:  # noqa: B006 - that is the fault
-    kept.append(h.detach().mean(0))
-    return h + kept[-1]
-
-
-def in_class(m: Any, h: Tensor) -> Tensor:
-    type(m).common = getattr(type(m), "common", 0) + h.detach().mean(0)
-    return h + type(m).common
-
-
 def to_parameter(m: Any, h: Tensor) -> Tensor:
     with torch.no_grad():
         m.scale.add_(0.1 * h.mean(0))
-    return h * m.scale
-
-
-def to_parameter_data(m: Any, h: Tensor) -> Tensor:
-    m.scale.data.mul_(0.9).add_(h.detach().mean(0))
     return h * m.scale
 
 
@@ -386,24 +355,8 @@ def counts_in_buffer(m: Any, h: Tensor) -> Tensor:
     return torch.where(m.number > 5, centered(h), h)
 
 
-def counts_in_buffer_by_item(m: Any, h: Tensor) -> Tensor:
-    m.number.add_(1)
-    return centered(h) if int(m.number) > 5 else h
-
-
-def counts_in_global(m: Any, h: Tensor) -> Tensor:
-    GLOBAL["count"] += 1
-    return centered(h) if GLOBAL["count"] % 7 > 4 else h
-
-
 def queue(m: Any, h: Tensor) -> Tensor:
     m.queue = torch.cat([m.queue[1:], h.detach()[-1:]])
-    return h @ m.queue.T @ m.queue
-
-
-def queue_in_place(m: Any, h: Tensor) -> Tensor:
-    with torch.no_grad():
-        m.queue[: len(h)] = h[: len(m.queue)]
     return h @ m.queue.T @ m.queue
 
 
@@ -414,17 +367,8 @@ def hooked_gradient(m: Any, h: Tensor) -> Tensor:
     return h
 
 
-def hooked_norm(m: Any, h: Tensor) -> Tensor:
-    h = h.tanh()
-    if h.requires_grad:
-        h.register_hook(lambda gradient: gradient / (1 + gradient.norm()))
-    return h
-
-
 def keeps(function: Any, **kept: Any) -> Any:
-    return built(
-        lambda: Keeps(function() if function is in_closure else function, **{n: v() for n, v in kept.items()}), data
-    )
+    return built(lambda: Keeps(function, **{name: make() for name, make in kept.items()}), data)
 
 
 def buffered(function: Any, name: str, value: Tensor) -> Any:
@@ -436,28 +380,19 @@ def buffered(function: Any, name: str, value: Tensor) -> Any:
     return built(make, data)
 
 
-class MeanBackward(torch.autograd.Function):
-    """The identity, and backward what `backward` of the class below makes of the batch's gradient."""
+def bent(change: Callable[[Tensor], Tensor]) -> Function:
+    """The identity, whose backward pass makes something else of the batch's gradient."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
+    class Bent(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient - gradient.mean(0)
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return change(gradient)
 
-
-class FlipBackward(MeanBackward):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient.flip(0)
-
-
-class NormBackward(MeanBackward):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient / (1e-3 + gradient.norm())
+    return lambda h, m: Bent.apply(h)
 
 
 class SavedBackward(torch.autograd.Function):
@@ -472,17 +407,13 @@ class SavedBackward(torch.autograd.Function):
         return gradient * weight, (gradient.sum(0) * x.sum(0))
 
 
-class CountedBackward(MeanBackward):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient * len(gradient)
-
-
 BACKWARD: dict[str, Function] = {
-    name: lambda h, m, f=f: f.apply(h)
-    for name, f in {"mean": MeanBackward, "flip": FlipBackward, "norm": NormBackward, "number": CountedBackward}.items()
+    "mean": bent(lambda gradient: gradient - gradient.mean(0)),
+    "flip": bent(lambda gradient: gradient.flip(0)),
+    "norm": bent(lambda gradient: gradient / (1e-3 + gradient.norm())),
+    "number": bent(lambda gradient: gradient * len(gradient)),
+    "weight's gradient": lambda h, m: SavedBackward.apply(h, m.scale),
 }
-BACKWARD["weight's gradient"] = lambda h, m: SavedBackward.apply(h, m.scale)
 
 
 def hooked(kind: str) -> Callable[[], nn.Module]:
@@ -528,23 +459,13 @@ def focal(output: Tensor, target: Tensor) -> Tensor:
     return (each * each.detach().softmax(0)).sum()
 
 
-class OwnLoss(nn.Module):
+def own_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Any:
     """The model computes the loss itself, from the labels among its inputs."""
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.body, self.function = nn.Linear(6, CLASSES), function
+    def model() -> nn.Module:
+        return Called(lambda m, x, y: function(m.body(x), y), body=nn.Linear(6, CLASSES))
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.function(self.body(x), y)
-
-
-def own_loss(function: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    def build() -> Any:
-        inputs = {"x": data(), "y": torch.randint(CLASSES, (ROWS,))}
-        return OwnLoss(function), inputs, None, lambda output: output
-
-    return build
+    return built(model, lambda: ({"x": data(), "y": labels()}, None), lambda output: output)
 
 
 def weighted(output: Tensor, y: Tensor) -> Tensor:
@@ -569,24 +490,6 @@ OWN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # fmt: on
 
 
-class Attends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.MultiheadAttention(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x, x, x)[0]
-
-
-class First(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)[0]
-
-
 # fmt: off
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "BatchNorm1d": (lambda: nn.BatchNorm1d(6), ROW),
@@ -597,11 +500,10 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "InstanceNorm, statistics": (lambda: nn.InstanceNorm2d(4, track_running_stats=True), IMAGE),
     "spectral norm, old": (lambda: nn.utils.spectral_norm(nn.Linear(6, 6)), ROW),
     "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), ROW),
-    "lazy BatchNorm": (nn.LazyBatchNorm1d, ROW),
     "BatchNorm in a Sequential": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.BatchNorm1d(6))), ROW),
-    "attention, batch second": (Attends, SEQUENCE),
+    "attention, batch second": (lambda: Called(lambda m, x: m.body(x, x, x)[0], body=nn.MultiheadAttention(6, 2)), SEQUENCE),
     "encoder layer, batch second": (lambda: nn.TransformerEncoderLayer(6, 2, 8, 0.0), SEQUENCE),
-    "GRU, batch second": (lambda: First(nn.GRU(6, 6)), SEQUENCE),
+    "GRU, batch second": (lambda: Called(lambda m, x: m.body(x)[0], body=nn.GRU(6, 6)), SEQUENCE),
     "flatten of all": (lambda: nn.Flatten(0, 1), SEQUENCE), "softmax of the batch": (lambda: nn.Softmax(0), ROW),
     "fold of the batch": (lambda: nn.Flatten(0), ROW),
     "BatchNorm3d": (lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.BatchNorm3d(4)), IMAGE),
@@ -613,37 +515,23 @@ def modular(name: str) -> Case:
     make, shape = MODULES[name]
 
     def whole() -> nn.Module:
-        features = {ROW: 6, SEQUENCE: 30, IMAGE: 144}[shape]
-        features = {"flatten of all": 6, "fold of the batch": 1}.get(name, features)
-        last: nn.Module = nn.Linear(features, CLASSES)
+        features = {"flatten of all": 6, "fold of the batch": 1}.get(name, {ROW: 6, SEQUENCE: 30, IMAGE: 144}[shape])
         end = [] if name in ("flatten of all", "fold of the batch") else [nn.Flatten()]
-        return nn.Sequential(nn.Linear(6, 6), make(), *end, last)
-
-    if name == "lazy BatchNorm":
-        whole_ = whole
-
-        def whole() -> nn.Module:
-            model = whole_()
-            model.eval()(torch.randn(2, 6))
-            return model.train()
+        return nn.Sequential(nn.Linear(6, 6), make(), *end, nn.Linear(features, CLASSES))
 
     return Case(f"module: {name}", built(whole, lambda: torch.randn(ROWS, *shape)), "mixer")
 
 
 MADE: dict[str, Any] = {
-    "state: running mean in place": keeps(running), "state: running mean, a new one": keeps(running_new),
-    "state: plain tensor in place": keeps(plain_tensor, kept=lambda: torch.zeros(6)),
-    "state: list": keeps(listed, rows=list), "state: the batch before": keeps(earlier, before=lambda: None),
-    "state: global": keeps(in_global), "state: global list": keeps(in_global_list), "state: file": keeps(in_file, path=new_path),
-    "state: closure": keeps(in_closure), "state: default argument": keeps(in_default), "state: class": keeps(in_class),
-    "state: parameter in place": keeps(to_parameter), "state: parameter's data": keeps(to_parameter_data),
+    "state: running mean in place": keeps(running),
+    "state: list": keeps(listed, rows=list),
+    "state: global": keeps(in_global),
+    "state: file": keeps(in_file, path=new_path),
+    "state: parameter in place": keeps(to_parameter),
     **{f"state: counter from {n} on": keeps(counts, calls=int, after=lambda n=n: n) for n in (0, 1, 3, 8, 20, 70)},
     "state: counter in a buffer": buffered(counts_in_buffer, "number", torch.zeros(())),
-    "state: counter in a buffer, by item": buffered(counts_in_buffer_by_item, "number", torch.zeros(())),
-    "state: counter in a global": keeps(counts_in_global),
     "state: queue": buffered(queue, "queue", torch.ones(4, 6)),
-    "state: queue in place": buffered(queue_in_place, "queue", torch.ones(4, 6)),
-    "hook: tensor's gradient": keeps(hooked_gradient), "hook: tensor's gradient by its norm": keeps(hooked_norm),
+    "hook: tensor's gradient": keeps(hooked_gradient),
     **{
         f"hook: {kind}": built(hooked(kind), data)
         for kind in ("forward", "forward pre", "backward", "backward pre", "parameter")
@@ -651,7 +539,7 @@ MADE: dict[str, Any] = {
     "loss: contrast": built(lambda: nn.Linear(6, CLASSES), data, contrast),
     "loss: hard examples": built(lambda: nn.Linear(6, CLASSES), data, losses),
     "loss: focal": built(lambda: nn.Linear(6, CLASSES), data, focal),
-    "loss: keeps": lambda: (nn.Linear(6, CLASSES), data(), torch.randint(CLASSES, (ROWS,)), Counting()),
+    "loss: keeps": lambda: (nn.Linear(6, CLASSES), data(), labels(), Counting()),
     **{f"own loss: {name}": own_loss(function) for name, function in OWN_LOSSES.items()},
 }  # fmt: skip
 

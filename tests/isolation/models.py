@@ -1,16 +1,38 @@
-"""What the tables share: models of a linear layer, a function, and a head, on rows, sequences, images and tokens."""
+"""What the tables share: a model of the suite, and those of a layer, a function and a head on inputs of any kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.isolation.case import BATCH, Built, Case
-
 Tensor = torch.Tensor
+Tree = Any
+"""A tensor, or mappings and sequences of tensors."""
+
+Built = tuple[nn.Module, Tree, Tree | None, Callable[..., Any] | None]
+"""The model, its inputs, targets or None, and the loss or None for dpcore's default; of BATCH + 1 examples."""
+
+BATCH = 12
+"""Examples in a batch. `Case.build` returns one more: the spare one, with which others are replaced."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model of the suite.
+
+    `build` is called under ``torch.manual_seed``. `kind` is "apart" for a model that must be accepted, by whichever way;
+    "mixer" for one that treats examples together, so that it must be refused or bounded; "either" for all else.
+    """
+
+    name: str
+    build: Callable[[], Built]
+    kind: str
+
+
 Function = Callable[[Any, Any], Any]
 """Of the hidden values, examples first, and the model, whose parameters and attributes it may use."""
 

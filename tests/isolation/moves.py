@@ -15,7 +15,7 @@ from dpcore.methods import dp_sgd
 from dpcore.torch import PrivateRun, make_private
 from dpcore.torch.data import batches
 from dpcore.torch.doctor.audit_run import add_up
-from tests.isolation.case import BATCH, Case, Tree
+from tests.isolation.models import BATCH, Case, Tree
 
 CLIP = 1e-3
 """So small that nearly every gradient is clipped: each example then adds a vector of this length."""

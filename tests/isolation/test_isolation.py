@@ -19,8 +19,8 @@ from dpcore.stages.clipping.blocks import Rows
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import OneByOne
 from tests.depth import chosen
-from tests.isolation import attention, known, layers, mixers, operations, training
-from tests.isolation.case import Case
+from tests.isolation import attention, layers, mixers, operations, training
+from tests.isolation.models import Case
 from tests.isolation.moves import CRASHED, REFUSED, outcome, worst
 
 ALL = chosen(False, True) or os.environ.get("DPCORE_ISOLATION") == "all"
@@ -33,8 +33,16 @@ if importlib.util.find_spec("tests.isolation.hugging_face") and importlib.util.f
     TABLES.append(importlib.import_module("tests.isolation.hugging_face"))
 
 CASES = {case.name: case for table in TABLES for case in table.CASES}
-REFUSED_WRONGLY = known.REFUSED_WRONGLY.union(*(getattr(table, "REFUSED_WRONGLY", ()) for table in TABLES))
-CRASHES = known.CRASHES.union(*(getattr(table, "CRASHES", ()) for table in TABLES))
+REFUSED_WRONGLY: dict[str, str] = getattr(TABLES[-1], "REFUSED_WRONGLY", {})
+
+ROUNDED = {"training: large values": 3e-4}
+"""How far the others stray, in clip norms, where passes over another number of examples round more than usual."""
+
+UNCOUPLED = {"drawn: rrelu"}
+"""Models that draw as many numbers as values of an example say, so that one seed gives the others of a batch other draws.
+
+Their law is the same, which is what the guarantee needs (`dpcore.torch.randomness`), but no two sums can be compared.
+"""
 
 
 def sample() -> list[str]:
@@ -53,22 +61,17 @@ def sample() -> list[str]:
 
 def test_no_two_models_have_one_name() -> None:
     assert len(CASES) == sum(len(table.CASES) for table in TABLES) >= 300
-    assert CASES.keys() >= REFUSED_WRONGLY | CRASHES | known.UNCOUPLED | known.VIOLATIONS.keys()
+    assert CASES.keys() >= REFUSED_WRONGLY.keys() | UNCOUPLED | ROUNDED.keys()
     assert {case.kind for case in CASES.values()} <= {"apart", "mixer", "either"}
 
 
 @pytest.mark.parametrize("name", sample())
-def test_one_example_moves_the_sum_by_its_clip_norm(name: str, request: pytest.FixtureRequest) -> None:
-    if name in known.VIOLATIONS:
-        request.applymarker(pytest.mark.xfail(reason=known.VIOLATIONS[name], strict=True))
+def test_one_example_moves_the_sum_by_its_clip_norm(name: str) -> None:
     case = CASES[name]
     found = worst(outcome(case, seed) for seed in SEEDS)
-    assert name in known.UNCOUPLED or not found.exceeds(), found
-    assert found.stray <= known.ROUNDED.get(name, 1e-4), found
-    if name in CRASHES:
-        assert found.way == CRASHED, f"is mended, so take it off CRASHES: {found}"
-        return
     assert found.way != CRASHED, found.sentence
+    assert name in UNCOUPLED or not found.exceeds(), found
+    assert found.stray <= ROUNDED.get(name, 1e-4), found
     if name in REFUSED_WRONGLY:
         assert found.way == REFUSED, f"is mended, so take it off REFUSED_WRONGLY: {found}"
     elif case.kind == "apart":

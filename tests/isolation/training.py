@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.isolation.case import Case
-from tests.isolation.models import CLASSES, ROWS, Tensor, built
+from tests.isolation.models import CLASSES, ROWS, Case, Tensor, built, labels
+from tests.unit.torch.models import Called
 
 
 def mlp(*middle: nn.Module) -> nn.Sequential:
@@ -24,57 +24,21 @@ def images(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(4, 4, 3), *layers, nn.Flatten(), nn.Linear(64, CLASSES))
 
 
-class Forward(nn.Module):
+def forward(function: Callable[..., Any], **parts: Any) -> nn.Module:
     """Two layers and what else is given; its forward pass is a function."""
-
-    def __init__(self, function: Callable[[Any, Any], Any], **parts: Any) -> None:
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(6, 8), nn.Linear(8, CLASSES), function
-        for name, value in parts.items():
-            setattr(self, name, value)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
+    return Called(function, **{"a": nn.Linear(6, 8), "b": nn.Linear(8, CLASSES), **parts})
 
 
-class Keyed(nn.Module):
-    """Inputs by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.body = nn.Embedding(9, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, ids: Tensor, mask: Tensor, extra: Tensor | None = None) -> Tensor:
-        h = (self.table(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-        return self.body(h if extra is None else h + extra)
+def lora(size: int, out: int) -> nn.Module:
+    parts = {"down": nn.Parameter(torch.randn(2, size) / 3), "up": nn.Parameter(torch.randn(out, 2) / 3)}
+    base = nn.Linear(size, out).requires_grad_(False)
+    return Called(lambda m, x: m.base(x) + x @ m.down.T @ m.up.T, base=base, **parts)
 
 
-class Lora(nn.Module):
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Parameter(torch.randn(2, base.in_features) / 3)
-        self.up = nn.Parameter(torch.randn(base.out_features, 2) / 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + x @ self.down.T @ self.up.T
-
-
-class Symmetric(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.triu() + x.triu(1).mT
-
-
-class Depth(nn.Module):
+def depth(shared: bool = False) -> nn.Module:
     """Stochastic depth: each example leaves the block out by a draw of its own."""
-
-    def __init__(self, shared: bool = False) -> None:
-        super().__init__()
-        self.body, self.shared = nn.Linear(8, 8), shared
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = torch.rand(1 if self.shared else len(x), 1) > 0.3
-        return x + self.body(x) * kept
+    kept = lambda x: torch.rand(1 if shared else len(x), 1) > 0.3  # noqa: E731
+    return Called(lambda m, x: x + m.body(x) * kept(x), body=nn.Linear(8, 8))
 
 
 class Quantized(torch.autograd.Function):
@@ -101,41 +65,15 @@ class Product(torch.autograd.Function):
         return gradient @ weight, gradient.T @ x
 
 
-class Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return -ctx.factor * gradient, None
-
-
 @dataclass
 class Output:
     logits: Tensor
     hidden: Tensor | None = None
 
 
-def hooked(kind: str) -> nn.Module:
+def changed(change: Callable[[nn.Sequential], Any]) -> nn.Module:
     model = mlp()
-    if kind == "forward":
-        model[0].register_forward_hook(lambda module, x, out: out * 2)
-    elif kind == "pre":
-        model[2].register_forward_pre_hook(lambda module, x: (x[0].tanh(),))
-    else:
-        model[0].register_full_backward_hook(lambda module, to, of: None)
-    return model
-
-
-def tied_transposed() -> nn.Module:
-    return Forward(lambda m, x: m.b(m.a(F.linear(m.a(x).tanh(), m.a.weight.T)).tanh()))
-
-
-def normed(make: Callable[[nn.Module], Any], at: int = 0) -> nn.Module:
-    model = mlp()
-    make(model[at])
+    change(model)
     return model
 
 
@@ -146,12 +84,8 @@ def partly(*trained: str) -> nn.Module:
     return model
 
 
-def orthogonal() -> nn.Module:
-    return normed(lambda layer: parametrizations.orthogonal(layer, use_trivialization=False), 2)
-
-
 def buffered(function: Callable[[Any, Any], Any], value: Tensor, persistent: bool = True) -> nn.Module:
-    model = Forward(function)
+    model = forward(function)
     model.register_buffer("kept", value, persistent=persistent)
     return model
 
@@ -164,7 +98,12 @@ def cached(m: Any, x: Tensor) -> Tensor:
 
 
 def updated(m: Any, x: Tensor) -> Tensor:
-    m.calls.add_(1)
+    m.kept.add_(1)
+    return m.b(m.a(x).tanh())
+
+
+def counted(m: Any, x: Tensor) -> Tensor:
+    m.calls += 1
     return m.b(m.a(x).tanh())
 
 
@@ -174,10 +113,11 @@ def by_value(m: Any, x: Tensor) -> Tensor:
 
 
 def depth_by_value(m: Any, x: Tensor) -> Tensor:
-    h = m.a(x).tanh()
-    for _ in range(int((x[0] > 0).sum())):
-        h = h * 1.1
-    return m.b(h)
+    return m.b(m.a(x).tanh() * 1.1 ** int((x[0] > 0).sum()))
+
+
+def averaged(m: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    return m.body((m.table(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
 
 
 def penalized(output: Tensor, target: Tensor) -> Tensor:
@@ -203,14 +143,6 @@ def numbers(*shape: int) -> Callable[[], tuple[Tensor, Tensor]]:
 
 def yes_no(*shape: int) -> Callable[[], tuple[Tensor, Tensor]]:
     return lambda: (x(), torch.randint(2, (ROWS, *shape)).float())
-
-
-def named() -> dict[str, Tensor]:
-    return {"ids": torch.randint(9, (ROWS, 5)), "mask": torch.randint(2, (ROWS, 5))}
-
-
-def head_of(dtype: torch.dtype) -> Callable[[], Tensor]:
-    return lambda: x().to(dtype)
 
 
 def with_nan() -> Tensor:
@@ -249,47 +181,18 @@ def iterated(layer: nn.Module, h: Tensor) -> Tensor:
     return z
 
 
-def updated_buffer(m: Any, x: Tensor) -> Tensor:
-    m.kept.add_(1)
-    return m.b(m.a(x).tanh())
+def adapter() -> nn.Module:
+    parts = {"base": nn.Conv2d(4, 4, 1).requires_grad_(False), "more": nn.Conv2d(4, 4, 1, bias=False)}
+    return Called(lambda m, x: m.base(x) + m.more(x), **parts)
 
 
-def counted(m: Any, x: Tensor) -> Tensor:
-    m.calls += 1
-    return m.b(m.a(x).tanh())
+def last_state(body: nn.Module) -> nn.Module:
+    return Called(lambda m, x: m.body(x)[0][:, -1], body=body)
 
 
-class Turned(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mT
-
-
-class Last(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)[0][:, -1]
-
-
-class Adapter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.more = nn.Conv2d(4, 4, 1).requires_grad_(False), nn.Conv2d(4, 4, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.more(x)
-
-
-class OwnLoss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = mlp()
-
-    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        logits = self.body(x)
-        return {"loss": F.cross_entropy(logits, y), "logits": logits}
+def own_loss(m: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    logits = m.body(x)
+    return {"loss": F.cross_entropy(logits, y), "logits": logits}
 
 
 def tied() -> nn.Module:
@@ -311,12 +214,8 @@ def two_names() -> nn.Module:
 
 def symmetric() -> nn.Module:
     layer = nn.Linear(8, 8)
-    parametrize.register_parametrization(layer, "weight", Symmetric())
+    parametrize.register_parametrization(layer, "weight", Called(lambda m, x: x.triu() + x.triu(1).mT))
     return layer
-
-
-def frozen() -> nn.Module:
-    return mlp(nn.BatchNorm1d(8).eval().requires_grad_(False))
 
 
 # fmt: off
@@ -329,77 +228,77 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "AlphaDropout": (lambda: mlp(nn.SELU(), nn.AlphaDropout(0.2)), x),
     "FeatureAlphaDropout": (lambda: images(nn.FeatureAlphaDropout(0.3)), pictures),
     "Dropout of inputs": (lambda: nn.Sequential(nn.Dropout(0.2), mlp()), x),
-    "functional dropout": (lambda: Forward(lambda m, x: m.b(F.dropout(m.a(x), 0.3, m.training))), x),
-    "DropConnect": (lambda: Forward(lambda m, x: m.b(F.linear(x, F.dropout(m.a.weight, 0.3), m.a.bias))), x),
-    "stochastic depth": (lambda: mlp(Depth()), x), "stochastic depth, one draw": (lambda: mlp(Depth(shared=True)), x),
-    "noise": (lambda: Forward(lambda m, x: m.b(m.a(x) + 0.1 * torch.randn_like(m.a(x)))), x),
-    "variational": (lambda: Forward(lambda m, x: m.b(m.a(x) + torch.randn(len(x), 8) * m.a(x).exp())), x),
-    "LSTM with dropout": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), Last(nn.LSTM(3, 8, 2, dropout=0.3, batch_first=True)), nn.Linear(8, CLASSES)), x),
+    "functional dropout": (lambda: forward(lambda m, x: m.b(F.dropout(m.a(x), 0.3, m.training))), x),
+    "DropConnect": (lambda: forward(lambda m, x: m.b(F.linear(x, F.dropout(m.a.weight, 0.3), m.a.bias))), x),
+    "stochastic depth": (lambda: mlp(depth()), x), "stochastic depth, one draw": (lambda: mlp(depth(shared=True)), x),
+    "noise": (lambda: forward(lambda m, x: m.b(m.a(x) + 0.1 * torch.randn_like(m.a(x)))), x),
+    "variational": (lambda: forward(lambda m, x: m.b(m.a(x) + torch.randn(len(x), 8) * m.a(x).exp())), x),
+    "LSTM with dropout": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), last_state(nn.LSTM(3, 8, 2, dropout=0.3, batch_first=True)), nn.Linear(8, CLASSES)), x),
     "dropout in eval mode": (lambda: mlp(nn.Dropout(0.3)).eval(), x),
-    "checkpointed dropout": (lambda: Forward(lambda m, x: m.b(checkpoint(lambda h: F.dropout(m.a(h), 0.3).tanh(), x, use_reentrant=False))), x),
+    "checkpointed dropout": (lambda: forward(lambda m, x: m.b(checkpoint(lambda h: F.dropout(m.a(h), 0.3).tanh(), x, use_reentrant=False))), x),
     # weights
     "tied": (tied, lambda: torch.randint(9, (ROWS, 5)), lambda o, y: F.cross_entropy(o[:, 0], y)),
-    "tied, transposed": (tied_transposed, x),
+    "tied, transposed": (lambda: forward(lambda m, x: m.b(m.a(F.linear(m.a(x).tanh(), m.a.weight.T)).tanh())), x),
     "a module twice": (module_twice, x),
-    "two names": (two_names, x), "weight_norm": (lambda: normed(parametrizations.weight_norm), x),
-    "old weight_norm": (lambda: normed(nn.utils.weight_norm), x),
-    "spectral_norm in eval": (lambda: normed(parametrizations.spectral_norm, 2).eval(), x),
-    "orthogonal": (orthogonal, x), "symmetric": (lambda: mlp(symmetric()), x),
-    "product of weights": (lambda: Forward(lambda m, x: x @ (m.b.weight @ m.a.weight).T), x),
-    "standardized": (lambda: Forward(lambda m, x: m.b(F.linear(x, (m.a.weight - m.a.weight.mean(1, keepdim=True)) / m.a.weight.std(1, keepdim=True)))), x),
-    "scaled weight": (lambda: Forward(lambda m, x: m.b(F.linear(x, m.a.weight * 0.5)).tanh()), x),
-    "rows of a weight": (lambda: Forward(lambda m, x: x @ m.a.weight[:3].T + m.b.bias), x),
-    "sign of a weight": (lambda: Forward(lambda m, x: m.b(F.linear(x, Quantized.apply(m.a.weight)))), x),
-    "LoRA": (lambda: nn.Sequential(Lora(nn.Linear(6, 8)), nn.Tanh(), Lora(nn.Linear(8, CLASSES))), x),
-    "LoRA on a convolution": (lambda: images(Adapter()), pictures),
+    "two names": (two_names, x), "weight_norm": (lambda: changed(lambda m: parametrizations.weight_norm(m[0])), x),
+    "old weight_norm": (lambda: changed(lambda m: nn.utils.weight_norm(m[0])), x),
+    "spectral_norm in eval": (lambda: changed(lambda m: parametrizations.spectral_norm(m[2])).eval(), x),
+    "orthogonal": (lambda: changed(lambda m: parametrizations.orthogonal(m[2], use_trivialization=False)), x), "symmetric": (lambda: mlp(symmetric()), x),
+    "product of weights": (lambda: forward(lambda m, x: x @ (m.b.weight @ m.a.weight).T), x),
+    "standardized": (lambda: forward(lambda m, x: m.b(F.linear(x, (m.a.weight - m.a.weight.mean(1, keepdim=True)) / m.a.weight.std(1, keepdim=True)))), x),
+    "scaled weight": (lambda: forward(lambda m, x: m.b(F.linear(x, m.a.weight * 0.5)).tanh()), x),
+    "rows of a weight": (lambda: forward(lambda m, x: x @ m.a.weight[:3].T + m.b.bias), x),
+    "sign of a weight": (lambda: forward(lambda m, x: m.b(F.linear(x, Quantized.apply(m.a.weight)))), x),
+    "LoRA": (lambda: nn.Sequential(lora(6, 8), nn.Tanh(), lora(8, CLASSES)), x),
+    "LoRA on a convolution": (lambda: images(adapter()), pictures),
     "bias only": (lambda: partly("0.bias", "2.bias"), x), "head only": (lambda: partly("2.weight", "2.bias"), x),
-    "first only": (lambda: partly("0.weight"), x), "frozen BatchNorm": (frozen, x),
-    "prompt": (lambda: Forward(lambda m, x: m.b(m.a(x + m.prompt).tanh()), prompt=nn.Parameter(torch.zeros(6))), x),
-    "a scalar": (lambda: Forward(lambda m, x: m.b(m.one * m.a(x)), one=nn.Parameter(torch.ones(()))), x),
-    "an unused parameter": (lambda: Forward(lambda m, x: m.b(m.a(x)), never=nn.Parameter(torch.ones(3))), x),
-    "ParameterList": (lambda: Forward(lambda m, x: m.b(m.a(x) + sum(m.all)), all=nn.ParameterList([torch.zeros(8), torch.ones(8)])), x),
-    "ModuleDict": (lambda: Forward(lambda m, x: m.b(m.more["one"](m.a(x))), more=nn.ModuleDict({"one": nn.Linear(8, 8)})), x),
-    "under no_grad in part": (lambda: Forward(lambda m, x: m.b(without_grad(m.a, x) + m.a(x))), x),
+    "first only": (lambda: partly("0.weight"), x), "frozen BatchNorm": (lambda: mlp(nn.BatchNorm1d(8).eval().requires_grad_(False)), x),
+    "prompt": (lambda: forward(lambda m, x: m.b(m.a(x + m.prompt).tanh()), prompt=nn.Parameter(torch.zeros(6))), x),
+    "a scalar": (lambda: forward(lambda m, x: m.b(m.one * m.a(x)), one=nn.Parameter(torch.ones(()))), x),
+    "an unused parameter": (lambda: forward(lambda m, x: m.b(m.a(x)), never=nn.Parameter(torch.ones(3))), x),
+    "ParameterList": (lambda: forward(lambda m, x: m.b(m.a(x) + sum(m.all)), all=nn.ParameterList([torch.zeros(8), torch.ones(8)])), x),
+    "ModuleDict": (lambda: forward(lambda m, x: m.b(m.more["one"](m.a(x))), more=nn.ModuleDict({"one": nn.Linear(8, 8)})), x),
+    "under no_grad in part": (lambda: forward(lambda m, x: m.b(without_grad(m.a, x) + m.a(x))), x),
     # numbers
-    "bfloat16": (lambda: mlp().bfloat16(), head_of(torch.bfloat16)),
+    "bfloat16": (lambda: mlp().bfloat16(), lambda: x().bfloat16()),
     "bfloat16 convolution": (lambda: images().bfloat16(), lambda: pictures().bfloat16()),
-    "double": (lambda: mlp().double(), head_of(torch.float64)),
-    "two dtypes": (lambda: Forward(lambda m, x: m.b(m.a(x.bfloat16()).float()), a=nn.Linear(6, 8).bfloat16()), x),
-    "autocast inside": (lambda: Forward(autocast), x), "large values": (mlp, lambda: 1e4 * x()),
+    "double": (lambda: mlp().double(), lambda: x().double()),
+    "two dtypes": (lambda: forward(lambda m, x: m.b(m.a(x.bfloat16()).float()), a=nn.Linear(6, 8).bfloat16()), x),
+    "autocast inside": (lambda: forward(autocast), x), "large values": (mlp, lambda: 1e4 * x()),
     "tiny values": (lambda: nn.Linear(6, CLASSES), lambda: 1e-6 * x()),
-    "integers": (lambda: Forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.randint(9, (ROWS, 6))),
-    "booleans": (lambda: Forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.rand(ROWS, 6) > 0.5),
-    "a row of NaN": (mlp, with_nan), "NaN of made-up examples": (lambda: Forward(lambda m, x: m.b(m.a(x).log())), x),
-    "infinite gradient": (lambda: Forward(lambda m, x: m.b(m.a(x).relu().sqrt())), x),
+    "integers": (lambda: forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.randint(9, (ROWS, 6))),
+    "booleans": (lambda: forward(lambda m, x: m.b(m.a(x.float()))), lambda: torch.rand(ROWS, 6) > 0.5),
+    "a row of NaN": (mlp, with_nan), "NaN of made-up examples": (lambda: forward(lambda m, x: m.b(m.a(x).log())), x),
+    "infinite gradient": (lambda: forward(lambda m, x: m.b(m.a(x).relu().sqrt())), x),
     # passes
-    "checkpoint": (lambda: Forward(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=False).tanh())), x),
-    "reentrant checkpoint": (lambda: Forward(lambda m, x: m.b(checkpoint(m.a, x * m.one, use_reentrant=True).tanh()), one=nn.Parameter(torch.ones(()))), x),
-    "checkpoint_sequential": (lambda: Forward(lambda m, x: checkpoint_sequential(m.body, 2, x, use_reentrant=False), body=mlp()), x),
-    "forward hook": (lambda: hooked("forward"), x), "forward pre-hook": (lambda: hooked("pre"), x),
-    "backward hook": (lambda: hooked("backward"), x),
-    "hook of a tensor": (lambda: Forward(lambda m, x: m.b(halved(m.a(x)))), x),
-    "custom function": (lambda: Forward(lambda m, x: m.b(Product.apply(x, m.a.weight).tanh())), x),
-    "straight through": (lambda: Forward(lambda m, x: m.b(Quantized.apply(m.a(x)))), x),
-    "reversed gradient": (lambda: Forward(lambda m, x: m.b(Reversed.apply(m.a(x), 0.3))), x),
+    "checkpoint": (lambda: forward(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=False).tanh())), x),
+    "reentrant checkpoint": (lambda: forward(lambda m, x: m.b(checkpoint(m.a, x * m.one, use_reentrant=True).tanh()), one=nn.Parameter(torch.ones(()))), x),
+    "checkpoint_sequential": (lambda: forward(lambda m, x: checkpoint_sequential(m.body, 2, x, use_reentrant=False), body=mlp()), x),
+    "forward hook": (lambda: changed(lambda m: m[0].register_forward_hook(lambda module, x, out: out * 2)), x),
+    "forward pre-hook": (lambda: changed(lambda m: m[2].register_forward_pre_hook(lambda module, x: (x[0].tanh(),))), x),
+    "backward hook": (lambda: changed(lambda m: m[0].register_full_backward_hook(lambda module, to, of: None)), x),
+    "hook of a tensor": (lambda: forward(lambda m, x: m.b(halved(m.a(x)))), x),
+    "custom function": (lambda: forward(lambda m, x: m.b(Product.apply(x, m.a.weight).tanh())), x),
+    "straight through": (lambda: forward(lambda m, x: m.b(Quantized.apply(m.a(x)))), x),
     "eval mode": (lambda: mlp().eval(), x),
     "in place": (lambda: mlp(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Hardtanh(inplace=True)), x),
-    "written input": (lambda: Forward(lambda m, x: m.b(m.a(x.mul_(2)))), x),
-    "inner gradient": (lambda: Forward(lambda m, x: m.b(m.a(x) + inner(m, x))), x),
-    "torch.func": (lambda: Forward(lambda m, x: m.b(torch.vmap(m.a)(x))), x),
-    "scripted": (lambda: Forward(lambda m, x: m.b(m.body(m.a(x))), body=torch.jit.script(nn.Tanh())), x),
-    "a value decides": (lambda: Forward(by_value), x),
-    "as many times as a value says": (lambda: Forward(depth_by_value), x),
-    "fixed point": (lambda: Forward(lambda m, x: m.b(iterated(m.c, m.a(x))), c=nn.Linear(8, 8)), x),
-    "an optimum": (lambda: Forward(lambda m, x: m.b(m.a(x) - m.a(x).detach() + m.a(x).square())), x),
-    "list of layers": (lambda: Forward(lambda m, x: m.b(sum(layer(x) for layer in m.many)), many=nn.ModuleList(nn.Linear(6, 8) for _ in range(3))), x),
+    "written input": (lambda: forward(lambda m, x: m.b(m.a(x.mul_(2)))), x),
+    "inner gradient": (lambda: forward(lambda m, x: m.b(m.a(x) + inner(m, x))), x),
+    "torch.func": (lambda: forward(lambda m, x: m.b(torch.vmap(m.a)(x))), x),
+    "scripted": (lambda: forward(lambda m, x: m.b(m.body(m.a(x))), body=torch.jit.script(nn.Tanh())), x),
+    "a value decides": (lambda: forward(by_value), x),
+    "as many times as a value says": (lambda: forward(depth_by_value), x),
+    "fixed point": (lambda: forward(lambda m, x: m.b(iterated(m.c, m.a(x))), c=nn.Linear(8, 8)), x),
+    "an optimum": (lambda: forward(lambda m, x: m.b(m.a(x) - m.a(x).detach() + m.a(x).square())), x),
+    "list of layers": (lambda: forward(lambda m, x: m.b(sum(layer(x) for layer in m.many)), many=nn.ModuleList(nn.Linear(6, 8) for _ in range(3))), x),
     # what the model holds
     "buffer": (lambda: buffered(lambda m, x: m.b(m.a(x - m.kept).tanh()), torch.ones(6)), x),
-    "plain tensor": (lambda: Forward(lambda m, x: m.b(m.a(x - m.kept)), kept=torch.ones(6)), x),
+    "plain tensor": (lambda: forward(lambda m, x: m.b(m.a(x - m.kept)), kept=torch.ones(6)), x),
     "buffer not saved": (lambda: buffered(lambda m, x: m.b(m.a(x) * m.kept), torch.ones(8), persistent=False), x),
-    "cache of shapes": (lambda: Forward(cached, cache=None), x),
-    "counter in a buffer": (lambda: buffered(updated_buffer, torch.zeros(())), x),
-    "counter in a plain tensor": (lambda: Forward(updated, calls=torch.zeros(())), x),
-    "counter": (lambda: Forward(counted, calls=0), x),
+    "cache of shapes": (lambda: forward(cached, cache=None), x),
+    "counter in a buffer": (lambda: buffered(updated, torch.zeros(())), x),
+    "counter in a plain tensor": (lambda: forward(updated, kept=torch.zeros(())), x),
+    "counter": (lambda: forward(counted, calls=0), x),
     # losses and outputs
     "regression": (lambda: nn.Linear(6, 1), numbers(1), F.mse_loss),
     "regression, summed": (mlp, numbers(3), nn.MSELoss(reduction="sum")), "l1": (mlp, numbers(3), F.l1_loss),
@@ -416,18 +315,18 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "KL": (mlp, lambda: (x(), torch.rand(ROWS, 3).softmax(1)), lambda o, y: F.kl_div(o.log_softmax(1), y, reduction="batchmean")),
     "poisson": (mlp, yes_no(3), F.poisson_nll_loss),
     "gaussian": (mlp, numbers(1), lambda o, y: F.gaussian_nll_loss(o[:, :1], y, o[:, 1:2].exp())),
-    "several outputs": (lambda: Forward(lambda m, x: (m.b(m.a(x)), m.a(x))), x, lambda o, y: F.cross_entropy(o[0], y) + o[1].square().mean()),
-    "outputs by name": (lambda: Forward(lambda m, x: {"logits": m.b(m.a(x)), "hidden": m.a(x)}), x, lambda o, y: F.cross_entropy(o["logits"], y)),
-    "a dataclass": (lambda: Forward(lambda m, x: Output(m.b(m.a(x)), x)), x, lambda o, y: F.cross_entropy(o.logits, y)),
-    "autoencoder": (lambda: Forward(lambda m, x: m.c(m.a(x).tanh()), c=nn.Linear(8, 6)), lambda: (v := x(), v.clone()), F.mse_loss),
+    "several outputs": (lambda: forward(lambda m, x: (m.b(m.a(x)), m.a(x))), x, lambda o, y: F.cross_entropy(o[0], y) + o[1].square().mean()),
+    "outputs by name": (lambda: forward(lambda m, x: {"logits": m.b(m.a(x)), "hidden": m.a(x)}), x, lambda o, y: F.cross_entropy(o["logits"], y)),
+    "a dataclass": (lambda: forward(lambda m, x: Output(m.b(m.a(x)), x)), x, lambda o, y: F.cross_entropy(o.logits, y)),
+    "autoencoder": (lambda: forward(lambda m, x: m.c(m.a(x).tanh()), c=nn.Linear(8, 6)), lambda: (v := x(), v.clone()), F.mse_loss),
     "two targets": (mlp, lambda: (x(), (torch.randint(3, (ROWS,)), torch.randn(ROWS))), lambda o, y, w: F.cross_entropy(o, y) * w.abs()),
     "segmentation": (lambda: nn.Conv2d(4, CLASSES, 3, padding=1), lambda: (pictures(), torch.randint(3, (ROWS, 6, 6))), F.cross_entropy),
-    "tokens, some left out": (lambda: nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9), Turned()), lambda: (torch.randint(9, (ROWS, 5)), torch.randint(1, 9, (ROWS, 5))), nn.CrossEntropyLoss(ignore_index=0)),
-    "inputs by name": (Keyed, lambda: (named(), torch.randint(3, (ROWS,)))),
-    "contrast within an example": (lambda: Forward(lambda m, x: torch.stack([m.a(x), m.a(x.flip(1))], 1)), x, lambda o, y: F.cosine_similarity(o[:, 0], o[:, 1]).sum() + 0 * y.sum()),
+    "tokens, some left out": (lambda: nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9), Called(lambda m, h: h.mT)), lambda: (torch.randint(9, (ROWS, 5)), torch.randint(1, 9, (ROWS, 5))), nn.CrossEntropyLoss(ignore_index=0)),
+    "inputs by name": (lambda: Called(averaged, table=nn.Embedding(9, 6), body=nn.Linear(6, CLASSES)), lambda: ({"ids": torch.randint(9, (ROWS, 5)), "mask": torch.randint(2, (ROWS, 5))}, labels())),
+    "contrast within an example": (lambda: forward(lambda m, x: torch.stack([m.a(x), m.a(x.flip(1))], 1)), x, lambda o, y: F.cosine_similarity(o[:, 0], o[:, 1]).sum() + 0 * y.sum()),
     "CTC": (lambda: nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 3)), lambda: (x(), torch.randint(1, 3, (ROWS, 2))), lambda o, y: F.ctc_loss(o.log_softmax(-1).transpose(0, 1), y, torch.tensor([6]), torch.tensor([2]))),
     "triplet": (mlp, lambda: (x(), (torch.randn(ROWS, 3), torch.randn(ROWS, 3))), F.triplet_margin_loss),
-    "the model's own loss": (OwnLoss, lambda: ({"x": x(), "y": torch.randint(3, (ROWS,))}, None), lambda o: o["loss"]),
+    "the model's own loss": (lambda: Called(own_loss, body=mlp()), lambda: ({"x": x(), "y": torch.randint(3, (ROWS,))}, None), lambda o: o["loss"]),
 }
 # fmt: on
 

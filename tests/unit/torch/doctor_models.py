@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,32 +15,21 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpcore import methods
 from dpcore.sampling import PoissonSampler, UserSampler
+from tests.unit.torch.models import Called
 
 Objects = dict[str, Any]
-FAULTS: dict[str, tuple[str, Callable[[], Objects]]] = {}
-HONEST: dict[str, Callable[[], Objects]] = {}
-
-
-def fault(check: str) -> Callable[[Callable[[], Objects]], Callable[[], Objects]]:
-    """Register objects of which the doctor must find a fault by this name."""
-
-    def register(build: Callable[[], Objects]) -> Callable[[], Objects]:
-        FAULTS[build.__name__] = check, build
-        return build
-
-    return register
-
-
-def honest(build: Callable[[], Objects]) -> Callable[[], Objects]:
-    """Register objects in which the doctor must find no fault."""
-    HONEST[build.__name__] = build
-    return build
+AT = {"lr": 0.1, "noise_multiplier": 1.0, "batch_size": 6}
 
 
 def numbers(count: int = 24, size: int = 6, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     inputs = torch.empty(count, size).normal_(generator=generator)
     return inputs, torch.randint(classes, (count,), generator=generator)
+
+
+def numbers_with(change: Callable[[torch.Tensor, torch.Tensor], Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a function makes of these inputs and labels."""
+    return change(*numbers())
 
 
 def images(count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,130 +45,80 @@ def tokens(count: int = 24, length: int = 5, vocabulary: int = 11) -> tuple[torc
     )
 
 
-def objects(model: nn.Module, data: Any, **more: Any) -> Objects:
+def objects(model: nn.Module, data: Any = None, **more: Any) -> Objects:
     """The keywords of a call of the doctor."""
-    method = methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=6)
-    return {"method": method, "steps": 8, **more, "model": model, "data": data}
+    data = numbers() if data is None else data
+    return {"method": methods.dp_sgd(**AT), "steps": 8, **more, "model": model, "data": data}
 
 
 def mlp(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), *more, nn.ReLU(), nn.Linear(8, 3))
 
 
+def conv(*more: nn.Module, features: int = 72) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), *more, nn.Flatten(), nn.Linear(features, 3))
+
+
+class Rows(Dataset[Any]):
+    """Examples of `numbers` by index; `read` says what is read for an index."""
+
+    def __init__(self, read: Callable[[Rows, int], Any] = lambda rows, index: rows.at(index), count: int = 24) -> None:
+        self.inputs, self.labels = numbers(count)
+        self.place, self.read = 0, read
+
+    def at(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.labels[index]
+
+    def any(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.at(int(torch.randint(len(self), ())))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self, index)
+
+
+def next_row(rows: Rows, index: int) -> Any:
+    rows.place += 1
+    return rows.at(rows.place % len(rows))
+
+
 # ------------------------------------------------------------------------------------------------------ planted faults
 
-
-@fault("layers")
-def batch_norm() -> Objects:
-    return objects(mlp(nn.BatchNorm1d(8)), numbers())
+LOUD = "DPCORE_TEST_LOUD"
 
 
-@fault("layers")
-def running_instance_norm() -> Objects:
-    model = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(72, 3)
-    )
-    return objects(model, images())
-
-
-@fault("layers")
-def renormalized_embedding() -> Objects:
-    return objects(nn.Sequential(nn.Embedding(11, 4, max_norm=1.0), nn.Flatten(), nn.Linear(20, 3)), tokens())
-
-
-@fault("layers")
-def wrapped_in_data_parallel() -> Objects:
-    return objects(nn.DataParallel(mlp()), numbers())
-
-
-@fault("layers")
-def complex_parameters() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(6, 3, dtype=torch.complex64))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x.to(torch.complex64) @ self.weight).real
-
-    return objects(Model(), numbers())
-
-
-class Centered(nn.Module):
-    """Subtracts the mean over the batch."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x - x.mean(0, keepdim=True)
-
-
-@fault("mixing")
-def mean_over_the_batch() -> Objects:
-    return objects(mlp(Centered()), numbers())
-
-
-@fault("isolation")
 def state_in_the_environment() -> Objects:
-    class Model(nn.Module):
-        """Turns the examples after a loud one around; made-up values are never loud, and nothing reachable changes."""
+    """Turns the examples after a loud one around; made-up values are never loud, and nothing reachable changes."""
 
-        name = "DPCORE_TEST_LOUD"
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        left = int(os.environ.get(LOUD, "0"))
+        os.environ[LOUD] = "8" if x.abs().max() > 50 else str(max(left - 1, 0))
+        return -model.inner(x) if left else model.inner(x)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-            os.environ.pop(self.name, None)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            left = int(os.environ.get(self.name, "0"))
-            os.environ[self.name] = "8" if x.abs().max() > 50 else str(max(left - 1, 0))
-            return -self.inner(x) if left else self.inner(x)
-
+    os.environ.pop(LOUD, None)
     inputs, labels = numbers()
     inputs[16] *= 1000  # the one that takes the place of each of the first 16
-    return objects(Model(), (inputs, labels))
+    return objects(Called(forward, inner=mlp()), (inputs, labels))
 
 
-@fault("mixing")
-def recurrent_over_the_batch() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.head = nn.LSTM(4, 5), nn.Linear(5, 3)  # batch_first is forgotten
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.lstm(x)[0][:, -1])
-
-    inputs, labels = numbers(size=12)
-    return objects(Model(), (inputs.view(-1, 3, 4), labels))
-
-
-@fault("state")
 def running_mean_in_a_buffer() -> Objects:
-    class Running(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
-            return x - self.mean
-
-    return objects(mlp(Running()), numbers())
+    model = Called(running)
+    model.register_buffer("mean", torch.zeros(8))
+    return objects(mlp(model))
 
 
-@fault("state")
-def counter_in_the_model() -> Objects:
-    class Counting(nn.Module):
-        calls = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += len(x)
-            return x
-
-    return objects(mlp(Counting()), numbers())
+def running(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+    return x - model.mean
 
 
-@fault("state")
+def counting(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.calls += len(x)
+    return x
+
+
 def loss_with_a_memory() -> Objects:
     kept: list[float] = []
 
@@ -187,501 +127,234 @@ def loss_with_a_memory() -> Objects:
         kept.append(float(value.detach()))
         return value
 
-    return objects(mlp(), numbers(), loss=loss)
+    return objects(mlp(), loss=loss)
 
 
-@fault("loss")
-def contrastive_loss() -> Objects:
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(output @ output.T, torch.arange(len(output)))
-
-    return objects(mlp(), numbers(), loss=loss)
-
-
-@fault("loss")
-def loss_over_the_spread_of_the_batch() -> Objects:
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(output, target) / (1 + output.detach().var(0, unbiased=False).sum())
-
-    return objects(mlp(), numbers(), loss=loss)
-
-
-@fault("loss")
-def loss_without_reduction() -> Objects:
-    inputs, _ = numbers()
-    return objects(mlp(), (inputs, torch.zeros(24, 3)), loss=lambda out, y: F.mse_loss(out, y, reduction="none"))
-
-
-@fault("loss")
-def class_weights_under_the_mean() -> Objects:
-    return objects(mlp(), numbers(), loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])))
-
-
-@fault("loss")
-def cross_entropy_of_one_output() -> Objects:
-    inputs, labels = numbers(classes=1)
-    return objects(nn.Linear(6, 1), (inputs, labels))
-
-
-@fault("loss")
-def detached_output() -> Objects:
-    return objects(mlp(), numbers(), loss=lambda out, y: F.cross_entropy(out.detach(), y))
-
-
-@fault("frozen parameters")
-def all_frozen() -> Objects:
-    return objects(mlp().requires_grad_(False), numbers())
-
-
-@fault("tied parameters")
 def two_parameters_in_one_memory() -> Objects:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
     model[2].weight = nn.Parameter(model[0].weight.data)  # a new parameter of the same memory
-    return objects(model, numbers())
+    return objects(model)
 
 
-@fault("unregistered tensors")
-def layers_in_a_list() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers, self.head = [nn.Linear(6, 6)], nn.Linear(6, 3)
+class Headless(nn.Sequential):
+    """Its state lacks the last layer."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.layers[0](x))
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {k: v for k, v in super().state_dict(*args, **kwargs).items() if "2." not in k}
 
-    return objects(Model(), numbers())
+    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().load_state_dict(state, strict=False)
 
 
-@fault("mode")
-def dropout_in_eval_mode() -> Objects:
-    return objects(mlp(nn.Dropout(0.5)).eval(), numbers())
-
-
-@fault("dtypes")
-def doubles_into_floats() -> Objects:
-    inputs, labels = numbers()
-    return objects(mlp(), (inputs.double(), labels))
-
-
-@fault("dtypes")
-def bytes_into_a_convolution() -> Objects:
-    inputs, labels = images()
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
-    return objects(model, ((inputs.abs() * 50).to(torch.uint8), labels))
-
-
-@fault("loss")
-def labels_as_floats() -> Objects:
-    inputs, labels = numbers()
-    return objects(mlp(), (inputs, labels.float()))
-
-
-@fault("dtypes")
-def half_of_the_model_in_double() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3).double()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x).double()).float()
-
-    return objects(Model(), numbers())
-
-
-@fault("optimizer")
-def optimizer_of_another_model() -> Objects:
-    return objects(mlp(), numbers(), optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1))
-
-
-@fault("optimizer")
 def optimizer_without_the_head() -> Objects:
     model = mlp()
-    return objects(model, numbers(), optimizer=torch.optim.Adam(model[0].parameters()))
+    return objects(model, optimizer=torch.optim.Adam(model[0].parameters()))
 
 
-@fault("finite values")
-def rows_of_nan() -> Objects:
-    inputs, labels = numbers()
+def centered(examples: list[Any]) -> Any:
+    inputs = torch.stack([x for x, _ in examples])
+    return inputs - inputs.mean(0), torch.stack([y for _, y in examples])
+
+
+def with_nan(inputs: torch.Tensor, labels: torch.Tensor) -> Any:
     inputs[[3, 17], 2] = float("nan")
-    return objects(mlp(), (inputs, labels))
+    return inputs, labels
 
 
-@fault("finite gradients")
-def logarithm_of_zero() -> Objects:
-    inputs, labels = numbers()
+def with_zeros(inputs: torch.Tensor, labels: torch.Tensor) -> Any:
     inputs = inputs.abs()
     inputs[::4] = 0.0
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(x.abs().log())
-
-    return objects(Model(), (inputs, labels))
+    return inputs, labels
 
 
-@fault("make_private")
-def labels_out_of_range() -> Objects:
-    inputs, labels = numbers()
-    return objects(mlp(), (inputs, labels + 1))
+def sequences() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, labels = numbers(size=18)
+    return inputs.view(-1, 3, 6), labels
 
 
-class Rows(Dataset[Any]):
-    """Examples of `numbers`, by index."""
-
-    def __init__(self) -> None:
-        self.inputs, self.labels = numbers()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.inputs[index], self.labels[index]
+def lstm_over_the_batch() -> nn.Module:
+    return Called(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=nn.LSTM(6, 5), head=nn.Linear(5, 3))
 
 
-@fault("reading")
-def data_that_shuffle_themselves() -> Objects:
-    class Shuffling(Rows):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return super().__getitem__(int(torch.randint(len(self), ())))
-
-    return objects(mlp(), Shuffling())
+def spread(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target) / (1 + output.detach().var(0, unbiased=False).sum())
 
 
-@fault("reading")
-def data_of_one_label_that_shuffle_themselves() -> Objects:
-    """No label tells: an example turns up at another index."""
-
-    class Shuffling(Rows):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return super().__getitem__(int(torch.randint(len(self), ())))[0], self.labels[0]
-
-    return objects(mlp(), Shuffling())
-
-
-@fault("reading")
-def many_data_that_shuffle_themselves() -> Objects:
-    """None of those that are read turns up at another index that is read: their labels tell."""
-
-    class Shuffling(Rows):
-        def __init__(self) -> None:
-            self.inputs, self.labels = numbers(4000)
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return super().__getitem__(int(torch.randint(len(self), ())))
-
-    return objects(mlp(), Shuffling())
-
-
-@fault("reading")
-def data_that_go_on() -> Objects:
-    class Going(Rows):
-        place = 0
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            self.place += 1
-            return super().__getitem__(self.place % len(self))
-
-    return objects(mlp(), Going())
-
-
-@fault("reading")
-def augmentation_that_no_seed_reaches() -> Objects:
-    class Noisy(Rows):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs, label = super().__getitem__(index)
-            return inputs + os.urandom(1)[0] / 256, label
-
-    return objects(mlp(), Noisy())
-
-
-@fault("reading")
-def collate_that_centers_the_batch() -> Objects:
-    def collate(examples: list[Any]) -> Any:
-        inputs = torch.stack([x for x, _ in examples])
-        return inputs - inputs.mean(0), torch.stack([y for _, y in examples])
-
-    return objects(mlp(), Rows(), collate_fn=collate)
-
-
-@fault("reading")
-def sentences_of_different_lengths() -> Objects:
-    examples = [(torch.zeros(4 + k % 3), torch.tensor(k % 3)) for k in range(24)]
-    return objects(nn.Linear(4, 3), examples)
-
-
-@fault("data")
-def a_loader_for_data() -> Objects:
-    return objects(mlp(), DataLoader(TensorDataset(*numbers()), batch_size=4, shuffle=True))
-
-
-@fault("data")
-def tensors_of_different_lengths() -> Objects:
-    inputs, labels = numbers()
-    return objects(mlp(), (inputs, labels[:-1]))
-
-
-@fault("plan")
-def batches_larger_than_the_data() -> Objects:
-    return objects(mlp(), numbers(), method=methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=100))
-
-
-@fault("plan")
-def noise_twice() -> Objects:
-    return objects(mlp(), numbers(), target_epsilon=3.0, target_delta=1e-5)
-
-
-@fault("checkpoint")
-def state_dict_without_the_head() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(x))
-
-        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            return {k: v for k, v in super().state_dict(*args, **kwargs).items() if "head" not in k}
-
-        def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().load_state_dict(state, strict=False)
-
-    return objects(Model(), numbers())
-
-
-@fault("forward")
-def inputs_of_another_width() -> Objects:
-    return objects(nn.Linear(7, 3), numbers())
-
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+FAULTS: dict[str, tuple[str, Callable[[], Objects]]] = {
+    "batch_norm": ("layers", lambda: objects(mlp(nn.BatchNorm1d(8)))),
+    "wrapped_in_data_parallel": ("layers", lambda: objects(nn.DataParallel(mlp()))),
+    "mean_over_the_batch": ("mixing", lambda: objects(mlp(Called(lambda m, x: x - x.mean(0, keepdim=True))))),
+    "recurrent_over_the_batch": ("mixing", lambda: objects(lstm_over_the_batch(), sequences())),
+    "state_in_the_environment": ("isolation", state_in_the_environment),
+    "running_mean_in_a_buffer": ("state", running_mean_in_a_buffer),
+    "counter_in_the_model": ("state", lambda: objects(mlp(Called(counting, calls=0)))),
+    "loss_with_a_memory": ("state", loss_with_a_memory),
+    "contrastive_loss": (
+        "loss", lambda: objects(mlp(), loss=lambda out, _: F.cross_entropy(out @ out.T, torch.arange(len(out)))),
+    ),
+    "loss_over_the_spread_of_the_batch": ("loss", lambda: objects(mlp(), loss=spread)),
+    "loss_without_reduction": (
+        "loss", lambda: objects(mlp(), (numbers()[0], torch.zeros(24, 3)), loss=nn.MSELoss(reduction="none")),
+    ),
+    "class_weights_under_the_mean": ("loss", lambda: objects(mlp(), loss=nn.CrossEntropyLoss(weight=WEIGHTS))),
+    "cross_entropy_of_one_output": ("loss", lambda: objects(nn.Linear(6, 1), numbers(classes=1))),
+    "detached_output": ("loss", lambda: objects(mlp(), loss=lambda out, y: F.cross_entropy(out.detach(), y))),
+    "labels_as_floats": ("loss", lambda: objects(mlp(), numbers_with(lambda x, y: (x, y.float())))),
+    "all_frozen": ("frozen parameters", lambda: objects(mlp().requires_grad_(False))),
+    "two_parameters_in_one_memory": ("tied parameters", two_parameters_in_one_memory),
+    "layers_in_a_list": (
+        "unregistered tensors",
+        lambda: objects(Called(lambda m, x: m.head(m.hidden[0](x)), hidden=[nn.Linear(6, 6)], head=nn.Linear(6, 3))),
+    ),
+    "dropout_in_eval_mode": ("mode", lambda: objects(mlp(nn.Dropout(0.5)).eval())),
+    "doubles_into_floats": ("dtypes", lambda: objects(mlp(), numbers_with(lambda x, y: (x.double(), y)))),
+    "bytes_into_a_convolution": (
+        "dtypes", lambda: objects(conv(), ((images()[0].abs() * 50).to(torch.uint8), numbers()[1])),
+    ),
+    "half_of_the_model_in_double": (
+        "dtypes",
+        lambda: objects(
+            Called(lambda m, x: m.b(m.a(x).double()).float(), a=nn.Linear(6, 8), b=nn.Linear(8, 3).double())
+        ),
+    ),
+    "optimizer_of_another_model": (
+        "optimizer", lambda: objects(mlp(), optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1)),
+    ),
+    "optimizer_without_the_head": ("optimizer", optimizer_without_the_head),
+    "rows_of_nan": ("finite values", lambda: objects(mlp(), numbers_with(with_nan))),
+    "logarithm_of_zero": (
+        "finite gradients",
+        lambda: objects(Called(lambda m, x: m.head(x.abs().log()), head=nn.Linear(6, 3)), numbers_with(with_zeros)),
+    ),
+    "labels_out_of_range": ("make_private", lambda: objects(mlp(), numbers_with(lambda x, y: (x, y + 1)))),
+    "data_that_shuffle_themselves": ("reading", lambda: objects(mlp(), Rows(lambda rows, _: rows.any()))),
+    # No label tells: an example turns up at another index.
+    "data_of_one_label_that_shuffle_themselves": (
+        "reading", lambda: objects(mlp(), Rows(lambda rows, _: (rows.any()[0], rows.labels[0]))),
+    ),
+    # None of those that are read turns up at another index that is read: their labels tell.
+    "many_data_that_shuffle_themselves": ("reading", lambda: objects(mlp(), Rows(lambda rows, _: rows.any(), 4000))),
+    "data_that_go_on": ("reading", lambda: objects(mlp(), Rows(next_row))),
+    "augmentation_that_no_seed_reaches": (
+        "reading",
+        lambda: objects(mlp(), Rows(lambda rows, k: (rows.inputs[k] + os.urandom(1)[0] / 256, rows.labels[k]))),
+    ),
+    "collate_that_centers_the_batch": ("reading", lambda: objects(mlp(), Rows(), collate_fn=centered)),
+    "sentences_of_different_lengths": (
+        "reading",
+        lambda: objects(nn.Linear(4, 3), [(torch.zeros(4 + k % 3), torch.tensor(k % 3)) for k in range(24)]),
+    ),
+    "a_loader_for_data": (
+        "data", lambda: objects(mlp(), DataLoader(TensorDataset(*numbers()), batch_size=4, shuffle=True)),
+    ),
+    "tensors_of_different_lengths": ("data", lambda: objects(mlp(), numbers_with(lambda x, y: (x, y[:-1])))),
+    "batches_larger_than_the_data": (
+        "plan", lambda: objects(mlp(), method=methods.dp_sgd(**{**AT, "batch_size": 100})),
+    ),
+    "noise_twice": ("plan", lambda: objects(mlp(), target_epsilon=3.0, target_delta=1e-5)),
+    "state_dict_without_the_head": ("checkpoint", lambda: objects(Headless(*mlp()))),
+    "inputs_of_another_width": ("forward", lambda: objects(nn.Linear(7, 3))),
+}  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------------------- honest
 
 
-@honest
-def logistic() -> Objects:
-    return objects(nn.Linear(6, 3), numbers())
+def encoder() -> nn.Module:
+    body = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return Called(lambda m, ids: m.head(m.body(m.table(ids)).mean(1)), table=nn.Embedding(11, 8), body=body,
+                  head=nn.Linear(8, 3))  # fmt: skip
 
 
-@honest
-def perceptron() -> Objects:
-    return objects(mlp(), numbers(), method=methods.disk(lr=0.1, noise_multiplier=1.0, batch_size=6))
+def lstm() -> nn.Module:
+    return Called(lambda m, ids: m.head(m.body(m.table(ids))[0][:, -1]), table=nn.Embedding(11, 4),
+                  body=nn.LSTM(4, 5, batch_first=True), head=nn.Linear(5, 3))  # fmt: skip
 
 
-@honest
-def dropout() -> Objects:
-    return objects(mlp(nn.Dropout(0.3)), numbers())
-
-
-@honest
-def layer_norm() -> Objects:
-    return objects(mlp(nn.LayerNorm(8)), numbers())
-
-
-@honest
-def convolutions() -> Objects:
-    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3))
-    return objects(model, images())
-
-
-@honest
-def group_norm() -> Objects:
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3))
-    return objects(model, images())
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.Module]) -> None:
-        super().__init__()
-        self.table, self.body, self.head = nn.Embedding(11, 4), kind(4, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(self.table(ids))[0][:, -1])
-
-
-@honest
-def lstm() -> Objects:
-    return objects(Recurrent(nn.LSTM), tokens())
-
-
-@honest
-def gru() -> Objects:
-    return objects(Recurrent(nn.GRU), tokens())
-
-
-@honest
-def transformer_encoder() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(11, 8)
-            self.body = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(self.table(ids)).mean(1))
-
-    return objects(Model(), tokens())
-
-
-@honest
 def tied_embeddings() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.body, self.head = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 11, bias=False)
-            self.head.weight = self.table.weight
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(self.table(ids)).tanh()).transpose(1, 2)
-
+    model = Called(lambda m, ids: m.head(m.body(m.table(ids)).tanh()).transpose(1, 2), table=nn.Embedding(11, 6),
+                   body=nn.Linear(6, 6), head=nn.Linear(6, 11, bias=False))  # fmt: skip
+    model.head.weight = model.table.weight
     ids, _ = tokens()
-    return objects(Model(), (ids[:, :-1], ids[:, 1:]))
+    return objects(model, (ids[:, :-1], ids[:, 1:]))
 
 
-@honest
 def lora() -> Objects:
-    import peft
-
-    config = peft.LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=0.0)
-    return objects(peft.get_peft_model(mlp(), config), numbers())
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    return objects(peft.get_peft_model(mlp(), peft.LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=0.0)))
 
 
-@honest
 def frozen_backbone() -> Objects:
     model = mlp()
     model[0].requires_grad_(False)
-    return objects(model, numbers())
+    return objects(model)
 
 
-@honest
 def frozen_batch_norm() -> Objects:
     model = mlp(nn.BatchNorm1d(8))
     model(numbers()[0])  # public statistics
     model[1].eval().requires_grad_(False)
-    return objects(model, numbers())
+    return objects(model)
 
 
-@honest
-def bag_of_words() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = nn.Embedding(11, 6), nn.Linear(6, 3)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.head(self.table(ids).sum(1))
-
-    return objects(Model(), tokens())
-
-
-@honest
-def half_precision() -> Objects:
-    inputs, labels = numbers()
-    return objects(mlp().bfloat16(), (inputs.bfloat16(), labels))
-
-
-@honest
 def mixed_dtypes() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(6, 8).bfloat16(), nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(x.bfloat16()).float().tanh())
-
-    return objects(Model(), numbers())
+    parts = {"body": nn.Linear(6, 8).bfloat16(), "head": nn.Linear(8, 3)}
+    return objects(Called(lambda m, x: m.head(m.body(x.bfloat16()).float().tanh()), **parts))
 
 
-@honest
-def double_precision() -> Objects:
-    inputs, labels = numbers()
-    return objects(mlp().double(), (inputs.double(), labels))
-
-
-@honest
-def weight_normalization() -> Objects:
-    return objects(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3)), numbers())
-
-
-@honest
-def regression() -> Objects:
-    inputs, _ = numbers()
-    return objects(nn.Linear(6, 1), (inputs, inputs.sum(1, keepdim=True)), loss=F.mse_loss)
-
-
-@honest
-def yes_or_no() -> Objects:
-    inputs, labels = numbers(classes=2)
-    loss = nn.BCEWithLogitsLoss()
-    return objects(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), (inputs, labels.float()), loss=loss)
-
-
-@honest
 def mapping_of_inputs() -> Objects:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.numbers, self.head = nn.Embedding(11, 4), nn.Linear(6, 4), nn.Linear(4, 3)
-
-        def forward(self, ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            return self.head(self.table(ids).mean(1) + self.numbers(values))
-
-    (ids, labels), (values, _) = tokens(), numbers()
-    return objects(Model(), ({"ids": ids, "values": values}, labels))
+    parts = {"table": nn.Embedding(11, 4), "numbers": nn.Linear(6, 4), "head": nn.Linear(4, 3)}
+    model = Called(lambda m, ids, values: m.head(m.table(ids).mean(1) + m.numbers(values)), **parts)
+    return objects(model, ({"ids": tokens()[0], "values": numbers()[0]}, tokens()[1]))
 
 
-@honest
-def residual_and_sum() -> Objects:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.scale = nn.Linear(6, 6), nn.Parameter(torch.tensor(0.5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.scale * self.body(x).tanh()
-
-    loss = nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1)
-    return objects(nn.Sequential(Block(), Block(), nn.Linear(6, 3)), numbers(), loss=loss)
+def augmented(rows: Rows, index: int) -> Any:
+    inputs, label = rows.at(index)
+    return inputs + 0.1 * torch.randn(6) + 0.1 * float(np.random.rand()), label  # noqa: NPY002
 
 
-@honest
-def augmented_data() -> Objects:
-    class Noisy(Rows):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs, label = super().__getitem__(index)
-            return inputs + 0.1 * torch.randn(6) + 0.1 * float(np.random.rand()), label  # noqa: NPY002
-
-    return objects(mlp(), Noisy(), augmentations=2)
-
-
-@honest
-def correlated_noise() -> Objects:
-    method = methods.memf(lr=0.1, noise_multiplier=4.0, batch_size=6)
-    return objects(mlp(), numbers(), method=method, sampling="fixed-order")
-
-
-@honest
-def users_of_two_examples() -> Objects:
-    users = UserSampler(PoissonSampler(dataset_size=12, batch_size=6), np.arange(24) % 12, 2)
-    return objects(mlp(), numbers(), sampling=users)
-
-
-@honest
 def adam_with_groups() -> Objects:
     model = mlp()
-    params = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters()}]
-    method = methods.dp_adam(lr=0.1, noise_multiplier=1.0, batch_size=6)
-    return objects(model, numbers(), method=method, params=[{**g, "params": list(g["params"])} for g in params])
+    groups = [{"params": list(model[0].parameters()), "lr": 0.01}, {"params": list(model[2].parameters())}]
+    return objects(model, method=methods.dp_adam(**AT), params=groups)
 
 
-@honest
 def own_optimizer() -> Objects:
     model = mlp()
-    return objects(model, numbers(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return objects(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def users() -> UserSampler:
+    return UserSampler(PoissonSampler(dataset_size=12, batch_size=6), np.arange(24) % 12, 2)
+
+
+SUMMED = nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1)
+HONEST: dict[str, Callable[[], Objects]] = {
+    "logistic": lambda: objects(nn.Linear(6, 3)),
+    "perceptron": lambda: objects(mlp(), method=methods.disk(**AT), loss=SUMMED),
+    "dropout": lambda: objects(mlp(nn.Dropout(0.3))),
+    "layer_norm": lambda: objects(mlp(nn.LayerNorm(8))),
+    "convolutions": lambda: objects(conv(nn.ReLU(), nn.MaxPool2d(2), features=18), images()),
+    "group_norm": lambda: objects(conv(nn.GroupNorm(2, 2), nn.Tanh()), images()),
+    "lstm": lambda: objects(lstm(), tokens()),
+    "transformer_encoder": lambda: objects(encoder(), tokens()),
+    "tied_embeddings": tied_embeddings,
+    "lora": lora,
+    "frozen_backbone": frozen_backbone,
+    "frozen_batch_norm": frozen_batch_norm,
+    "half_precision": lambda: objects(mlp().bfloat16(), numbers_with(lambda x, y: (x.bfloat16(), y))),
+    "mixed_dtypes": mixed_dtypes,
+    "regression": lambda: objects(nn.Linear(6, 1), (numbers()[0], numbers()[0][:, :1]), loss=F.mse_loss),
+    "yes_or_no": lambda: objects(
+        nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), (numbers()[0], numbers(classes=2)[1].float()),
+        loss=nn.BCEWithLogitsLoss(),
+    ),
+    "mapping_of_inputs": mapping_of_inputs,
+    "augmented_data": lambda: objects(mlp(), Rows(augmented), augmentations=2),
+    "correlated_noise": lambda: objects(
+        mlp(), method=methods.memf(**{**AT, "noise_multiplier": 4.0}), sampling="fixed-order"
+    ),
+    "users_of_two_examples": lambda: objects(mlp(), sampling=users()),
+    "adam_with_groups": adam_with_groups,
+    "own_optimizer": own_optimizer,
+}  # fmt: skip

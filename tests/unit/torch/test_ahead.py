@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dpcore.torch
-from dpcore.errors import ArgumentError, BudgetError
+from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
 from dpcore.torch.data import ahead
-from tests.unit.torch_runs import DATA, finish, load, model, saved, sgd, start, values
+from tests.unit.torch_runs import DATA, load, model, saved, sgd, start, values
 
 
 class Drawing(Dataset[Any]):
@@ -137,18 +137,6 @@ def test_a_worker_that_cannot_read_costs_time_only(kind: Any, alone: list[torch.
     assert "patient" not in str(caught[0].message)
     assert same(found, alone)
     assert set(at_home) == {1}
-
-
-def test_data_that_fail_everywhere_fail_as_without_reading_ahead() -> None:
-    class Shrinks(Drawing):
-        def __getitem__(self, index: int) -> Any:
-            if index > 0:
-                raise FileNotFoundError(f"patient-{index}.png")
-            return super().__getitem__(index)
-
-    run = begun(1, Shrinks())
-    with pytest.raises(ArgumentError, match="failed to read a step's examples"):
-        finish(run)
 
 
 def test_what_was_read_for_other_keys_is_never_used() -> None:

@@ -7,27 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
-from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
 from dpcore.methods import disk, dp_sgd
 from dpcore.sampling import PoissonSampler, UserSampler
+from tests.unit.torch.models import Rows
 from tests.unit.torch_runs import DATA, finish, load, model, saved, start, values
 
 CLIP = 0.2
 
 
-class Views(Dataset[Any]):
+def views_of(moves: float = 1.0) -> Rows:
     """Each reading of an example is another, if `moves`."""
-
-    def __init__(self, moves: float = 1.0) -> None:
-        self.moves = moves
-
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> Any:
-        return DATA[0][index] + self.moves * torch.randn(5), int(DATA[1][index])
+    return Rows(lambda index, x, y: (x + moves * torch.randn(5), y))
 
 
 def clipped_sum(batch: Any, sizes: list[int], views: int) -> torch.Tensor:
@@ -56,7 +48,7 @@ def test_the_mean_of_an_examples_views_is_clipped_once(views: int, microbatch_si
     run = start(
         model(),
         method,
-        data=Views(),
+        data=views_of(),
         augmentations=views,
         microbatch_size=microbatch_size,
         target_delta=1e-3,
@@ -79,7 +71,7 @@ def test_the_mean_of_an_examples_views_is_clipped_once(views: int, microbatch_si
 def test_views_that_are_alike_are_one_row(method: Any) -> None:
     def end(views: int) -> torch.Tensor:
         settings = {"lr": 0.3, "noise_multiplier": 1.0, "batch_size": 8, "max_grad_norm": CLIP}
-        return finish(start(model(), method(**settings), data=Views(0.0), augmentations=views))
+        return finish(start(model(), method(**settings), data=views_of(0.0), augmentations=views))
 
     assert torch.allclose(end(4), end(1), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(end(1), values(model()), rtol=1e-2)
@@ -88,35 +80,20 @@ def test_views_that_are_alike_are_one_row(method: Any) -> None:
 def test_views_follow_from_the_key_alone_and_cost_nothing() -> None:
     def run(seed: int, **options: Any) -> Any:
         torch.manual_seed(seed)
-        return start(model(), data=Views(), augmentations=2, stop=5, **options)
+        return start(model(), data=views_of(), augmentations=2, stop=5, **options)
 
     assert torch.equal(values(run(1).model), values(run(2, prefetch=1).model))
     assert not torch.equal(values(run(1).model), values(run(1, key=bytes(32)).model))
-    assert run(1).epsilon() == start(model(), data=Views(), stop=5).epsilon()
+    assert run(1).epsilon() == start(model(), data=views_of(), stop=5).epsilon()
     resumed = load(run(1), saved(run(1)))
     assert torch.equal(finish(resumed), finish(run(1)))
 
 
-def test_a_batch_with_some_of_the_views_is_not_the_one_that_was_drawn() -> None:
-    run = start(model(), data=Views(), augmentations=2, sampling="fixed_order")
-    inputs, targets = next(iter(run.loader))
-    with pytest.raises(PrivacyError, match="another number of examples"):
-        run.step((inputs[::2], targets[::2]))
-    run.step((inputs, targets))
-
-
-def test_an_empty_draw_has_no_views() -> None:
-    method = dp_sgd(lr=0.3, noise_multiplier=1.0, batch_size=0.001)
-    run = start(model(), method, data=Views(), augmentations=3, steps=2, epochs=None)
-    before = values(run.model).clone()
-    assert not torch.equal(finish(run), before)  # noise
-
-
 REFUSED = (
     ({"data": DATA, "augmentations": 2}, ArgumentError, "augmentations=2 with tensors as data: a row"),
-    ({"data": Views(), "augmentations": 0}, ArgumentError, "augmentations=0"),
-    ({"data": Views(), "augmentations": 1.5}, ArgumentTypeError, "augmentations=1.5"),
-    ({"data": Views(), "prefetch": -1}, ArgumentError, "prefetch=-1"),
+    ({"data": views_of(), "augmentations": 0}, ArgumentError, "augmentations=0"),
+    ({"data": views_of(), "augmentations": 1.5}, ArgumentTypeError, "augmentations=1.5"),
+    ({"data": views_of(), "prefetch": -1}, ArgumentError, "prefetch=-1"),
 )
 
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree
-from torch.utils.data import Dataset
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
-from dpcore.torch.data.data import join
 from dpcore.torch.gradients.per_example import WAYS
+from tests.unit.torch.models import Called, Rows
 from tests.unit.torch_runs import DATA, finish, sgd, start
 
 
@@ -91,17 +90,9 @@ class Classifier(nn.Module):
         return self.layer(x.x if isinstance(x, Record) else x)
 
 
-class Rows(Dataset[Any]):
+def rows(make: Any) -> Rows:
     """Examples made one by one, of a kind."""
-
-    def __init__(self, make: Any) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(*(tensor[index] for tensor in DATA))
+    return Rows(lambda index, x, y: make(x, DATA[1][index]))
 
 
 class Table:
@@ -129,13 +120,13 @@ def end() -> torch.Tensor:
 
 # fmt: off
 KINDS = {
-    "tuples": lambda: Rows(lambda x, y: (x, y)),
-    "named tuples": lambda: Rows(Pair),
+    "tuples": lambda: rows(lambda x, y: (x, y)),
+    "named tuples": lambda: rows(Pair),
     "lists of numbers": lambda: [(x.tolist(), int(y)) for x, y in zip(*DATA, strict=True)],
-    "inputs by keyword": lambda: Rows(lambda x, y: ({"x": x, "extra": None}, y)),
-    "encodings": lambda: Rows(lambda x, y: (UserDict(x=x.tolist()), y)),
+    "inputs by keyword": lambda: rows(lambda x, y: ({"x": x, "extra": None}, y)),
+    "encodings": lambda: rows(lambda x, y: (UserDict(x=x.tolist()), y)),
     "a mapping of tensors": lambda: (UserDict(x=DATA[0], extra=None), DATA[1]),
-    "records": lambda: Rows(lambda x, y: (Record(x), y)),
+    "records": lambda: rows(lambda x, y: (Record(x), y)),
     "a record of tensors": lambda: [(Record(x), y) for x, y in zip(*DATA, strict=True)],
 }
 # fmt: on
@@ -159,7 +150,7 @@ class Labelled(Classifier):
 def test_a_mapping_is_the_models_keyword_arguments(kind: str, end: torch.Tensor) -> None:
     data = {
         "a table of lists": Table(),
-        "encodings": Rows(encoded),
+        "encodings": rows(encoded),
         "a list of dicts": [dict(encoded(x, y)) for x, y in zip(*DATA, strict=True)],
         "one encoding of tensors": UserDict(x=DATA[0], y=DATA[1]),
     }[kind]
@@ -185,7 +176,7 @@ def test_a_hugging_face_dataset(formatted: bool, end: torch.Tensor) -> None:
 @pytest.mark.parametrize("example", [{"x": 1, "text": "a"}, ("a", 1), Record([{"name": b"a"}]), "a"])
 def test_text_in_an_example_is_refused_with_the_name_of_its_field(example: Any) -> None:
     field = {dict: r"\['text'\]", tuple: r"\[0\]", Record: r"\.x\[0\]\['name'\]", str: ""}[type(example)]
-    for data in ([example] * 30, Rows(lambda x, y: example)):
+    for data in ([example] * 30, rows(lambda x, y: example)):
         with pytest.raises(ArgumentTypeError, match=rf"^data\[\.\.\.\]{field}='(str|bytes)': text is no input"):
             start(Classifier(), data=data)
 
@@ -207,26 +198,13 @@ ODD_ROWS = {
 def test_examples_of_another_form_are_refused_without_telling_which(kind: str, alone: bool) -> None:
     """Alone in its batch the odd one stacks, and still is refused: it would be a batch of another form."""
 
-    class Odd(Rows):
-        def __getitem__(self, index: int) -> Any:
-            return self.make(*(tensor[index] for tensor in DATA), index == 1)
+    def mean(m: Any, x: Any, extra: Any = None) -> torch.Tensor:
+        return m.layer(x.float().reshape(len(x), -1).mean(1, keepdim=True))
 
-    class Mean(nn.Linear):
-        def forward(self, x: Any, extra: Any = None) -> torch.Tensor:
-            return super().forward(x.float().reshape(len(x), -1).mean(1, keepdim=True))
-
-    run = start(Mean(1, 3), sgd(batch_size=1 if alone else 8), data=Odd(ODD_ROWS[kind]), sampling="fixed_order")
+    data = Rows(lambda index, x, y: ODD_ROWS[kind](x, DATA[1][index], index == 1))
+    net, method = Called(mean, layer=nn.Linear(1, 3)), sgd(batch_size=1 if alone else 8)
+    run = start(net, method, data=data, sampling="fixed_order")
     with pytest.raises(ArgumentError, match="fixed length") as caught:
         finish(run)
     told = re.sub(r"\w+\.py, line \d+", "", str(caught.value)).replace("example 0", "")
     assert not any(digit in told for digit in "0123456789")
-
-
-def test_joining_keeps_the_form_of_an_example() -> None:
-    joined = join([Record(Pair([1, 2], 3.5), {"n": None, "t": torch.ones(2)})] * 4)
-    assert isinstance(joined, Record)
-    assert isinstance(joined.x, Pair)
-    assert torch.equal(joined.x.x, torch.tensor([[1, 2]] * 4))
-    assert joined.x.y.shape == (4,)
-    assert joined.y["n"] is None
-    assert joined.y["t"].shape == (4, 2)

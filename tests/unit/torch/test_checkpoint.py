@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import os
 import stat
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, DataError, PrivacyError
+from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
 from dpcore.stages.queries import ParameterWindow
 from dpcore.stages.strategies import NamedStrategy, from_matrix
@@ -79,6 +81,7 @@ def adam(**settings: Any) -> dict[str, Any]:
 
 ONES = np.tril(np.ones((12, 12)))
 FLOORED = {"denominator": "floored"}
+ADAPTIVE = {"method": sgd(noise_multiplier=0.7, adaptive_clip=AdaptiveClip())}
 # fmt: off
 OTHER_SETTINGS = {  # options of the saved run, of the one that shall go on, and what is named
     "noise": ({}, {"method": sgd(noise_multiplier=2.0)}, "noise_multiplier"),
@@ -97,7 +100,9 @@ OTHER_SETTINGS = {  # options of the saved run, of the one that shall go on, and
     "denominator": (adam(**FLOORED), adam(), "denominator"),
     "bias": (adam(**FLOORED, bias_corrected=True), adam(**FLOORED), "bias_corrected"),
     "average's decay": (
-        adam(averaging=ExponentialAverage(0.9)), adam(averaging=ExponentialAverage(0.8)), "averaging")
+        adam(averaging=ExponentialAverage(0.9)), adam(averaging=ExponentialAverage(0.8)), "averaging"),
+    "adaptive clip": (ADAPTIVE, {}, "adaptive"),
+    "its quantile": (ADAPTIVE, {"method": sgd(noise_multiplier=0.7, adaptive_clip=AdaptiveClip(0.9))}, "adaptive"),
 }
 # fmt: on
 
@@ -192,6 +197,20 @@ def test_a_damaged_state_changes_nothing(name: str) -> None:
         other.optimizer.load_state_dict(state)
     assert not any(key in str(caught.value) for key in ("ab" * 8, KEY.hex()[:16]))
     assert as_text(other) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda n: n[:-1], lambda n: [*n[:-1], math.nan], lambda n: [*n[:-1], 1e7], lambda n: [*n[:-1], -1.0], lambda _: 3],
+)
+def test_damaged_clip_norms_are_refused_and_nothing_is_changed(damage: Any) -> None:
+    run = start(model(), **ADAPTIVE, stop=3)
+    state, before = saved(run), run.clip_norms
+    public = state["optimizer"]["dpcore"]["public"]
+    public["clip_norms"] = damage(public["clip_norms"])
+    with pytest.raises(ArgumentError, match="its clip_norms must be one number for each step and one for the next"):
+        run.optimizer.load_state_dict(state["optimizer"])
+    assert run.clip_norms == before
 
 
 def test_a_state_without_its_correlated_noise_gets_it_anew() -> None:

@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -34,15 +33,8 @@ from dpcore.torch.data.overlap import identities
 from dpcore.torch.make_private import check_labels
 from dpcore.torch.model.state_probe import Snapshot
 from tests.refused import refused
+from tests.unit.torch.models import Called, Rows
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
-
-
-class Rows(Dataset):
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return DATA[0][index], int(DATA[1][index])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -55,24 +47,14 @@ def test_every_kind_of_data_gives_the_same_run(workers: int) -> None:
     assert all(torch.equal(end, ends[0]) for end in ends[1:])
 
 
-def test_empty_draw_from_a_dataset_has_shapes_and_dtypes() -> None:
-    run = start(model(), sgd(batch_size=0.001), data=Rows(), steps=2, epochs=None)
-    inputs, targets = next(iter(run.loader))
-    assert inputs.shape == (0, 5)
-    assert inputs.dtype == torch.float32
-    assert targets.shape == (0,)
-    assert targets.dtype == torch.int64
-    run.step((inputs, targets))
+def joined(change: Any) -> Any:
+    """A collate function that changes the inputs of the examples that it joins."""
 
+    def collate(rows: list[Any]) -> Any:
+        inputs, targets = default_collate(rows)
+        return change(inputs), targets
 
-def centered(rows: list[Any]) -> Any:
-    inputs, targets = default_collate(rows)
-    return inputs - inputs.mean(0) / 2, targets
-
-
-def each_centered(rows: list[Any]) -> Any:
-    inputs, targets = default_collate(rows)
-    return inputs / 2, targets
+    return collate
 
 
 class AllAtOnce(Rows):
@@ -83,29 +65,24 @@ class AllAtOnce(Rows):
 
 
 def test_no_way_of_reading_a_data_set_mixes_the_examples_of_a_batch() -> None:
-    wanted = finish(start(model(), data=Rows(), collate_fn=each_centered))
+    wanted = finish(start(model(), data=Rows(), collate_fn=joined(lambda inputs: inputs / 2)))
+    centered = joined(lambda inputs: inputs - inputs.mean(0) / 2)
     assert torch.equal(finish(start(model(), data=Rows(), collate_fn=centered)), wanted)
     assert torch.equal(finish(start(model(), data=AllAtOnce())), finish(start(model(), data=Rows())))
 
 
-class Augmented(Rows):
-    """Random by torch in __getitem__, and again where the examples are joined."""
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        inputs, target = super().__getitem__(index)
-        return inputs + torch.rand(5), target
-
-
-def jitter(rows: list[Any]) -> Any:
-    inputs, targets = default_collate(rows)
-    return inputs + 10 * torch.rand_like(inputs), targets
+# Random by torch where an example is read, and again where the examples are joined.
+AUGMENTED = {
+    "data": Rows(lambda index, x, y: (x + torch.rand(5), y)),
+    "collate_fn": joined(lambda inputs: inputs + 10 * torch.rand_like(inputs)),
+}
 
 
 def drawn(seed: int, key: bytes = KEY, fork: bool | None = None) -> list[torch.Tensor]:
     def fresh() -> dpcore.torch.PrivateRun:
         torch.manual_seed(seed)
         state = torch.get_rng_state()
-        run = start(net, data=Augmented(), collate_fn=jitter, key=key, sampling="fixed_order", steps=3, epochs=None)
+        run = start(net, **AUGMENTED, key=key, sampling="fixed_order", steps=3, epochs=None)
         assert torch.equal(torch.get_rng_state(), state)
         return run
 
@@ -145,22 +122,14 @@ class Noisy(Rows):
     """Augmented by a transform with a generator of its own, or by the collate function."""
 
     def __init__(self, kind: str, collates: bool, lazily: bool) -> None:
+        super().__init__(lambda index, x, y: (x if collates else x + self.drawn(), y))
         self.make, self.draw = OWN[kind]
         self.own = None if lazily else self.make()
-        self.transforms = [lambda x: x if collates else x + self.drawn()]
 
     def drawn(self) -> torch.Tensor:
         if self.own is None:
             self.own = self.make()
         return self.draw(self.own).to(torch.float32)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        inputs, target = super().__getitem__(index)
-        return self.transforms[0](inputs), target
-
-    def join(self, rows: list[Any]) -> Any:
-        inputs, targets = default_collate(rows)
-        return torch.stack([row + self.drawn() for row in inputs]), targets
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -171,11 +140,12 @@ def test_draws_of_the_data_sets_own_generators_follow_from_the_key(kind: str, co
 
     def batch(key: bytes, used: int) -> torch.Tensor:
         data = Noisy(kind, collates, lazily)
+        collate = joined(lambda inputs: torch.stack([row + data.drawn() for row in inputs]))
         for _ in range(used):
             data.drawn()
         users = {"own": data.own, "python": random._inst, "numpy": np.random.mtrand._rand}  # type: ignore[attr-defined]
         before = Snapshot(users)
-        run = start(model(), data=data, collate_fn=data.join if collates else None, key=key, sampling="fixed_order")
+        run = start(model(), data=data, collate_fn=collate if collates else None, key=key, sampling="fixed_order")
         inputs, _ = next(iter(run.loader))
         assert used == 0 or not before.changed(Snapshot(users))
         return inputs
@@ -197,25 +167,16 @@ def test_a_subclass_of_tensor_dataset_keeps_its_own_getitem() -> None:
     assert (next(iter(run.loader))[0] >= 10).all()
 
 
-class Ragged(Rows):
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        inputs, target = super().__getitem__(index)
-        return inputs.repeat(1 + (index == 7), 1).flatten(), target
-
-
 def padded(rows: list[Any]) -> Any:
     inputs = nn.utils.rnn.pad_sequence([inputs for inputs, _ in rows], batch_first=True)
     return inputs, torch.tensor([target for _, target in rows])
 
 
-class Means(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.mean(1, keepdim=True).expand(-1, 5))
-
-
 @pytest.mark.parametrize(("collate_fn", "words"), [(padded, "fixed length"), (None, "failed to join")])
 def test_padding_to_the_longest_is_refused_without_telling_sizes(collate_fn: Any, words: str) -> None:
-    run = start(nn.Sequential(Means(5, 3)), data=Ragged(), collate_fn=collate_fn, sampling="fixed_order")
+    ragged = Rows(lambda index, x, y: (x.repeat(1 + (index == 7), 1).flatten(), y))
+    net = Called(lambda m, x: m.layer(x.mean(1, keepdim=True).expand(-1, 5)), layer=nn.Linear(5, 3))
+    run = start(net, data=ragged, collate_fn=collate_fn, sampling="fixed_order")
     with pytest.raises(ArgumentError, match=words) as caught:
         finish(run)
     told = re.sub(r"\w+\.py, line \d+", "", str(caught.value)).replace("example 0", "")
@@ -336,13 +297,12 @@ def test_arguments_are_refused_before_the_data_are_read_or_the_model_is_tried(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> None:
-    class Shrinking(Rows):
-        def __getitem__(self, index: int) -> Any:
-            if index > 0:
-                raise FileNotFoundError(f"patient-{index}.png")
-            return super().__getitem__(index)
+    def shrinking(index: int, x: Any, y: int) -> Any:
+        if index > 0:
+            raise FileNotFoundError(f"patient-{index}.png")
+        return x, y
 
-    run = start(model(), data=Shrinking(), num_workers=workers)
+    run = start(model(), data=Rows(shrinking), num_workers=workers)
     with pytest.raises(ArgumentError, match="failed to read a step's examples") as caught:
         finish(run)
     assert "FileNotFoundError in test_data.py, line" in str(caught.value)
@@ -350,15 +310,13 @@ def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> No
 
 
 def test_values_that_cannot_be_joined_are_in_no_traceback() -> None:
-    class Odd(Rows):
-        def __getitem__(self, index: int) -> Any:
-            return super().__getitem__(index) if index == 0 else (DATA[0][index], "diagnosis 1234")
+    odd = Rows(lambda index, x, y: (x, y if index == 0 else "diagnosis 1234"))
 
     def collate(rows: list[Any]) -> Any:
         return default_collate([(row[0], int(row[1])) for row in rows])
 
     with pytest.raises(ArgumentError, match=r"collate_fn failed .*ValueError in test_data.py, line \d+;") as caught:
-        finish(start(model(), data=Odd(), collate_fn=collate))
+        finish(start(model(), data=odd, collate_fn=collate))
     assert "1234" not in "".join(traceback.format_exception(caught.value))
 
 
@@ -369,15 +327,7 @@ def test_float64_of_other_libraries_is_told_what_to_say() -> None:
     words = r"inputs\['input'\] of float64 for a model of bfloat16: say \.to\(torch\.bfloat16\)"
     refused(ArgumentTypeError, words, start, model().bfloat16(), data=({"input": doubles[0]}, DATA[1]))
 
-    class Casts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x.float())
-
-    finish(start(Casts(), data=doubles), stop=1)
+    finish(start(Called(lambda m, x: m.net(x.float()), net=model()), data=doubles), stop=1)
 
 
 @pytest.mark.parametrize("kind", ["DataFrame", "Series"])
@@ -447,17 +397,6 @@ def test_a_cast_model_takes_no_step_and_goes_on_when_it_is_cast_back(cast: torch
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), straight.parameters(), strict=True))
 
 
-def test_a_model_moved_to_another_device_takes_no_step() -> None:
-    net = model()
-    run = start(net)
-    batch = next(iter(run.loader))
-    net.to("meta")
-    for call in (lambda: run.step(batch), run.explain):
-        refused(ArgumentError, r"'0\.weight' was replaced.*call make_private again", call)
-    assert run.steps_taken == 0
-    assert not any(total.any() for total in run._engine.mechanism.vectors.totals)
-
-
 def test_a_frozen_batchnorm_must_stay_frozen() -> None:
     net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).eval().requires_grad_(False), nn.Linear(4, 3))
     run = start(net)
@@ -468,30 +407,6 @@ def test_a_frozen_batchnorm_must_stay_frozen() -> None:
     net.train()
     with pytest.raises(ArgumentError, match=r"'1' \(BatchNorm1d\) was frozen"):
         run.step(next(iter(run.loader)))
-
-
-def test_mappings_of_inputs_reach_the_model_by_keyword() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return nn.functional.cross_entropy(self.layer(x), labels)
-
-    class Dicts(Rows):
-        def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
-            x, label = super().__getitem__(index)
-            return {"labels": label, "x": x}
-
-    columns = {"x": DATA[0], "labels": DATA[1].numpy()}
-    rows = [{"x": x, "labels": int(label)} for x, label in zip(*DATA, strict=True)]
-    torch.manual_seed(0)
-    end = finish(start(nn.Sequential(nn.Linear(5, 3))))
-    for data in (Dicts(), columns, UserDict(columns), rows, (columns,)):
-        torch.manual_seed(0)
-        run = start(Two(), data=data, loss=lambda loss: loss)
-        assert torch.equal(finish(run), end)
 
 
 def test_a_cuda_model_under_numpy_names_set_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,32 +450,6 @@ def test_without_a_target_delta_one_must_be_asked_for() -> None:
     assert run.statement(1e-5).delta == 1e-5
 
 
-class Overwrites(nn.Module):
-    """Writes to its input, as a model may that normalizes in place."""
-
-    def __init__(self, writes: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.writes = nn.Linear(5, 3), writes
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x.mul_(2) if self.writes else x * 2)
-
-
-@pytest.mark.parametrize("data", [DATA, Rows()], ids=["tensors", "dataset"])
-@pytest.mark.parametrize("name", ["dp_sgd", "disk", "pmlf"])
-def test_a_model_that_writes_to_its_input_sees_the_original_at_every_point(name: str, data: Any) -> None:
-    kept = DATA[0].clone()
-    ends = [finish(start(Overwrites(writes), METHODS[name](8), data=data)) for writes in (True, False)]
-    assert torch.equal(*ends)
-    assert torch.equal(DATA[0], kept)
-    run = start(Overwrites(True), METHODS[name](8), data=data, sampling="fixed_order")
-    batch = next(iter(run.loader))
-    before = batch[0].clone()
-    run.step(batch)
-    assert torch.equal(batch[0], before)
-
-
 @pytest.mark.parametrize("data", [DATA, Rows(), list(zip(*DATA, strict=True))], ids=["tensors", "dataset", "list"])
 @pytest.mark.parametrize("name", ["dp_sgd", "disk"])
 def test_batches_of_one_and_of_none(name: str, data: Any) -> None:
@@ -600,13 +489,6 @@ class Shards:
 def test_streams_are_refused_with_the_reason(stream: Any) -> None:
     words = rf"^data={type(stream).__name__}: must be a map-style dataset .*; a stream gives its examples in an order"
     refused(ArgumentTypeError, words, start, model(), data=stream)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_stream_of_hugging_face_is_refused() -> None:
-    datasets = pytest.importorskip("datasets")
-    stream = datasets.Dataset.from_dict({"x": [1.0]}).to_iterable_dataset()
-    refused(ArgumentTypeError, "^data=IterableDataset: .*; a stream gives", start, model(), data=stream)
 
 
 @pytest.mark.parametrize("sampling", ["fixed_size", "fixed_order", "shuffled"])

@@ -76,26 +76,6 @@ def test_schedulers_work_unmodified(name: str) -> None:
     assert torch.equal(values(run.model), values(by_hand.model))
 
 
-def test_groups_have_their_own_learning_rates() -> None:
-    net = model()
-    groups = [{"params": net[0].parameters(), "lr": 0.0}, {"params": net[2].parameters(), "weight_decay": 0.5}]
-    first, second = values(net[0]).clone(), values(net[2]).clone()
-    run = start(net, params=groups)
-    for batch in run.loader:
-        run.step(batch)
-    assert torch.equal(values(net[0]), first)
-    assert not torch.equal(values(net[2]), second)
-    twin = model()
-    same = start(twin)
-    same.optimizer.param_groups[0]["weight_decay"] = 0.5
-    same.step(next(iter(same.loader)))
-    one = model()
-    other = start(one, params=[{"params": one[0].parameters()}, {"params": one[2].parameters(), "weight_decay": 0.5}])
-    other.step(next(iter(other.loader)))
-    assert torch.equal(values(twin[2]), values(one[2]))
-    assert not torch.equal(values(twin[0]), values(one[0]))
-
-
 @pytest.mark.parametrize(
     ("name", "key", "value", "changes"),
     [

@@ -187,20 +187,3 @@ def test_the_losses_of_a_search_are_those_without_dropout() -> None:
 def test_a_metric_that_is_no_number_is_named() -> None:
     held_out = HeldOut(start(model()), HELD, {"right": lambda output, labels: output.argmax(1) == labels})
     refused(ArgumentTypeError, r"metrics\['right'\]: returned a value of shape \(12,\)", held_out.evaluate)
-
-
-class Mixed(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.net(x).float()
-
-
-def test_autocast_inside_of_the_model() -> None:
-    wanted, found = finish(start(model(), sgd(noise_multiplier=0.0))), start(Mixed(model()), sgd(noise_multiplier=0.0))
-    moved = finish(found)
-    assert torch.allclose(moved, wanted, atol=0.02)
-    assert not torch.equal(moved, wanted)

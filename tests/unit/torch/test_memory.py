@@ -23,6 +23,7 @@ from dpcore.spec import free_memory
 from dpcore.torch import memory
 from dpcore.torch.gradients.proved import Program
 from dpcore.torch.memory import microbatch_size, peak_bytes
+from tests.unit.torch.models import Called
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
 
 MIB = 2**20
@@ -143,42 +144,30 @@ def test_microbatches_follow_the_limit_and_are_nearly_equal() -> None:
     assert microbatch_size(1000, lambda _: 0, most=9) == 9
 
 
-class Wide(nn.Module):
-    def __init__(self, width: int = 20_000) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layers(inputs)
+def wide(width: int = 20_000) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3))
 
 
 @pytest.mark.parametrize("way", ["pairs", "one-by-one"])
 def test_the_microbatch_of_every_way_fits_the_limit_and_uses_it(way: str) -> None:
-    run = start(Wide(), sgd(batch_size=30), sampling="fixed-order", gradients=way, max_memory="10 MB")
+    run = start(wide(), sgd(batch_size=30), sampling="fixed-order", gradients=way, max_memory="10 MB")
     peak = run._rehearsal.peak(run.microbatch_size, run._engine.mechanism)
     assert 5e6 < peak < 10.2e6
     assert run.microbatch_size < 30
 
 
-class Language(nn.Module):
-    def __init__(self, tied: bool) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(500, 64), nn.Linear(64, 500, bias=False)
-        self.mix = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True)
-        if tied:
-            self.out.weight = self.embed.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.out(self.mix(self.embed(tokens))).transpose(1, 2)
+def language(tied: bool) -> nn.Module:
+    mix = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True)
+    parts = {"embed": nn.Embedding(500, 64), "mix": mix, "out": nn.Linear(64, 500, bias=False)}
+    net = Called(lambda m, tokens: m.out(m.mix(m.embed(tokens))).transpose(1, 2), **parts)
+    if tied:
+        net.out.weight = net.embed.weight
+    return net
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.mix, self.out = nn.Embedding(500, 64), nn.LSTM(64, 96, batch_first=True), nn.Linear(96, 3)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.out(self.mix(self.embed(tokens))[0][:, -1])
+def recurrent() -> nn.Module:
+    parts = {"embed": nn.Embedding(500, 64), "mix": nn.LSTM(64, 96, batch_first=True), "out": nn.Linear(96, 3)}
+    return Called(lambda m, tokens: m.out(m.mix(m.embed(tokens))[0][:, -1]), **parts)
 
 
 def cnn() -> nn.Module:
@@ -193,12 +182,12 @@ def tokens(length: int) -> torch.Tensor:
 
 
 ESTIMATED = {
-    "MLP": (lambda: Wide(8000), DATA),
+    "MLP": (lambda: wide(8000), DATA),
     "CNN": (cnn, (torch.ones(30, 3, 32, 32), DATA[1])),
-    "transformer": (lambda: Language(False), (tokens(48), tokens(48))),
-    "tied": (lambda: Language(True), (tokens(48), tokens(48))),
-    "tied, short": (lambda: Language(True), (tokens(8), tokens(8))),
-    "LSTM": (Recurrent, (tokens(60), DATA[1])),
+    "transformer": (lambda: language(False), (tokens(48), tokens(48))),
+    "tied": (lambda: language(True), (tokens(48), tokens(48))),
+    "tied, short": (lambda: language(True), (tokens(8), tokens(8))),
+    "LSTM": (recurrent, (tokens(60), DATA[1])),
 }
 
 
@@ -239,23 +228,10 @@ def test_a_second_equal_model_is_not_captured_again() -> None:
             assert len(captured) == times
 
 
-def test_blocks_of_all_points_live_at_once() -> None:
-    peaks = {}
-    for window in (1, 2, 4):
-        method = dpcore.methods.pmlf(lr=0.1, window=window, beta=0.5, noise_multiplier=1.0, batch_size=8)
-        run = start(Wide(4000), method, steps=20, epochs=None)
-        assert run.microbatch_size == 30
-        few, many = (run._rehearsal.peak(n, run._engine.mechanism) for n in (4, 24))
-        peaks[window] = (many - few) / 20
-    pair = 4 * 4000 * 2  # inputs of the second layer, gradients of the first
-    assert peaks[4] - peaks[2] > 2 * pair
-    assert peaks[2] - peaks[1] > pair
-
-
 @pytest.mark.parametrize("way", ["pairs", "one-by-one"])
 @pytest.mark.parametrize(("name", "sampling"), [("dp_sgd", "fixed-order"), ("disk", "fixed-order"), ("dp_sgd", USERS)])
 def test_what_is_measured_is_what_a_real_step_takes(name: str, sampling: Any, way: str) -> None:
-    run = start(Wide(8000), METHODS[name](16 if isinstance(sampling, str) else 4), sampling=sampling,
+    run = start(wide(8000), METHODS[name](16 if isinstance(sampling, str) else 4), sampling=sampling,
                 microbatch_size=8, gradients=way)  # fmt: skip
     finish(run, stop=1)  # the first step of disk has one point
     engine, batch = run._engine, next(iter(run.loader))

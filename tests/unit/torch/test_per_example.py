@@ -1,4 +1,4 @@
-"""Per-example gradients equal a loop over examples with autograd, whatever the model; points are independent."""
+"""Per-example gradients equal a loop over examples with autograd, by every way and at several points."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import dpcore
+import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.sampling import FixedOrderSampler, UserSampler
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient
-from dpcore.torch.memory import peak_bytes
 from dpcore.torch.model.models import build
-from tests.unit.torch_runs import Tied
+from tests.unit.torch.models import Called
+from tests.unit.torch_runs import DATA, METHODS, Tied, finish, model, public_batch, start, values
 
 
 def loop(model: nn.Module, loss: Callable, batch: tuple) -> list[torch.Tensor]:
@@ -39,31 +42,13 @@ def repeated() -> nn.Module:
     return model
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 2), nn.Linear(5, 2)
-
-    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return self.a(left) * self.b(right)
+def two_inputs() -> nn.Module:
+    return Called(lambda m, left, right: m.a(left) * m.b(right), a=nn.Linear(3, 2), b=nn.Linear(5, 2))
 
 
-class Recurrent(nn.Module):
+def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
     """A kind that vmap cannot batch."""
-
-    def __init__(self, kind: type[nn.Module]) -> None:
-        super().__init__()
-        self.cell, self.head = kind(3, 4), nn.Linear(4, 2)
-        self.cell.batch_first = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.cell, nn.RNNBase):
-            return self.head(self.cell(x)[0][:, -1])
-        state = self.cell(x[:, 0])
-        return self.head(state[0] if isinstance(state, tuple) else state)
-
-
-RECURRENT = (nn.RNN, nn.GRU, nn.RNNCell, nn.GRUCell, nn.LSTMCell)
+    return Called(lambda m, x: m.head(m.cell(x)[0][:, -1]), cell=kind(3, 4, batch_first=True), head=nn.Linear(4, 2))
 
 
 def labels(n: int, classes: int) -> torch.Tensor:
@@ -77,17 +62,11 @@ CASES = {
         build("mlp", (6,), 3).double(), F.cross_entropy, (torch.randn(5, 6, dtype=torch.float64), labels(5, 3))),
     "tied": lambda: (Tied(), F.cross_entropy, (torch.randint(0, 9, (4, 3)), labels(4, 9))),
     "a layer twice": lambda: (repeated(), F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
-    "two inputs": lambda: (TwoInputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
+    "two inputs": lambda: (two_inputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
     "keywords": lambda: (
-        TwoInputs(), lambda out: out.square().sum(), {"right": torch.randn(4, 5), "left": torch.randn(4, 3)}),
-    **{kind.__name__: lambda kind=kind: (Recurrent(kind), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2)))
-       for kind in RECURRENT},
-    "groupnorm": lambda: (
-        nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)),
-        F.cross_entropy, (torch.randn(4, 1, 8, 8), labels(4, 2))),
-    "transformer": lambda: (
-        nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 2)),
-        F.cross_entropy, (torch.randn(4, 3, 4), labels(4, 2))),
+        two_inputs(), lambda out: out.square().sum(), {"right": torch.randn(4, 5), "left": torch.randn(4, 3)}),
+    "RNN": lambda: (recurrent(nn.RNN), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
+    "GRU": lambda: (recurrent(nn.GRU), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
     "frozen layer": lambda: (
         nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2)),
         F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
@@ -172,35 +151,112 @@ def test_bad_arguments() -> None:
         PerExampleGradient(nn.Linear(2, 2).requires_grad_(False), F.cross_entropy)
 
 
-class Language(nn.Module):
-    """Its loss takes far more memory than all that is before it."""
+@pytest.mark.parametrize("name", ["disk", "pmlf", "srg_memf", "accelerated_srgd"])
+def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(model(), METHODS[name](8), sampling="fixed_order", microbatch_size=4)
+    seeds: list[bytes] = []
+    call = type(run._engine.gradient).__call__
+
+    def told(self: Any, point: Any, batch: Any, seed: bytes, **more: Any) -> list[torch.Tensor]:
+        seeds.append(seed)
+        return call(self, point, batch, seed, **more)
+
+    monkeypatch.setattr(type(run._engine.gradient), "__call__", told)
+    for batch in run.loader:
+        seeds.clear()
+        points = len(run._engine.mechanism.points())
+        run.step(batch)
+        micro = -(-len(batch[0]) // 4)
+        assert len(seeds) == points * micro
+        assert len(set(seeds)) == micro
+        assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in range(points)]
+
+
+def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:
+    method = dpcore.methods.dp_adam(
+        lr=0.1, betas=(0.0, 0.0), eps=1e-3, variant="side_information", noise_multiplier=0.0, batch_size=8,
+        max_grad_norm=1e6
+    )  # fmt: skip
+    run = start(model().double(), method, data=(DATA[0].double(), DATA[1]), sampling="fixed_order", microbatch_size=3)
+    batch = next(iter(run.loader))
+    before = values(run.model)
+    inputs, targets = 100 * torch.ones(7, 5, dtype=torch.float64), torch.arange(7) % 3
+
+    def mean(x: torch.Tensor, y: torch.Tensor, count: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(run.model(x), y, reduction="sum") / count
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))])
+
+    public, private = mean(inputs, targets, 7), mean(*batch, 8)
+    run.step(batch, public=(inputs, targets))
+    torch.testing.assert_close(values(run.model), before - 0.1 * private / (public.abs() + 1e-3), rtol=1e-3, atol=1e-5)
+    assert any("declares public" in caveat for caveat in run.statement().caveats)
+
+
+PUBLIC_REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
+    "missing": ("adam public", lambda: None, "public=None: must be a batch of public data"),
+    "not wanted": ("adam", lambda: DATA, "public: must be None for this method"),
+    "empty": ("adam public", lambda: (DATA[0][:0], DATA[1][:0]), "at least one example"),
+    "the private data": ("adam public", lambda: (DATA[0][:2], DATA[1][:2]), "lies in the memory of the private data"),
+    "uneven": ("adam public", lambda: (DATA[0][:2], DATA[1][:3]), "disagree about the number"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_REFUSED)
+def test_public_batches_refused(name: str) -> None:
+    method, public, words = PUBLIC_REFUSED[name]
+    run = start(model(), METHODS[method](8))
+    batch = next(iter(run.loader))
+    with pytest.raises(ArgumentError, match=words):
+        run.step(batch, public())
+    assert run.steps_taken == 0
+    run.step(batch, public_batch(run))
+
+
+TOKENS = torch.arange(240).reshape(30, 8) * 7 % 13, torch.arange(30) % 13
+SOME = ("dp_sgd", "adaptive clip", "per layer", "disk", "pmlf", "srg_memf", "accelerated_srgd", "adam scaled", "galore")
+
+
+class Reader(nn.Module):
+    """An embedding tied to the head, positions, attention, normalization and a layer used twice."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.out = nn.Embedding(2000, 8), nn.Linear(8, 2000)
-        self.mix = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        torch.manual_seed(0)
+        self.embed, self.places = nn.Embedding(13, 6), nn.Parameter(0.1 * torch.randn(1, 8, 6))
+        self.mix = nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0, batch_first=True)
+        self.twice, self.head = nn.Linear(6, 6), nn.Linear(6, 13)
+        self.head.weight = self.embed.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.out(self.mix(self.embed(tokens))).transpose(1, 2)
+        x = self.mix(self.embed(tokens) + self.places)
+        return self.head(self.twice(torch.tanh(self.twice(x))).mean(1))
 
 
-def test_the_peak_is_that_of_the_real_call_and_grows_with_the_examples() -> None:
-    gradient = PerExampleGradient(Language(), F.cross_entropy)
-
-    def peak(examples: int) -> int:
-        batch = tuple(torch.randint(2000, (examples, 64)) for _ in range(2))
-        gradient(gradient.parameters(), batch, synthetic=True)  # captured before it is measured
-        return peak_bytes(lambda: gradient(gradient.parameters(), batch, synthetic=True))
-
-    one, two, ten = peak(1), peak(2), peak(10)
-    logits = 4 * 64 * 2000
-    assert two - one > 2 * logits  # at least the logits and their softmax
-    assert ten == pytest.approx(one + 9 * (two - one), rel=0.1)
+def outcome(method: str, batch_size: int = 8, **options: Any) -> tuple[torch.Tensor, str]:
+    net = Reader()
+    run = start(net, METHODS[method](batch_size), data=TOKENS, loss=F.cross_entropy, epochs=None, steps=5, **options)
+    finish(run)
+    return values(net), run._engine.gradient.way
 
 
-def test_the_peak_counts_what_lives_at_one_time() -> None:
-    # Twice two tensors, the first ones freed before the next.
-    peak = peak_bytes(lambda: [torch.empty(10**6).add(1) is None for _ in range(2)])
-    assert 8 * 10**6 <= peak < 9 * 10**6  # and some objects of Python's
-    given = torch.zeros(10**6)
-    assert peak_bytes(lambda: given.reshape(10, 10**5).t()) < given.nbytes
+def options_of(method: str) -> dict[str, Any]:
+    return {"sampling": "fixed_order"} if method == "srg_memf" else {"sampling": "shuffled"}
+
+
+@pytest.mark.parametrize("method", SOME)
+def test_ways_and_splits_agree(method: str) -> None:
+    wanted, way = outcome(method, gradients="one-by-one", microbatch_size=8, **options_of(method))
+    assert way == "one-by-one"
+    assert not torch.allclose(wanted, values(Reader()), atol=1e-3)
+    for kind, size in (("pairs", 1), ("pairs", 3), ("pairs", 8), ("one-by-one", 3)):
+        found, way = outcome(method, gradients=kind, microbatch_size=size, **options_of(method))
+        assert way == kind
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_users_are_summed_before_the_clip_by_every_way(size: int) -> None:
+    sampler = UserSampler(FixedOrderSampler(dataset_size=10, batch_size=4), [i // 3 for i in range(30)], 3)
+    found = [outcome("disk", 4, gradients=way, microbatch_size=size, sampling=sampler)[0] for way in WAYS]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=2e-4, atol=2e-4)

@@ -1,4 +1,4 @@
-"""A loader of the host's own: it gets indices, and a step takes what holds exactly the examples that it draws."""
+"""Which batches a run steps on: of every sampler by name, drawn by its own loader or by one of the host's."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import dpcore
+from dpcore.accounting import CyclicPoissonSampledGaussian, Gaussian, TruncatedPoissonSampledGaussian
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger import Ledger
+from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
+from dpcore.stages.strategies import BandedToeplitz
 from dpcore.torch.data.loader import DrawnBatch
 from tests.refused import refused
-from tests.unit.torch_runs import DATA, finish, load, model, saved, sgd, start, values
+from tests.unit.torch.models import Rows
+from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
 
 
-class Rows(Dataset[Any]):
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input": DATA[0][index], "label": int(DATA[1][index])}
+def named(index: int, x: torch.Tensor, y: int) -> dict[str, Any]:
+    return {"input": x, "label": y}
 
 
 def pairs(rows: list[dict[str, Any]]) -> Any:
@@ -36,8 +39,8 @@ def own(run: Any, **more: Any) -> DataLoader[Any]:
 KINDS: dict[str, dict[str, Any]] = {
     "tensors": {"data": DATA},
     "dataset": {"data": TensorDataset(*DATA)},
-    "collated": {"data": Rows(), "collate_fn": pairs},
-    "views": {"data": Rows(), "collate_fn": pairs, "augmentations": 2},
+    "collated": {"data": Rows(named), "collate_fn": pairs},
+    "views": {"data": Rows(named), "collate_fn": pairs, "augmentations": 2},
 }
 
 
@@ -125,7 +128,7 @@ def test_reading_ahead_ends_where_the_ledger_has_not_paid(tmp_path: Path) -> Non
 
 
 def test_what_is_pickled_has_no_keys() -> None:
-    run = start(model(), data=Rows(), collate_fn=pairs)
+    run = start(model(), data=Rows(named), collate_fn=pairs)
     refused(PrivacyError, "not pickled", pickle.dumps, run.sampler)
     dataset, collate = pickle.loads(pickle.dumps((run.sampler.dataset, run.sampler.collate)))  # noqa: S301
     assert collate([dataset[3], dataset[1]]).places.tolist() == [3, 1]
@@ -136,7 +139,7 @@ def test_padding_to_the_longest_is_refused_here_too() -> None:
         width = 5 + max(row["label"] for row in rows)
         return torch.stack([torch.nn.functional.pad(row["input"], (0, width - 5)) for row in rows])
 
-    run = start(torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(5), model()), data=Rows(), collate_fn=longest,
+    run = start(torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(5), model()), data=Rows(named), collate_fn=longest,
                 loss=lambda output: output.sum())  # fmt: skip
     refused(ArgumentError, "pad every example to one fixed length", list, own(run))
 
@@ -152,3 +155,200 @@ def test_a_hugging_face_dataset_in_a_loader_of_its_own() -> None:
         if run.steps_taken == 2:
             break
     assert torch.equal(values(run.model), wanted)
+
+
+def test_each_batch_is_stepped_once_in_order() -> None:
+    run = start(model())
+    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
+        run.step(DATA)
+    batch = next(iter(run.loader))
+    run.step(batch)
+    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
+        run.step(batch)
+    with pytest.raises(PrivacyError, match="no batch was summed"):
+        run.optimizer.step()
+    batches = iter(run.loader)
+    batch = next(batches)
+    with pytest.raises(PrivacyError, match="was not stepped"):
+        next(batches)
+    again = next(iter(run.loader))
+    assert torch.equal(batch[0], again[0])
+    with pytest.raises(PrivacyError, match="another number of examples"):
+        run.step((again[0][:-1], again[1][:-1]))
+    with pytest.raises(PrivacyError, match="disagree about the number") as caught:
+        run.step((again[0][:-1], again[1]))
+    assert not any(character.isdigit() for character in str(caught.value))
+    assert run.steps_taken == 1
+    run.step(again)
+    assert run.steps_taken == 2
+
+
+def test_a_batch_that_was_drawn_before_a_state_was_loaded_is_refused() -> None:
+    """The draws from the state's step on are others, even of the same step."""
+    run = start(model())
+    run.step(next(iter(run.loader)))
+    state = run.optimizer.state_dict()
+    batch = next(iter(run.loader))
+    run.optimizer.load_state_dict(state)
+    assert run.steps_taken == 1
+    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
+        run.step(batch)
+
+
+def test_iterations_are_epochs_and_end_with_the_plan() -> None:
+    run = start(model(), steps=6, epochs=None)
+    assert len(run.loader) == 4  # 30 examples, 8 a step
+    counts = []
+    for _ in range(2):
+        counts.append(0)
+        for batch in run.loader:
+            run.step(batch)
+            counts[-1] += 1
+    assert counts == [4, 2]
+    with pytest.raises(PrivacyError, match="plan's 6 steps have been taken"):
+        next(iter(run.loader))
+    with pytest.raises(PrivacyError, match="no drawn batch"):
+        run.step(DATA)
+    assert run.epsilon() == pytest.approx(run.plan.epsilon(1e-5))
+
+
+@pytest.mark.parametrize("where", ["second micro-batch", "step hook"])
+def test_a_failed_step_can_be_tried_again_and_counts_no_example_twice(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    countdown, cross_entropy = [-1], nn.functional.cross_entropy
+
+    def failing(*arguments: Any, **options: Any) -> torch.Tensor:
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            raise RuntimeError("out of paper")
+        return cross_entropy(*arguments, **options)
+
+    # In torch itself, since a loss that counts its calls is refused.
+    monkeypatch.setattr(nn.functional, "cross_entropy", failing)
+
+    def loss(*both: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(*both)
+
+    def hook(*_: Any) -> None:
+        raise ArgumentError("out of paper")
+
+    run = start(model(), loss=loss, microbatch_size=2)
+    batch = next(iter(run.loader))
+    assert batch[0].shape[0] > 4
+    if where == "step hook":
+        handle = run.optimizer.register_step_pre_hook(hook)
+    else:
+        countdown[0] = 2
+    with pytest.raises(ArgumentError) as caught:
+        run.step(batch)
+    assert "out of paper" in f"{caught.value} {caught.value.__cause__}"
+    assert run.steps_taken == 0
+    if where == "step hook":
+        handle.remove()
+    run.step(batch)
+    straight = start(model(), microbatch_size=2)
+    straight.step(next(iter(straight.loader)))
+    assert torch.equal(values(run.model), values(straight.model))
+
+
+USERS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), [1, 9, 4, 2, 6, 8]))
+
+
+@pytest.mark.parametrize(
+    ("options", "event"),
+    [
+        ({"sampling": "truncated_poisson", "max_batch_size": 9}, TruncatedPoissonSampledGaussian),
+        ({"sampling": "truncated_poisson"}, TruncatedPoissonSampledGaussian),
+        ({"sampling": "shuffled"}, Gaussian),
+        ({"sampling": "cyclic_poisson", "groups": 2}, CyclicPoissonSampledGaussian),
+    ],
+)
+def test_runs_by_name_and_goes_on_bit_for_bit(options: dict, event: type) -> None:
+    run = start(model(), **options)
+    assert type(run.plan.event) is event
+    straight = finish(run)
+    halted = start(model(), **options, stop=5)
+    kept = saved(halted)
+    again = load(start(model(), **options), kept)
+    assert torch.equal(finish(again), straight)
+
+
+def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_saw() -> None:
+    method = dpcore.methods.memf(lr=0.1, noise_multiplier=2.0, batch_size=5, strategy=BandedToeplitz((1.0, 0.4)))
+    run = start(model(), method, sampling="cyclic_poisson", groups=3, stop=4)
+    kept, sampling = saved(run), run._engine.mechanism.keys.sampling
+    straight = run.plan.event_after(6)
+    finish(run, stop=6)
+    load(run, kept, fork=True)
+    again = run._engine.mechanism.keys.sampling
+    sampler = run.plan.sampler
+    assert any(sampler.indices(again, t).tolist() != sampler.indices(sampling, t).tolist() for t in range(4, 12))
+    assert all(set(sampler.indices(again, t)) <= set(sampler.group(t % 3)) for t in range(4, 12))
+    finish(run, stop=6)
+    event = run.plan.event_after(6, run._engine.mechanism.abandoned)
+    assert run._engine.mechanism.abandoned == ((4, 6),)
+    assert event.events[0] == straight
+    assert (event.events[1].participations, event.events[2].count) == (2, 2)
+    assert run.epsilon() > dpcore.accounting.epsilon(straight, 1e-5)
+
+
+def test_a_random_batch_with_a_maximum_takes_independent_moments() -> None:
+    run = start(model(), METHODS["adam independent"](8), sampling="truncated_poisson", max_batch_size=12)
+    assert torch.isfinite(finish(run)).all()
+
+
+class Row(nn.Module):
+    """Its loss's gradient at an example is that example's row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self.weight
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("most", [2, 20])
+def test_a_users_vectors_are_summed_before_the_clip_whatever_the_split(microbatch_size: int, most: int) -> None:
+    rows = torch.tensor(np.random.default_rng(1).normal(size=(30, 5)))
+    sampler = UserSampler(FixedOrderSampler(dataset_size=6, batch_size=4), USERS, most)
+    net = Row()
+    run = start(
+        net,
+        sgd(lr=1.0, noise_multiplier=1e-12, max_grad_norm=0.9, batch_size=4),
+        data=(rows, torch.zeros(30)),
+        loss=lambda output, _: output.sum(),
+        sampling=sampler,
+        microbatch_size=microbatch_size,
+        epochs=2,
+    )
+    sampling = run._engine.mechanism.keys.sampling
+    finish(run)
+    expected = torch.zeros(5, dtype=torch.float64)
+    for step in range(4):
+        batch = sampler.indices(sampling, step)
+        for user in np.unique(USERS[batch]):
+            vector = rows[batch[USERS[batch] == user]].sum(0)
+            expected -= vector * min(1.0, 0.9 / float(vector.norm())) / 4
+    assert values(net).numpy() == pytest.approx(expected.numpy(), rel=1e-6, abs=1e-8)
+    assert run.plan.event == Gaussian(1e-12, 2, dpcore.accounting.Adjacency.ZERO_OUT)
+
+
+def test_users_with_two_points_and_secret_batches() -> None:
+    """DiSK's combination is formed per example, summed per user, and clipped once; any split gives the same."""
+    sampler = UserSampler(PoissonSampler(dataset_size=6, sample_rate=0.5), USERS, 5)
+    method = METHODS["disk"](3)
+    data = (DATA[0].double(), DATA[1])
+    ends = []
+    for microbatch_size in (1, 4, 100):
+        run = start(model().double(), method, data=data, sampling=sampler, microbatch_size=microbatch_size, steps=6,
+                    epochs=None, key=KEY)  # fmt: skip
+        ends.append(finish(run))
+    # Users that are cut are summed as rows, which round to the grid otherwise than pairs.
+    torch.testing.assert_close(ends[0], ends[2], rtol=3e-4, atol=1e-5)
+    torch.testing.assert_close(ends[1], ends[2], rtol=3e-4, atol=1e-5)
+    statement = run.statement()
+    assert statement.unit == "user"
+    assert statement.sampler["examples"] == 30

@@ -20,6 +20,7 @@ from torch import nn
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.gradients.per_example import WAYS
 from dpcore.torch.model.state_probe import Snapshot
+from tests.unit.torch.models import Called
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 
 seen_globally: list[Any] = []
@@ -68,10 +69,6 @@ def where_required(layer: Layer, x: torch.Tensor) -> None:
         layer.log.append(1)
 
 
-def write(array: Any, value: Any) -> None:
-    array[:] = value
-
-
 MODELS = {
     "the input": (sets("last", lambda layer, x: x), "model.1.last"),
     "a counter": (sets("calls", lambda layer, x: layer.calls + 1), "model.1.calls"),
@@ -79,7 +76,7 @@ MODELS = {
     "a buffer": (sets("seen", lambda layer, x: layer.seen + 1), "'1' (Layer) changes its buffer 'seen'"),
     "a buffer in place": (lambda layer, x: layer.seen.add_(1), "'1' (Layer) changes its buffer 'seen'"),
     "a list": (lambda layer, x: layer.log.append(x.detach()), "model.1.log"),
-    "an array": (lambda layer, x: write(layer.array, layer.array + 1), "model.1.array"),
+    "an array": (lambda layer, x: np.add(layer.array, 1, out=layer.array), "model.1.array"),
     "its class": (in_class, "Layer.total"),
     "its first input": (first_only, "model.1.center"),
     "a hook on a tensor": (hook_on_a_tensor, "model.1.log"),
@@ -214,23 +211,16 @@ def test_what_is_kept_is_refused_by_name_and_leaves_everything_as_it_was(case: s
     assert random.getstate() == state[1]
 
 
-class OnRareOnes(nn.Module):
+def on_rare_ones(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Keeps what synthetic examples never show."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 3)
-        self.log: list[Any] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.detach().min() > 100:
-            self.log.append(x.detach())
-        return self.layer(x)
+    if x.detach().min() > 100:
+        m.log.append(x.detach())
+    return m.layer(x)
 
 
 @pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")
 def test_what_only_real_examples_provoke_is_refused_before_anything_is_released() -> None:
-    net = OnRareOnes()
+    net = Called(on_rare_ones, layer=nn.Linear(5, 3), log=[])
     with pytest.warns(SpeedWarning, match="takes 'one-by-one'"):
         run = start(net, data=(DATA[0] + 1000, DATA[1]))
     before = values(net).clone()
@@ -241,18 +231,14 @@ def test_what_only_real_examples_provoke_is_refused_before_anything_is_released(
     assert net.log == []
 
 
-class TellsTheFirst(nn.Linear):
-    started = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = 1.0 if self.started else 0.0
-        self.started = True
-        return super().forward(x) * scale
+def tells_the_first(m: Any, x: torch.Tensor) -> torch.Tensor:
+    scale, m.scale = m.scale, 1.0
+    return m.layer(x) * scale
 
 
 def test_the_first_example_must_be_treated_like_later_ones() -> None:
     with pytest.raises(ArgumentError, match="depends on whether others came before it"):
-        start(TellsTheFirst(5, 3))
+        start(Called(tells_the_first, layer=nn.Linear(5, 3), scale=0.0))
 
 
 class Harmless(nn.Module):
@@ -294,16 +280,6 @@ def test_every_point_sees_the_batch_as_it_was(name: str, way: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(batch, kept, strict=True))
         ends.append(finish(run))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=1e-6)
-
-
-def test_a_recurrent_model_trains_though_it_keeps_its_flat_weights() -> None:
-    class Last(nn.LSTM):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            return super().forward(x)[0][:, -1]
-
-    run = start(Last(1, 3, batch_first=True), data=(DATA[0][..., None], DATA[1]))
-    finish(run)
-    assert run.steps_taken == run.plan.steps
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 5.0])

@@ -220,21 +220,6 @@ def test_users_gradients_and_modes_stay() -> None:
     assert all(set(vars(p)) == set() for p in model.parameters())
 
 
-def test_channels_last_weights_take_their_row_major_elements() -> None:
-    def model(memory_format: torch.memory_format) -> nn.Module:
-        torch.manual_seed(0)
-        made = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)).double()
-        return made.to(memory_format=memory_format)
-
-    data = (torch.randn(20, 2, 6, 6, dtype=torch.float64), torch.arange(20) % 3)
-    got = [
-        train(start(model(layout), data, dpcore.methods.disk(lr=0.1, noise_multiplier=1.0, batch_size=5)))
-        for layout in (torch.contiguous_format, torch.channels_last)
-    ]
-    assert not got[1][0].is_contiguous()
-    close(got[0], got[1], rtol=1e-7, atol=1e-9)  # a grid of 2^-36
-
-
 def test_bfloat16_keeps_its_small_steps_in_float32() -> None:
     """Three steps of pure noise, each far below bfloat16's resolution: the float32 state is their exact sum."""
     model, (inputs, targets) = problem(torch.float32)

@@ -1,18 +1,18 @@
-"""Graphs against one-by-one autograd: what models do with their parameters, and what must be refused."""
+"""Graphs against one-by-one autograd: what models do with their parameters, losses of any form, and what is refused."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dpcore.errors import ArgumentError
-from dpcore.torch.gradients.errors import NotProved
+from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
 from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, blocks, proved, rows
 
@@ -63,7 +63,7 @@ def folded_by_time(s: Any, x: torch.Tensor) -> torch.Tensor:
     return s.b(torch.tanh(s.a(x.transpose(0, 1).reshape(-1, 5)))).view(x.shape[1], x.shape[0], 3).mean(0)
 
 
-@pytest.mark.parametrize("times", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize(
     "forward",
     [
@@ -107,6 +107,16 @@ VECTORS = [
     lambda s, x: plain(s, x) * F.mse_loss(s.a.weight, torch.zeros(6, 5)),
     lambda s, x: plain(s, x) + torch.zeros_like(s.b.bias) + s.b.bias.new_zeros(len(x), 3),
     lambda s, x: plain(s, x[:, [1, 0, 2, 3, 4]]) - plain(s, x),
+    # Chosen or ordered within an example.
+    lambda s, x: s.b(torch.tanh(s.a(x.sort(dim=-1)[0]))),
+    lambda s, x: s.b(torch.tanh(s.a(x)).topk(6, dim=1)[0]),
+    lambda s, x: s.b(torch.tanh(s.a(x)).cumsum(1)),
+    lambda s, x: s.b(torch.tanh(s.a(x)).repeat_interleave(2, 0).view(len(x), 2, 6)[:, 0]),
+    lambda s, x: s.b(torch.where(x[:, :1] > 0, s.a(x), 0)),
+    lambda s, x: s.b(s.a(written(x.clone(), x > 1, 0.5))),
+    lambda s, x: s.b(written(s.a(x), x[:, 0] > 0, 0.5)),
+    lambda s, x: s.b(written(s.a(x).T.clone(), (s.a(x) > 0).T, 0.5).T),
+    lambda s, x: s.b(written(s.a(x).T.clone(), torch.arange(6) % 2 == 0, 0.5).T),
 ]
 
 
@@ -142,23 +152,6 @@ MASK = torch.eye(5)
 def test_sequences(forward: Any) -> None:
     more = {"token": made(1, 1, 5), "queries": made(2, 5), "table": nn.Embedding(9, 5, padding_idx=0)}
     model = Layers(forward, **more, square=made(5, 5))
-    assert_same(model, F.cross_entropy, (torch.randn(4, 3, 5), torch.arange(4) % 3))
-
-
-@pytest.mark.parametrize("change", [parametrizations.weight_norm, parametrizations.orthogonal])
-def test_weights_made_of_parameters(change: Any) -> None:
-    model = Layers(plain)
-    change(model.a)
-    assert_same(model, F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
-
-
-def test_transformer_of_either_order() -> None:
-    layer = nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0)
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    model = Layers(lambda s, x: s.b(s.encoder(s.a(x).transpose(0, 1))).mean(0), encoder=encoder)
-    assert_same(model, F.cross_entropy, (torch.randn(4, 3, 5), torch.arange(4) % 3))
-    whole = nn.Transformer(6, 2, 1, 1, 9, dropout=0.0, batch_first=True)
-    model = Layers(lambda s, x: s.b(s.whole(s.a(x), s.a(x[:, :2]))).mean(1), whole=whole)
     assert_same(model, F.cross_entropy, (torch.randn(4, 3, 5), torch.arange(4) % 3))
 
 
@@ -211,16 +204,6 @@ def test_frozen_parts_cost_nothing() -> None:
     model.a.requires_grad_(False)
     assert proved(model, F.cross_entropy, batch).prove(batch).operations < whole
     assert_same(model, F.cross_entropy, batch)
-
-
-def test_layers_left_out_at_random_are_refused() -> None:
-    """LayerDrop: a number that is drawn decides."""
-
-    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
-        return plain(s, torch.tanh(s.c(x)) if torch.rand([]) > 0.5 else x)
-
-    with pytest.raises(NotProved, match=r"a value decides.*test_followed\.py, line \d+, in forward"):
-        proved(Layers(forward, c=nn.Linear(5, 5)), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
 
 
 def test_checkpoints_at_another_point() -> None:
@@ -291,6 +274,16 @@ def test_what_torchs_functions_do_not_show(forward: Any) -> None:
     assert_same(Layers(forward), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
 
 
+FAR = 50  # no made-up entry is beyond
+
+
+def labeled(s: Any, x: torch.Tensor) -> torch.Tensor:
+    """Half of the rows twice, where as many are left out."""
+    places = (torch.cat([x, x], 1).view(-1, 5)[:, 0] < FAR).nonzero()[:, 0]
+    return s.b(torch.tanh(s.a(x[places // 2]))).view(len(x), -1, 3).sum(1)
+
+
+OTHER_MASK = "by a mask that is not their own|uses the examples' places in the batch"
 REFUSED = [
     (lambda s, x: plain(s, x) + torch.einsum("bd,od->o", x, s.a.weight)[:3], "combines a sum over the examples"),
     (lambda s, x: plain(s, torch.cat([x, s.a.weight[:1]]))[:-1], "cat joins or leaves out examples"),
@@ -298,12 +291,19 @@ REFUSED = [
     (lambda s, x: plain(s, x) * torch.tensor(x.shape)[0], "uses the number of examples"),
     (lambda s, x: plain(s, x if len(x) % 2 else x - x.mean(0)), "uses the number of examples"),
     (lambda s, x: s.square.gather(0, x[:, :3].long()) + plain(s, x), "gather of values that all examples share"),
+    # Rows that values choose, though made-up values choose all.
+    (lambda s, x: plain(s, x[x[:, 0].argsort()] if (x > FAR).any() else x), ""),
+    (lambda s, x: s.b(torch.zeros(len(x), 6).masked_scatter(x[:, :1] < FAR, s.a(x))), ""),
+    (lambda s, x: s.b(written(torch.zeros(len(x), 6), x[:, 0] < FAR, s.a(x))), ""),
+    (labeled, ""),
+    (lambda s, x: s.b(written(s.a(x), torch.arange(len(x)) == 0, 0.5)), OTHER_MASK),
+    (lambda s, x: s.b(written(s.a(x).T.clone(), (x > 0).sum(0)[[0, 1, 2, 3, 4, 4]] > 1, 0.5).T), OTHER_MASK),
 ]
 
 
 @pytest.mark.parametrize(("forward", "reason"), REFUSED)
 def test_what_is_refused(forward: Any, reason: str) -> None:
-    with pytest.raises(NotProved, match=rf"{reason}.*test_followed\.py, line \d+"):
+    with pytest.raises(NotProved, match=rf"({reason}).*line \d+"):
         proved(Layers(forward, square=made(5, 5)), F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
 
 
@@ -390,3 +390,105 @@ def test_the_first_of_rows_that_are_all_the_same_belongs_to_no_example() -> None
     ):
         with pytest.raises(NotProved, match="slice takes the examples apart"):
             proved(Layers(forward), F.cross_entropy, batch)
+
+
+# ------------------------------------------------------------------------------------------------------------ losses
+
+
+@dataclass(frozen=True)
+class Output:
+    logits: torch.Tensor
+    kind: str = "kept"
+
+
+FORMS = [
+    (lambda z: {"z": z, "k": 3}, lambda out: out["z"]),
+    (lambda z: (z, [z * 2]), lambda out: out[0] + out[1][0]),
+    (Output, lambda out: out.logits * len(out.kind)),
+    (lambda z: z.mT.unsqueeze(0), lambda out: out.squeeze(0).mT),  # the examples last
+    (lambda z: (z, z.mean(), z.detach().mean()), lambda out: out[0]),  # numbers that nobody uses
+]
+
+
+@pytest.mark.parametrize(("form", "logits"), FORMS)
+def test_forms_of_output(form: Any, logits: Any) -> None:
+    model = Layers(lambda s, x: form(plain(s, x)))
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    assert_same(model, lambda out, y: F.cross_entropy(logits(out), y), batch)
+
+
+def test_rows_of_an_example_in_the_output() -> None:
+    """A language model may return (examples times tokens, words)."""
+    model = Layers(lambda s, x: plain(s, x).view(-1, 3))
+    for times in (1, 2, 3, 4):
+        batch = torch.randn(4, times, 5), torch.randint(0, 3, (4, times))
+        assert_same(model, lambda out, y: F.cross_entropy(out, y.flatten()), batch, sizes=(4, 2, 1))
+
+
+def test_losses_see_an_example_alone() -> None:
+    """As many tokens as examples: the loss's own calls are never taken for the model's."""
+    model = Layers(plain)
+    for count in (2, 3, 4):
+        batch = torch.randn(4, count, 5), torch.randint(0, 3, (4, count))
+
+        def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(out.view(-1, 3), y.view(-1)) + F.mse_loss(out.mT, torch.ones_like(out.mT))
+
+        assert_same(model, loss, batch, sizes=(4, 2, 1))
+
+
+INSIDE = [
+    lambda z, y: F.cross_entropy(z.view(-1, 3), y.view(-1), ignore_index=2),
+    lambda z, y: F.cross_entropy(z.view(-1, 3), y.view(-1), weight=torch.tensor([1.0, 2.0, 3.0]), reduction="sum"),
+    lambda z, y: F.cross_entropy(z.mT, y, torch.tensor([1.0, 2.0, 3.0]), label_smoothing=0.1),
+    lambda z, y: F.mse_loss(z.squeeze(), F.one_hot(y, 3).float().squeeze()) * 2,
+    lambda z, y: F.binary_cross_entropy_with_logits(z, F.one_hot(y, 3).float(), weight=1.0 + y.unsqueeze(-1)),
+    lambda z, y: F.mse_loss(z, F.one_hot(y, 3).float(), None, None, "none").mean((1, 2)),
+    lambda z, y: F.nll_loss(z.log_softmax(-1).mT, y, reduction="sum") + F.mse_loss(torch.ones(12), torch.zeros(12)),
+    lambda z, y: F.binary_cross_entropy_with_logits(
+        z, (y > 0).float().unsqueeze(-1).expand_as(z), pos_weight=torch.ones(3)
+    ),
+]
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("times", [2, 3])
+def test_losses_that_a_model_computes(inside: Any, times: int) -> None:
+    def forward(s: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return inside(plain(s, x), y), y
+
+    batch = {"x": torch.randn(3, times, 5), "y": torch.randint(0, 2, (3, times))}
+    assert_same(Layers(forward), lambda out: out[0].sum(), batch, sizes=(3, 2))
+
+
+LOSSES_REFUSED = [
+    (lambda s, x: (plain(s, x), plain(s, x).mean()), lambda out, y: F.cross_entropy(out[0], y) + out[1], Mixes, "mean"),
+    (lambda s, x: plain(s, x).mean(), lambda out, y: out, NotCaptured, "no dimension of examples"),
+    (lambda s, x: (z := plain(s, x)) @ z.T, lambda out, y: out.sum(), NotCaptured, "each pair of examples"),
+    (lambda s, x: F.mse_loss(plain(s, x).T, x.T[:3]), lambda out, y: out, NotProved, "no dimension of examples"),
+]
+
+
+@pytest.mark.parametrize(("forward", "loss", "kind", "reason"), LOSSES_REFUSED)
+def test_losses_of_all_examples_at_once_are_refused(forward: Any, loss: Any, kind: Any, reason: str) -> None:
+    with pytest.raises(kind, match=reason):
+        proved(Layers(forward), loss, (torch.randn(4, 5), torch.arange(4) % 3))
+
+
+def test_losses_that_take_parameters() -> None:
+    model = Layers(plain)
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    for loss in (
+        lambda out, y: F.cross_entropy(out, y) + sum(p.square().sum() for p in model.parameters()),
+        lambda out, y: F.cross_entropy(F.linear(out, model.b.weight[:, :3]), y),
+    ):
+        assert_same(model, loss, batch)
+
+
+def test_outputs_of_another_structure_are_another_graph() -> None:
+    model = Layers(lambda s, x: (plain(s, x), *[x] * s.more), more=0)
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    gradient = proved(model, lambda out, y: F.cross_entropy(out[0], y) + sum(part.sum() for part in out[1:]), batch)
+    model.more = 1
+    gradient.current(gradient.values.parameters(), batch, real=False)
+    assert len(gradient.programs) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -148,25 +147,3 @@ def test_no_tensor_of_a_capture_is_left_when_there_is_no_proof(library: ModuleTy
             sampling="fixed_order",
         )  # fmt: skip
     trained_and_evaluated(run, DATA[0])
-
-
-def test_beit_keeps_its_table_of_places_in_a_cache_of_its_class() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BeitConfig(
-        image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
-        num_labels=3, drop_path_rate=0.0, use_relative_position_bias=True, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = transformers.BeitForImageClassification(config)
-
-        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-            return self.model(pixel_values=pixels).logits  # type: ignore[no-any-return]
-
-    pictures = torch.randn(24, 3, 16, 16)
-    run = started(Logits().eval(), (pictures, DATA[1]))  # captured in both modes
-    gc.collect()
-    trained_and_evaluated(run, pictures)

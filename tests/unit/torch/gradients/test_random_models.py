@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,82 +17,53 @@ from dpcore.stages.clipping.blocks import joined
 from dpcore.stages.clipping.together import add_sums, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import PerExampleGradient, prove
+from tests.unit.torch.models import Called
 
 WIDTH = 4
 
 
-class Residual(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.inner(x)
-
-
-class Scaled(nn.Module):
-    """Parameters without a layer: one for each feature, one for all, and one for each position."""
-
-    def __init__(self, positions: int) -> None:
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(1, positions, WIDTH))
-        self.factor = nn.Parameter(torch.randn(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self.scale + self.shift) * self.factor
-
-
-class Over(nn.Module):
+def over(inner: nn.Module) -> nn.Module:
     """A layer that works on (B, channels, positions)."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x.transpose(1, 2)).transpose(1, 2)
+    return Called(lambda m, x: m.inner(x.transpose(1, 2)).transpose(1, 2), inner=inner)
 
 
-class Last(nn.Module):
-    """The head: mean over positions, as logits."""
-
-    def __init__(self, body: nn.Module, tied: nn.Module | None) -> None:
-        super().__init__()
-        self.body, self.head = body, nn.Linear(WIDTH, 5)
-        if tied is not None:
-            self.head.weight = tied.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x).mean(1))
+def scaled(positions: int) -> nn.Module:
+    """Parameters without a layer: one for each feature, one for all, and one for each position."""
+    shapes = {"scale": (WIDTH,), "shift": (1, positions, WIDTH), "factor": ()}
+    parameters = {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+    return Called(lambda m, x: (x * m.scale + m.shift) * m.factor, **parameters)
 
 
-def layer(kind: str, positions: int) -> nn.Module:
-    made: dict[str, Any] = {
-        "linear": lambda: nn.Linear(WIDTH, WIDTH),
-        "bias only": lambda: nn.Linear(WIDTH, WIDTH),
-        "no bias": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
-        "layer norm": lambda: nn.LayerNorm(WIDTH),
-        "rms norm": lambda: nn.RMSNorm(WIDTH),
-        "group norm": lambda: Over(nn.GroupNorm(2, WIDTH, eps=0.1)),
-        "convolution": lambda: Over(nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=2)),
-        "transposed": lambda: Over(nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1)),
-        "parameters": lambda: Scaled(positions),
-        "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
-        "prelu": nn.PReLU,
-        "attention": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 6, 0.0, batch_first=True),
-        "gelu": nn.GELU,
-        "relu in place": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
-    }
-    result = made[kind]()
-    if kind == "bias only":
-        result.weight.requires_grad_(False)
-    return result
+def bias_only() -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH)
+    layer.weight.requires_grad_(False)
+    return layer
 
 
-KINDS = (
-    "linear", "bias only", "no bias", "layer norm", "rms norm", "group norm", "convolution", "transposed", "parameters",
-    "weight norm", "prelu", "attention", "gelu", "relu in place",
-)  # fmt: skip
+LAYERS: dict[str, Callable[[int], nn.Module]] = {  # of the number of positions
+    "linear": lambda _: nn.Linear(WIDTH, WIDTH),
+    "bias only": lambda _: bias_only(),
+    "no bias": lambda _: nn.Linear(WIDTH, WIDTH, bias=False),
+    "layer norm": lambda _: nn.LayerNorm(WIDTH),
+    "rms norm": lambda _: nn.RMSNorm(WIDTH),
+    "group norm": lambda _: over(nn.GroupNorm(2, WIDTH, eps=0.1)),
+    "convolution": lambda _: over(nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=2)),
+    "transposed": lambda _: over(nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1)),
+    "parameters": scaled,
+    "weight norm": lambda _: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+    "prelu": lambda _: nn.PReLU(),
+    "attention": lambda _: nn.TransformerEncoderLayer(WIDTH, 2, 6, 0.0, batch_first=True),
+    "gelu": lambda _: nn.GELU(),
+    "relu in place": lambda _: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
+}
+
+
+def model_of(body: nn.Module, tied: nn.Module | None) -> nn.Module:
+    """The mean over positions, as logits."""
+    model = Called(lambda m, x: m.head(m.body(x).mean(1)), body=body, head=nn.Linear(WIDTH, 5))
+    if tied is not None:
+        model.head.weight = tied.weight
+    return model
 
 
 @st.composite
@@ -99,18 +71,18 @@ def models(draw: st.DrawFn) -> tuple[nn.Module, Any, int]:
     """A model, its batch of examples, and their number."""
     torch.manual_seed(draw(st.integers(0, 99)))
     positions, examples = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
+    kinds = draw(st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=4))
     if "convolution" in kinds or "transposed" in kinds:
         positions += 1  # over one position torch's float64 kernel refuses some groups, and such a model runs explicitly
-    layers = [layer(kind, positions) for kind in kinds]
+    layers = [LAYERS[kind](positions) for kind in kinds]
     if draw(st.booleans()):
-        layers = [Residual(inner) for inner in layers]
+        layers = [Called(lambda m, x: x + m.inner(x), inner=inner) for inner in layers]
     if draw(st.booleans()):
         layers.append(layers[0])  # a module that is used twice
     tokens = draw(st.booleans())
     if tokens:
         layers.insert(0, nn.Embedding(5, WIDTH, padding_idx=draw(st.sampled_from([None, 0]))))
-    model = Last(nn.Sequential(*layers), layers[0] if tokens and draw(st.booleans()) else None)
+    model = model_of(nn.Sequential(*layers), layers[0] if tokens and draw(st.booleans()) else None)
     double = draw(st.booleans())
     if tokens:
         inputs = torch.randint(5, (examples, positions))
