@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dpcore.errors import ArgumentError
-from dpcore.mechanism.peers import Alone
+from dpcore.mechanism.peers import Peers
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
 from dpcore.torch.data import batches
@@ -84,7 +84,7 @@ class Subject:
             run.plan,
             RunKeys.new(),
             backend=backend,
-            peers=Alone(),
+            peers=Peers(),
             params=self.options.get("params"),
             microbatch_size=engine.microbatch_size,
         )
