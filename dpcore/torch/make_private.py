@@ -120,10 +120,9 @@ def make_private(
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters. The method's schedule multiplies every group's lr.
     max_memory : int or str, optional
-        Cap on what the sum over a micro-batch takes, by the sizes in the proved graph (else measured on synthetic
-        examples), in bytes or as "1 GiB"; by default
-        half of what the machine, or the model's device, has free now. Where it is not enough in a step, the step is
-        tried again with half the micro-batch.
+        Cap on what the sum over a micro-batch takes, by the sizes in the proved graph (else those of the gradients),
+        in bytes or as "1 GiB"; by default half of what the machine, or the model's device, has free now. Where it is
+        not enough in a step, the step is tried again with half the micro-batch.
     microbatch_size : int, optional
         Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
         on this split; without dropout it changes nothing but rounding.

@@ -290,17 +290,6 @@ def half_of_the_model_in_double() -> Objects:
     return objects(Model(), numbers())
 
 
-@fault("optimizer")
-def optimizer_of_another_model() -> Objects:
-    return objects(mlp(), numbers(), optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1))
-
-
-@fault("optimizer")
-def optimizer_without_the_head() -> Objects:
-    model = mlp()
-    return objects(model, numbers(), optimizer=torch.optim.Adam(model[0].parameters()))
-
-
 @fault("finite values")
 def rows_of_nan() -> Objects:
     inputs, labels = numbers()
@@ -679,9 +668,3 @@ def adam_with_groups() -> Objects:
     params = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters()}]
     method = methods.dp_adam(lr=0.1, noise_multiplier=1.0, batch_size=6)
     return objects(model, numbers(), method=method, params=[{**g, "params": list(g["params"])} for g in params])
-
-
-@honest
-def own_optimizer() -> Objects:
-    model = mlp()
-    return objects(model, numbers(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))

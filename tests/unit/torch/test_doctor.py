@@ -46,7 +46,6 @@ def test_an_honest_model_passes(name):
 def state_of(objects):
     """Everything that the doctor might change, in a form that compares."""
     model, data = objects["model"], objects["data"]
-    optimizer = objects.get("optimizer")
     return {
         "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
         "gradients": [p.grad for p in model.parameters()],
@@ -56,7 +55,6 @@ def state_of(objects):
         "attributes": [sorted(vars(module)) for module in model.modules()],
         "data": {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in getattr(data, "__dict__", {}).items()},
         "tensors": [tensor.clone() for tensor in data] if isinstance(data, tuple) else None,
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state(legacy=False),  # noqa: NPY002
         "python": random.getstate(),
@@ -70,7 +68,6 @@ def state_of(objects):
         HONEST["mixed_dtypes"],
         HONEST["frozen_batch_norm"],
         HONEST["augmented_data"],
-        HONEST["own_optimizer"],
         FAULTS["counter_in_the_model"][1],
         FAULTS["running_mean_in_a_buffer"][1],
         FAULTS["data_that_go_on"][1],

@@ -13,8 +13,8 @@ from torch import nn
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient
-from dpcore.torch.memory import peak_bytes
 from dpcore.torch.model.models import build
+from tests.unit.torch.peak import peak_bytes
 from tests.unit.torch_runs import Tied
 
 
@@ -49,7 +49,7 @@ class TwoInputs(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A kind that vmap cannot batch."""
+    """A recurrent layer or cell."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
