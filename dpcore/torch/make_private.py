@@ -74,7 +74,6 @@ def make_private(
     gradients: str = "auto",
     collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
-    prefetch: int = 0,
     augmentations: int = 1,
     cuda_graphs: bool | str = False,
     compile: bool | None = None,  # noqa: A002 - torch's own word
@@ -134,8 +133,6 @@ def make_private(
         For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
         the others.
     num_workers : int
-        Threads that read examples of a dataset.
-    prefetch : int
         Batches of a dataset that are read ahead while steps run, each in a process of its own with a copy of the data
         set. With a ledger only as far as steps are reserved.
     augmentations : int
@@ -224,7 +221,7 @@ def make_private(
         keep_freed_memory()
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
-    source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)
+    source = Data(data, device, collate_fn, num_workers, augmentations)
     sampler = sampler_of(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
     check_once(data, sampler)
     plan = plan_of(method, sampler, epochs, steps, gradient.names)

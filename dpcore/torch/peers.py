@@ -111,7 +111,7 @@ def check_alike(
         "backend": backend,
         "data (number of examples)": data.length,
         "augmentations": data.views,
-        "prefetch": data.prefetch,
+        "num_workers": data.workers,
     }
     peers.check_alike({**settings, **more})
     values = {name: value for name, value in model.state_dict().items() if not hasattr(value, "to_local")}

@@ -322,7 +322,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if self._private is None or resume_from_checkpoint is None:
             args, (data, collate) = self.args, data_of(self)
             length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
-            options = {"loss": loss_of(self), "prefetch": args.dataloader_num_workers, **self._chosen, **length}
+            options = {"loss": loss_of(self), "num_workers": args.dataloader_num_workers, **self._chosen, **length}
             self._private = make_private(self.model, data, self._method, collate_fn=collate, **options)
         private = self._private
         self.optimizer, self.lr_scheduler = private.optimizer, None

@@ -45,13 +45,12 @@ class Rows(Dataset):
         return DATA[0][index], int(DATA[1][index])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_kind_of_data_gives_the_same_run(workers: int) -> None:
+def test_every_kind_of_data_gives_the_same_run() -> None:
     read_only = DATA[0].numpy().copy()
     read_only.flags.writeable = False
     kinds = (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), [read_only, DATA[1]])
     kinds = (*kinds, ({"input": DATA[0]}, DATA[1]), list(zip(*DATA, strict=True)))
-    ends = [finish(start(model(), data=data, num_workers=workers)) for data in kinds]
+    ends = [finish(start(model(), data=data)) for data in kinds]
     assert all(torch.equal(end, ends[0]) for end in ends[1:])
 
 
@@ -334,15 +333,14 @@ def test_arguments_are_refused_before_the_data_are_read_or_the_model_is_tried(
         start(net, data=data, **options)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> None:
+def test_data_that_shrink_fail_without_telling_who_was_drawn() -> None:
     class Shrinking(Rows):
         def __getitem__(self, index: int) -> Any:
             if index > 0:
                 raise FileNotFoundError(f"patient-{index}.png")
             return super().__getitem__(index)
 
-    run = start(model(), data=Shrinking(), num_workers=workers)
+    run = start(model(), data=Shrinking())
     with pytest.raises(ArgumentError, match="failed to read a step's examples") as caught:
         finish(run)
     assert "FileNotFoundError in test_data.py, line" in str(caught.value)
