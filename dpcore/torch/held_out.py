@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import overlapping
+from dpcore.torch.model.functional import in_mode
 from dpcore.torch.run import PrivateRun
 
 
@@ -131,7 +131,7 @@ def means(
 ) -> dict[str, float]:
     """Return the mean of each metric over all examples of some batches, in evaluation mode."""
     totals, examples = dict.fromkeys(metrics, 0.0), 0
-    with evaluating(model), torch.no_grad():
+    with in_mode(model, False), torch.no_grad():
         for batch in data:
             inputs, targets = batches.normalize(batch)
             output, count = batches.call(model, inputs), batches.size(batch)
@@ -168,15 +168,3 @@ def _log_of(tracker: Any) -> Callable[[dict[str, float], int], None]:
         f"trackers: {type(tracker).__name__} must have log(dict, step=...), as wandb's runs, or "
         "add_scalar(name, value, step), as TensorBoard's writers"
     )
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode for the length of the block, and each back into its own."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training

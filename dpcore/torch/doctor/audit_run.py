@@ -74,7 +74,7 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
 from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
 from dpcore.torch.gradients.per_example import Loss
-from dpcore.torch.held_out import evaluating
+from dpcore.torch.model.functional import in_mode
 from dpcore.torch.randomness import OTHER, TRIAL
 from dpcore.torch.run import PrivateRun
 
@@ -166,7 +166,7 @@ def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
 def audit_run(subject: Subject, confidence: float, *, seconds: float) -> AuditResult:
     """Audit a run of the subject's plan; it ends where it is decided, or after so many seconds."""
     _check(subject.run.plan, subject.delta)
-    with evaluating(subject.model):  # masks would make vectors that nobody knows
+    with in_mode(subject.model, False):  # masks would make vectors that nobody knows
         return _Audit(subject, confidence).whole(seconds)
 
 

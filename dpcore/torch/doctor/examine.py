@@ -32,9 +32,8 @@ from dpcore.torch.doctor.audit_run import add_up, audited, take
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
 from dpcore.torch.gradients.per_example import WAYS, Loss
-from dpcore.torch.held_out import evaluating
 from dpcore.torch.model.check_module import Modes, refusals
-from dpcore.torch.model.functional import whole_state
+from dpcore.torch.model.functional import in_mode, whole_state
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.peers import check_plain, is_sharded, peers_of
 from dpcore.torch.randomness import OTHER, TRIAL, seeded
@@ -282,7 +281,7 @@ def loss(subject: Subject) -> Iterator[Finding]:
     made, model = subject.made(3), subject.run.model
     rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
     try:
-        with evaluating(model), torch.no_grad():
+        with in_mode(model, False), torch.no_grad():
             whole, *alone = [subject.loss_of(batch).double() for batch in (made, *rows)]
         each = torch.cat([value.reshape(1) for value in alone])
     except Exception:  # noqa: BLE001 - a loss for one example may raise anything where there are three

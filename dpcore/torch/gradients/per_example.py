@@ -36,6 +36,7 @@ from dpcore.torch.model.functional import (
     Values,
     check_versions,
     first_line,
+    in_mode,
     refuse_foreign,
     within,
 )
@@ -342,15 +343,8 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
 def modes(model: nn.Module, frozen: tuple[nn.Module, ...]) -> Iterator[None]:
     """Put a model into training mode and then into the one that it is in, which parts of it may not share."""
     if not model.training:
-        kept = [(module, module.training) for module in model.modules()]
-        for module, _ in kept:
-            if module not in frozen:
-                module.training = True  # not train(): a model may override it to keep parts frozen
-        try:
+        with in_mode(model, True, frozen):
             yield
-        finally:
-            for module, training in kept:
-                module.training = training
     yield
 
 
