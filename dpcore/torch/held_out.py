@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -20,6 +21,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.model.functional import in_mode
+from dpcore.torch.randomness import TRIAL
 from dpcore.torch.run import PrivateRun
 
 
@@ -123,7 +125,8 @@ class HeldOut:
             for batch in self._data:
                 yield batches.tree_map(lambda tensor: tensor.to(self._device), batch)
             return
-        yield from self._data.in_order(self._size)
+        for first in range(0, self._data.length, self._size):
+            yield self._data.batch(np.arange(first, min(first + self._size, self._data.length)), TRIAL)
 
 
 def means(

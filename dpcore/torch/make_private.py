@@ -32,7 +32,6 @@ from dpcore.spec.layout import Layout
 from dpcore.spec.ops import Backend
 from dpcore.spec.waiting import told_if_slow
 from dpcore.stages.method import Method
-from dpcore.torch import processes, randomness
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
@@ -46,6 +45,8 @@ from dpcore.torch.memory import free_memory, keep_freed_memory, limit_of, parse_
 from dpcore.torch.model.check_module import Modes, check_module
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of
+from dpcore.torch.processes import caveats_of
+from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
 
@@ -255,9 +256,8 @@ def make_private(
         rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
-    caveats = [randomness.CAVEAT] if gradient.draws or source.tensors is None else []
-    caveats += [processes.CAVEAT] if peers.world_size > 1 else []
-    return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, tuple(caveats))
+    caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
+    return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, caveats + caveats_of(peers))
 
 
 def _slow(gradient: PerExampleGradient, gradients: str) -> Iterator[str]:

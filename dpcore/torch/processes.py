@@ -38,6 +38,11 @@ OTHER_SETTINGS = (
 _MESSAGE = 1 << 24
 
 
+def caveats_of(peers: Peers) -> tuple[str, ...]:
+    """Return the sentences that a statement needs where several processes train."""
+    return (CAVEAT,) if peers.world_size > 1 else ()
+
+
 class Processes(Peers):
     """See `dpcore.mechanism.peers.Peers`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,6 @@ class Data:
     def generators(self) -> list[Any]:
         """The generators that data set and collate function have of their own, as far as they were found."""
         return self._reader.generators
-
-    def in_order(self, size: int) -> Iterator[Tree]:
-        """Yield all examples in their order, `size` at a time: for an evaluation, never for a step."""
-        for first in range(0, self.length, size):
-            yield self.batch(np.arange(first, min(first + size, self.length)), TRIAL)
 
     def spread(self, count: int) -> Indices:
         """Return up to `count` places, evenly spaced: a look at the data."""
