@@ -39,10 +39,8 @@ class HeldOut:
         Each ``metric(output, *targets)`` is the mean over a batch; it is weighted by the batch's number of examples.
     trackers : sequence
         Objects with ``log(dict, step=...)``, as wandb's runs have, or ``add_scalar``, as TensorBoard's writers.
-    monitor : str, optional
-        The metric that early stopping and `best_state` go by; the first one by default.
     larger_is_better : bool
-        Whether that metric is to grow.
+        Whether the first metric is to grow, by which early stopping and `best_state` go.
     patience : int, optional
         Evaluations without a better value after which `stop` is True. None never stops.
     batch_size : int
@@ -71,7 +69,6 @@ class HeldOut:
         metrics: Mapping[str, Callable[..., Any]],
         *,
         trackers: Sequence[Any] = (),
-        monitor: str | None = None,
         larger_is_better: bool = True,
         patience: int | None = None,
         batch_size: int = 256,
@@ -81,7 +78,6 @@ class HeldOut:
         self._private, self._metrics = private, {name: validate.function(**{name: f}) for name, f in metrics.items()}
         if reserved := {"epsilon", "epsilon_planned", "learning_rate", "step"}.intersection(metrics):
             raise ArgumentError(f"metrics[{min(reserved)!r}]: the name is taken by what is logged anyway")
-        self.monitor = validate.choice(metrics, monitor=next(iter(metrics)) if monitor is None else monitor)
         self._sign = 1.0 if larger_is_better else -1.0
         self._patience = None if patience is None else validate.integer(minimum=1, patience=patience)
         self._size = validate.integer(minimum=1, batch_size=batch_size)
@@ -105,7 +101,7 @@ class HeldOut:
         private = self._private
         with private.averaged():
             found = means(private.model, self._batches(), self._metrics)
-        value = self._sign * found[self.monitor]
+        value = self._sign * next(iter(found.values()))
         if value > self._best:  # never true of NaN
             self._best, self._waited, self.best_state = value, 0, private.output_state_dict()
         else:

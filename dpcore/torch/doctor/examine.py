@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import time
 import warnings
 from collections import Counter
@@ -182,27 +181,7 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return Snapshot({"rows": left}).changed(Snapshot({"rows": right})) is None
 
 
-# What make_private refused, and checks of the run that it made.
-
-_KINDS = (
-    ("frozen parameters", r"without a parameter"),
-    ("state", r"changes its|changes while|first from later"),
-    ("mixing", r"are mixed|number of examples"),
-    ("loss", r"^loss|of the loss"),
-    ("unregistered tensors", r"not registered|is no parameter of the model"),
-    ("dtypes", r"^parameters of dtypes"),
-    ("plan", r"^(batch_size|target_|epochs|sampling|noise_multiplier)"),
-    ("forward", r"failed on synthetic|cannot be differentiated"),
-)
-_DTYPES = r"dtype|scalar type|not implemented for|indices.*(Long|Int|int)|result type|[Tt]ype \("
-
-
-def refusal(error: Exception) -> Finding:
-    """Return the fault that `make_private` found, by the name of what it is about."""
-    name = next((name for name, pattern in _KINDS if re.search(pattern, str(error))), "make_private")
-    if re.search(_DTYPES, str(error.__cause__ or "")):  # ours say "dtype" of many things
-        name = "dtypes"
-    return of_error(error, name)
+# Checks of the run that make_private made.
 
 
 def plan(subject: Subject) -> Iterator[Finding]:
@@ -484,7 +463,7 @@ def examined(subject: Subject, of_a_run: list[Check]) -> Findings:
         if subject.refused is None:
             found += [finding for check in of_a_run for finding in _checked(subject, check)]
         else:
-            found.append(refusal(subject.refused))
+            found.append(of_error(subject.refused, "make_private"))
             found.append(not_tried("make_private refuses these objects.", "mend the faults, and examine again", "run"))
     said: dict[str, Finding] = {}  # one fault may stop many checks
     return Findings(said.setdefault(finding.sentence, finding) for finding in found if finding.sentence not in said)

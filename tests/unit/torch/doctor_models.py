@@ -16,15 +16,15 @@ from dpcore import methods
 from dpcore.sampling import PoissonSampler, UserSampler
 
 Objects = dict[str, Any]
-FAULTS: dict[str, tuple[str, Callable[[], Objects]]] = {}
+FAULTS: dict[str, tuple[str, Callable[[], Objects], str]] = {}
 HONEST: dict[str, Callable[[], Objects]] = {}
 
 
-def fault(check: str) -> Callable[[Callable[[], Objects]], Callable[[], Objects]]:
-    """Register objects of which the doctor must find a fault by this name."""
+def fault(check: str, words: str = "") -> Callable[[Callable[[], Objects]], Callable[[], Objects]]:
+    """Register objects of which the doctor must find a fault by this name, in a sentence with these words."""
 
     def register(build: Callable[[], Objects]) -> Callable[[], Objects]:
-        FAULTS[build.__name__] = check, build
+        FAULTS[build.__name__] = check, build, words
         return build
 
     return register
@@ -111,7 +111,7 @@ class Centered(nn.Module):
         return x - x.mean(0, keepdim=True)
 
 
-@fault("mixing")
+@fault("make_private", "are mixed|number of examples")
 def mean_over_the_batch() -> Objects:
     return objects(mlp(Centered()), numbers())
 
@@ -138,7 +138,7 @@ def state_in_the_environment() -> Objects:
     return objects(Model(), (inputs, labels))
 
 
-@fault("mixing")
+@fault("make_private", "are mixed|number of examples")
 def recurrent_over_the_batch() -> Objects:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -152,7 +152,7 @@ def recurrent_over_the_batch() -> Objects:
     return objects(Model(), (inputs.view(-1, 3, 4), labels))
 
 
-@fault("state")
+@fault("make_private", "changes its|changes while|first from later")
 def running_mean_in_a_buffer() -> Objects:
     class Running(nn.Module):
         def __init__(self) -> None:
@@ -166,7 +166,7 @@ def running_mean_in_a_buffer() -> Objects:
     return objects(mlp(Running()), numbers())
 
 
-@fault("state")
+@fault("make_private", "changes its|changes while|first from later")
 def counter_in_the_model() -> Objects:
     class Counting(nn.Module):
         calls = 0
@@ -178,7 +178,7 @@ def counter_in_the_model() -> Objects:
     return objects(mlp(Counting()), numbers())
 
 
-@fault("state")
+@fault("make_private", "changes its|changes while|first from later")
 def loss_with_a_memory() -> Objects:
     kept: list[float] = []
 
@@ -190,7 +190,7 @@ def loss_with_a_memory() -> Objects:
     return objects(mlp(), numbers(), loss=loss)
 
 
-@fault("loss")
+@fault("make_private", "^loss")
 def contrastive_loss() -> Objects:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output @ output.T, torch.arange(len(output)))
@@ -206,29 +206,29 @@ def loss_over_the_spread_of_the_batch() -> Objects:
     return objects(mlp(), numbers(), loss=loss)
 
 
-@fault("loss")
+@fault("make_private", "^loss")
 def loss_without_reduction() -> Objects:
     inputs, _ = numbers()
     return objects(mlp(), (inputs, torch.zeros(24, 3)), loss=lambda out, y: F.mse_loss(out, y, reduction="none"))
 
 
-@fault("loss")
+@fault("make_private", "^loss")
 def class_weights_under_the_mean() -> Objects:
     return objects(mlp(), numbers(), loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])))
 
 
-@fault("loss")
+@fault("make_private", "^loss")
 def cross_entropy_of_one_output() -> Objects:
     inputs, labels = numbers(classes=1)
     return objects(nn.Linear(6, 1), (inputs, labels))
 
 
-@fault("loss")
+@fault("make_private", "^loss")
 def detached_output() -> Objects:
     return objects(mlp(), numbers(), loss=lambda out, y: F.cross_entropy(out.detach(), y))
 
 
-@fault("frozen parameters")
+@fault("make_private", "without a parameter")
 def all_frozen() -> Objects:
     return objects(mlp().requires_grad_(False), numbers())
 
@@ -240,7 +240,7 @@ def two_parameters_in_one_memory() -> Objects:
     return objects(model, numbers())
 
 
-@fault("unregistered tensors")
+@fault("make_private", "not registered|is no parameter of the model")
 def layers_in_a_list() -> Objects:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -258,26 +258,26 @@ def dropout_in_eval_mode() -> Objects:
     return objects(mlp(nn.Dropout(0.5)).eval(), numbers())
 
 
-@fault("dtypes")
+@fault("make_private", "^data: inputs of float64")
 def doubles_into_floats() -> Objects:
     inputs, labels = numbers()
     return objects(mlp(), (inputs.double(), labels))
 
 
-@fault("dtypes")
+@fault("make_private", "failed on synthetic")
 def bytes_into_a_convolution() -> Objects:
     inputs, labels = images()
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
     return objects(model, ((inputs.abs() * 50).to(torch.uint8), labels))
 
 
-@fault("loss")
+@fault("make_private", "^loss")
 def labels_as_floats() -> Objects:
     inputs, labels = numbers()
     return objects(mlp(), (inputs, labels.float()))
 
 
-@fault("dtypes")
+@fault("make_private", "^parameters of dtypes")
 def half_of_the_model_in_double() -> Objects:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -415,12 +415,12 @@ def tensors_of_different_lengths() -> Objects:
     return objects(mlp(), (inputs, labels[:-1]))
 
 
-@fault("plan")
+@fault("make_private", "^(batch_size|noise_multiplier|target_|sampling)")
 def batches_larger_than_the_data() -> Objects:
     return objects(mlp(), numbers(), method=methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=100))
 
 
-@fault("plan")
+@fault("make_private", "^(batch_size|noise_multiplier|target_|sampling)")
 def noise_twice() -> Objects:
     return objects(mlp(), numbers(), target_epsilon=3.0, target_delta=1e-5)
 
@@ -444,7 +444,7 @@ def state_dict_without_the_head() -> Objects:
     return objects(Model(), numbers())
 
 
-@fault("forward")
+@fault("make_private", "failed on synthetic|cannot be differentiated")
 def inputs_of_another_width() -> Objects:
     return objects(nn.Linear(7, 3), numbers())
 

@@ -151,7 +151,6 @@ def test_what_else_is_refused() -> None:
     refused(ArgumentError, "metrics={}", HeldOut, run, HELD, {})
     refused(ArgumentError, r"metrics\['epsilon'\]", HeldOut, run, HELD, {"epsilon": accuracy})
     refused(ArgumentTypeError, "a=1: must be a function", HeldOut, run, HELD, {"a": 1})
-    refused(ArgumentError, "monitor='b'", HeldOut, run, HELD, {"a": accuracy}, monitor="b")
     refused(ArgumentError, "patience=0", HeldOut, run, HELD, {"a": accuracy}, patience=0)
     refused(ArgumentTypeError, "trackers: int must have log", HeldOut, run, HELD, {"a": accuracy}, trackers=[1])
 
