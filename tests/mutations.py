@@ -1052,7 +1052,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_data.py"),
     ],
     "dpcore/torch/held_out.py": [
-        ("evaluate with dropout", "        model.eval()\n        yield", "        yield", "unit/torch/test_held_out.py"),
+        ("evaluate with dropout", "with in_mode(model, False), torch.no_grad():", "with torch.no_grad():", "unit/torch/test_held_out.py"),
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/data.py": [
