@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-import weakref
 from collections.abc import Callable
 from typing import Any
-
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpcore.stages.clipping.blocks import as_block, joined, of_units
 from dpcore.torch import PrivateRun
 from dpcore.torch.gradients.capture import as_written
-from dpcore.torch.memory import storages_of
+from dpcore.torch.memory import Peak
 
 
-class Both(TorchDispatchMode):
-    """Counts storages from the operation that makes them to their end, and what `tracemalloc` sees of arrays."""
+class Both(Peak):
+    """Counts what `tracemalloc` sees of arrays, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self._now = 0
-        self._alive: set[int] = set()
         self._before = tracemalloc.get_traced_memory()[0]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.look()
-        result = function(*args, **(kwargs or {}))
-        known = self._alive | {storage._cdata for storage in storages_of((args, kwargs))}
-        for storage in storages_of(result):
-            if storage._cdata not in known:
-                self._alive.add(storage._cdata)
-                self._now += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        result = super().__torch_dispatch__(function, types, args, kwargs)
         self.look()
         return result
 
@@ -44,8 +33,7 @@ class Both(TorchDispatchMode):
 
     def _freed(self, number: int, size: int) -> None:
         self.look()
-        self._alive.discard(number)
-        self._now -= size
+        super()._freed(number, size)
 
 
 def peak_bytes(function: Callable[[], Any]) -> int:
