@@ -22,15 +22,7 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.free_memory import words
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import (
-    Block,
-    Embedding,
-    Linear,
-    Rows,
-    Tied,
-    combined,
-    scaled,
-)
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, combined, scaled
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.engine import Engine
