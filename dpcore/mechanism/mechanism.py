@@ -22,7 +22,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.composed_step import Composition, Normals, Observer
 from dpcore.mechanism.noise_state import check_noise_range, described, is_lost, normalizer_of, rebuild
 from dpcore.mechanism.parts import Part
-from dpcore.mechanism.peers import Alone, Peers, by_the_first
+from dpcore.mechanism.peers import Peers, by_the_first
 from dpcore.mechanism.preparation import check_rate, check_release, numbers_of, slots_of, variances_in_squares
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.plan import Grid, Plan, grid_of
@@ -167,7 +167,7 @@ class Mechanism:
             raise ArgumentError(f"layout: its tensors must be those of the plan, {', '.join(plan.tensors)}")
         check_joint_scale(plan.method.update, plan.sensitivity_at().contribution, layout.dimension)
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
-        self.peers: Peers = Alone() if peers is None else peers
+        self.peers = Peers() if peers is None else peers
         #: What this process owns of the tensors, and draws noise for.
         self.pieces = self.peers.pieces(layout)
         #: Where these pieces lie in the vectors that are held here: whole ones, or the pieces themselves.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dpcore import errors
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import Block
 from dpcore.stages.clipping.together import add_sums
 
 T = TypeVar("T")
@@ -20,8 +19,10 @@ LOST = (
 )
 
 
-class Peers(Protocol):
-    """What one of `world_size` processes asks of the others. All must ask for the same, in the same order.
+class Peers:
+    """What one of `world_size` processes asks of the others; this base class is one process alone, which sends nothing.
+
+    All must ask for the same, in the same order.
 
     Notes
     -----
@@ -29,36 +30,24 @@ class Peers(Protocol):
     bits follow from the coordinate's element of the stream, whatever the number of processes.
     """
 
-    @property
-    def rank(self) -> int:
-        """Which process this is."""
-
-    @property
-    def world_size(self) -> int:
-        """How many there are."""
-
-    @property
-    def shards(self) -> bool:
-        """Whether a process holds its own pieces of the parameters alone, and not all of them."""
+    rank, world_size = 0, 1
+    shards = False  # whether a process holds its own pieces of the parameters alone, and not all of them
 
     def pieces(self, layout: Layout) -> tuple[Piece, ...]:
         """Return what this process owns of the tensors."""
+        return layout.pieces(self.rank, self.world_size)
 
     def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
         """Make the vectors of a step's sum, float64 zeros of these sizes."""
+        return [backend.zeros_like(vector, "float64") for vector in like]
 
     def rounds(self, count: int) -> int:
         """Return how many micro-batches of a step this process takes part in, of which `count` are its own."""
+        return count
 
-    def add_sums(
-        self,
-        backend: Backend[Any],
-        blocks: Sequence[Block],
-        weights: Sequence[Any],
-        totals: Sequence[Any],
-        scales: Sequence[Any],
-    ) -> None:
-        """Add the weighted sums of clipped blocks, by `join` at the latest."""
+    # Add the weighted sums of clipped blocks, by `join` at the latest. Plain, for it is an argument of what a backend
+    # may repeat.
+    add_sums = staticmethod(add_sums)
 
     def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
         """End a micro-batch: what was added is in the sum."""
@@ -67,19 +56,20 @@ class Peers(Protocol):
         """Forget what was added and not joined."""
 
     def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
-        """Return the own pieces of the sum of all processes' totals.
-
-        The totals may be overwritten.
-        """
+        """Return the own pieces of the sum of all processes' totals, which may be overwritten."""
+        return totals
 
     def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
         """Return all tensors' flat vectors, put together from each process's pieces."""
+        return list(parts)
 
     def added(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the processes."""
+        return list(values)
 
     def same(self, value: T) -> T:
         """Return the first process's value."""
+        return value
 
     def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
         """Raise PrivacyError in every process where one failed, or would release another step or by other settings."""
@@ -109,52 +99,3 @@ def by_the_first(peers: Peers, work: Callable[[], T], *, sent: bool = True) -> T
             raise kind(sentence)
         raise errors.PrivacyError(f"rank 0 ended with {name}: {sentence}")
     return found if peers.rank == 0 else value
-
-
-class Alone:
-    """One process: it owns everything, and nothing is sent."""
-
-    rank, world_size, shards = 0, 1, False
-
-    def pieces(self, layout: Layout) -> tuple[Piece, ...]:
-        """See `Peers.pieces`."""
-        return layout.pieces(self.rank, self.world_size)
-
-    def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
-        """See `Peers.totals`."""
-        return [backend.zeros_like(vector, "float64") for vector in like]
-
-    def rounds(self, count: int) -> int:
-        """See `Peers.rounds`."""
-        return count
-
-    # See `Peers.add_sums`. Plain, for it is an argument of what a backend may repeat.
-    add_sums = staticmethod(add_sums)
-
-    def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
-        """See `Peers.join`."""
-
-    def drop(self) -> None:
-        """See `Peers.drop`."""
-
-    def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
-        """See `Peers.reduced`."""
-        return totals
-
-    def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
-        """See `Peers.whole`."""
-        return list(parts)
-
-    def added(self, values: Sequence[float]) -> list[float]:
-        """See `Peers.added`."""
-        return list(values)
-
-    def same(self, value: T) -> T:
-        """See `Peers.same`."""
-        return value
-
-    def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
-        """See `Peers.agree`."""
-
-    def check_alike(self, settings: Mapping[str, Any]) -> None:
-        """See `Peers.check_alike`."""

@@ -12,7 +12,6 @@ from dpcore.torch.checkpoint import public_state, save_state
 from dpcore.torch.doctor import Finding, Findings, audit, doctor
 from dpcore.torch.export import export
 from dpcore.torch.held_out import HeldOut
-from dpcore.torch.learning_rate import LearningRates, find_learning_rate
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
@@ -21,13 +20,11 @@ __all__ = [
     "Finding",
     "Findings",
     "HeldOut",
-    "LearningRates",
     "PrivateOptimizer",
     "PrivateRun",
     "audit",
     "doctor",
     "export",
-    "find_learning_rate",
     "make_private",
     "public_state",
     "read_opacus_checkpoint",

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,23 +22,11 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.free_memory import words
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import (
-    Block,
-    Embedding,
-    Linear,
-    Rows,
-    Tied,
-    as_block,
-    combined,
-    joined,
-    of_units,
-    scaled,
-)
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, combined, scaled
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.engine import Engine
-from dpcore.torch.gradients.capture import as_written
-from dpcore.torch.memory import Limit, arrays_of, microbatch_size, peak_bytes
+from dpcore.torch.memory import Footprint, Limit, arrays_of, microbatch_size
 
 # Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
 _FIRST_STEPS = 64
@@ -72,37 +61,33 @@ class Rehearsal:
         """Whether what is clipped is the sum of several rows: of a user's, or of an example's views."""
         return self.plan.sampler.unit_of_privacy != "example" or self.engine.views > 1
 
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What finding gradients takes, by the proved graph or, one by one, by the sizes of rows."""
+        gradient = self.engine.gradient
+        if gradient.way == "pairs":
+            return gradient.proved.prove(self.example).footprint
+        return Footprint.of_rows(gradient.parameters())
+
     def check_grid(self) -> None:
         """Refuse noise whose grid is too coarse for the model's gradients: before a ledger pays for a step."""
-        engine = self.engine
-        if engine.gradient.way == "pairs":
-            blocks = engine.gradient.proved.prove(self.example).footprint.blocks
-        else:
-            blocks = [as_block(torch.empty(0, entry.size, device="meta")) for entry in engine.mechanism.layout.entries]
-        engine.mechanism.check_grid(blocks)
+        self.engine.mechanism.check_grid(self.footprint.blocks)
 
     def fit(self, limit: Limit) -> None:
         """Plan micro-batches that fit a limit."""
-        needed = self.needed() if self.engine.gradient.way == "pairs" else self._measured()
         # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
         # micro-batches of other sizes run beside them.
         shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
-        self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, needed, self.likely_examples))
+        self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, self.needed, self.likely_examples))
         self.engine.limit = limit
 
-    def needed(self) -> Callable[[int], int]:
-        """Return what gives the bytes of a sum over so many examples, by the proved graph."""
-        footprint = self.engine.gradient.proved.prove(self.example).footprint
+    def needed(self, examples: int) -> int:
+        """Return the bytes that a sum over so many examples takes."""
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
         parameters = sum(tensor.nbytes for tensor in working.tensors())
-        return lambda examples: footprint.needed(
+        return self.footprint.needed(
             examples, len(self.points), working.dtype, parameters, several=self.several, scaled=scales is not None
         )
-
-    def _measured(self) -> Callable[[int], int]:
-        # A first call imports and compiles: it is measured and not counted.
-        _, one, two = (self.peak(examples, self.engine.mechanism) for examples in (1, 1, 2))
-        return lambda examples: max(2 * one - two, 0) + examples * (two - one)
 
     def blocks(self, examples: int) -> list[Block]:
         """Return the gradients of so many examples: those of all points, combined."""
@@ -116,32 +101,6 @@ class Rehearsal:
 
         weights = [float(point.weight) for point in self.points]
         return combined(self.engine.mechanism.backend, weights, map(at, range(len(self.points))))
-
-    def peak(self, examples: int, mechanism: Mechanism) -> int:
-        """Return the peak bytes of the sum over so many examples; the mechanism forgets it, and all it had summed."""
-        held = self.engine.gradient.held()
-
-        def whole() -> None:
-            blocks = self.blocks(examples)
-            if not self.several:
-                mechanism.add(blocks)
-                mechanism.join()
-                return
-            for units in of_units(mechanism.backend, blocks, [1, examples - 1] if examples > 1 else [1]):
-                mechanism.add(units)
-            # A unit larger than a micro-batch is carried on as rows.
-            begun = [as_block(block.units(examples).rows()) for block in blocks]
-            blocks = units = []
-            blocks = self.blocks(examples)
-            mechanism.add([joined((block.units(examples), row)) for block, row in zip(blocks, begun, strict=True)])
-            mechanism.join()
-
-        try:
-            with as_written():  # what compiled kernels take is not seen
-                return peak_bytes(whole)
-        finally:
-            mechanism.discard()
-            held.restore()
 
 
 def fullest(plan: Plan) -> tuple[Point, ...]:
@@ -177,7 +136,7 @@ class Explanation:
     reasons: dict[str, str]  # why faster ways were not taken
     microbatch_size: int
     examples: float  # of a step, in expectation
-    peak_bytes: int  # measured for the sum over one micro-batch, beside parameters and the run's vectors
+    peak_bytes: int  # of the sum over one micro-batch, beside parameters and the run's vectors
     limit_bytes: int | None  # what the micro-batch was chosen for; None where it was given
     limit_source: str
     points: int  # where gradients are taken in a step that has most of them
@@ -242,7 +201,6 @@ def explain(rehearsal: Rehearsal) -> Explanation:
         mine, copies = engine.mechanism, [working.to_array(tensor.clone()) for tensor in working.tensors()]
         # Of the run's plan, and nothing else of it: other keys, other vectors, no ledger.
         other = Mechanism(rehearsal.plan, mine.layout, copies, backend=mine.backend, keys=RunKeys.new(), rng=mine.rng)
-        peak = rehearsal.peak(size, other)
         needs_public = rehearsal.plan.method.update.second_moment == "public"
         public = [copy.reshape(-1) * 0 for copy in copies] if needs_public else None
         rounds = min(_ROUNDS, rehearsal.plan.steps)
@@ -256,7 +214,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
         reasons=dict(gradient.reasons),
         microbatch_size=engine.microbatch_size,
         examples=rehearsal.expected_examples,
-        peak_bytes=peak,
+        peak_bytes=rehearsal.needed(size),
         limit_bytes=None if limit is None else limit.bytes,
         limit_source="microbatch_size was given" if limit is None else limit.source,
         points=len(rehearsal.points),

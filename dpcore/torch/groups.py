@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,23 +105,15 @@ def matched(
     param_groups: Sequence[Mapping[str, Any]], names: Sequence[str], parameters: Sequence[torch.nn.Parameter]
 ) -> list[int]:
     """Return the group of each trained parameter; refuse groups that lack one, or that have others."""
-    for complaint in mismatches(param_groups, names, parameters):
-        raise ArgumentError(complaint)
     index = {id(p): number for number, group in enumerate(param_groups) for p in group["params"]}
-    return [index[id(parameter)] for parameter in parameters]
-
-
-def mismatches(
-    param_groups: Sequence[Mapping[str, Any]], names: Sequence[str], parameters: Sequence[torch.nn.Parameter]
-) -> Iterator[str]:
-    """Yield a sentence for each trained parameter that is in no group, and one if groups have other tensors."""
-    left = {id(parameter) for group in param_groups for parameter in group["params"]}
     for name, parameter in zip(names, parameters, strict=True):
-        if id(parameter) not in left:
-            yield (
+        if id(parameter) not in index:
+            raise ArgumentError(
                 f"parameter {name!r} requires gradients and is in no group: add it to one, or call "
                 "requires_grad_(False) on it"
             )
-        left.discard(id(parameter))
-    if left:
-        yield (f"params: {len(left)} of them do not belong to the model or do not require gradients: leave them out")
+    if others := len(index) - len({id(parameter) for parameter in parameters}):
+        raise ArgumentError(
+            f"params: {others} of them do not belong to the model or do not require gradients: leave them out"
+        )
+    return [index[id(parameter)] for parameter in parameters]

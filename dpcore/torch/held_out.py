@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -20,6 +20,8 @@ from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import overlapping
+from dpcore.torch.model.functional import in_mode
+from dpcore.torch.randomness import TRIAL
 from dpcore.torch.run import PrivateRun
 
 
@@ -37,10 +39,8 @@ class HeldOut:
         Each ``metric(output, *targets)`` is the mean over a batch; it is weighted by the batch's number of examples.
     trackers : sequence
         Objects with ``log(dict, step=...)``, as wandb's runs have, or ``add_scalar``, as TensorBoard's writers.
-    monitor : str, optional
-        The metric that early stopping and `best_state` go by; the first one by default.
     larger_is_better : bool
-        Whether that metric is to grow.
+        Whether the first metric is to grow, by which early stopping and `best_state` go.
     patience : int, optional
         Evaluations without a better value after which `stop` is True. None never stops.
     batch_size : int
@@ -69,7 +69,6 @@ class HeldOut:
         metrics: Mapping[str, Callable[..., Any]],
         *,
         trackers: Sequence[Any] = (),
-        monitor: str | None = None,
         larger_is_better: bool = True,
         patience: int | None = None,
         batch_size: int = 256,
@@ -79,7 +78,6 @@ class HeldOut:
         self._private, self._metrics = private, {name: validate.function(**{name: f}) for name, f in metrics.items()}
         if reserved := {"epsilon", "epsilon_planned", "learning_rate", "step"}.intersection(metrics):
             raise ArgumentError(f"metrics[{min(reserved)!r}]: the name is taken by what is logged anyway")
-        self.monitor = validate.choice(metrics, monitor=next(iter(metrics)) if monitor is None else monitor)
         self._sign = 1.0 if larger_is_better else -1.0
         self._patience = None if patience is None else validate.integer(minimum=1, patience=patience)
         self._size = validate.integer(minimum=1, batch_size=batch_size)
@@ -103,7 +101,7 @@ class HeldOut:
         private = self._private
         with private.averaged():
             found = means(private.model, self._batches(), self._metrics)
-        value = self._sign * found[self.monitor]
+        value = self._sign * next(iter(found.values()))
         if value > self._best:  # never true of NaN
             self._best, self._waited, self.best_state = value, 0, private.output_state_dict()
         else:
@@ -123,7 +121,8 @@ class HeldOut:
             for batch in self._data:
                 yield batches.tree_map(lambda tensor: tensor.to(self._device), batch)
             return
-        yield from self._data.in_order(self._size)
+        for first in range(0, self._data.length, self._size):
+            yield self._data.batch(np.arange(first, min(first + self._size, self._data.length)), TRIAL)
 
 
 def means(
@@ -131,7 +130,7 @@ def means(
 ) -> dict[str, float]:
     """Return the mean of each metric over all examples of some batches, in evaluation mode."""
     totals, examples = dict.fromkeys(metrics, 0.0), 0
-    with evaluating(model), torch.no_grad():
+    with in_mode(model, False), torch.no_grad():
         for batch in data:
             inputs, targets = batches.normalize(batch)
             output, count = batches.call(model, inputs), batches.size(batch)
@@ -168,15 +167,3 @@ def _log_of(tracker: Any) -> Callable[[dict[str, float], int], None]:
         f"trackers: {type(tracker).__name__} must have log(dict, step=...), as wandb's runs, or "
         "add_scalar(name, value, step), as TensorBoard's writers"
     )
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode for the length of the block, and each back into its own."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training

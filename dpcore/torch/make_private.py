@@ -74,7 +74,6 @@ def make_private(
     gradients: str = "auto",
     collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
-    prefetch: int = 0,
     augmentations: int = 1,
     cuda_graphs: bool | str = False,
     compile: bool | None = None,  # noqa: A002 - torch's own word
@@ -120,10 +119,9 @@ def make_private(
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters. The method's schedule multiplies every group's lr.
     max_memory : int or str, optional
-        Cap on what the sum over a micro-batch takes, by the sizes in the proved graph (else measured on synthetic
-        examples), in bytes or as "1 GiB"; by default
-        half of what the machine, or the model's device, has free now. Where it is not enough in a step, the step is
-        tried again with half the micro-batch.
+        Cap on what the sum over a micro-batch takes, by the sizes in the proved graph (else those of the gradients),
+        in bytes or as "1 GiB"; by default half of what the machine, or the model's device, has free now. Where it is
+        not enough in a step, the step is tried again with half the micro-batch.
     microbatch_size : int, optional
         Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
         on this split; without dropout it changes nothing but rounding.
@@ -135,8 +133,6 @@ def make_private(
         For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
         the others.
     num_workers : int
-        Threads that read examples of a dataset.
-    prefetch : int
         Batches of a dataset that are read ahead while steps run, each in a process of its own with a copy of the data
         set. With a ledger only as far as steps are reserved.
     augmentations : int
@@ -225,7 +221,7 @@ def make_private(
         keep_freed_memory()
     parameters = dict(model.named_parameters())
     working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
-    source = Data(data, device, collate_fn, num_workers, augmentations, prefetch)
+    source = Data(data, device, collate_fn, num_workers, augmentations)
     sampler = sampler_of(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
     check_once(data, sampler)
     plan = plan_of(method, sampler, epochs, steps, gradient.names)

@@ -1,10 +1,9 @@
 """What memory the machine has left for gradients, how many examples fit it at once, and whether there was none.
 
-What a step's sum takes by a proved graph follows from sizes, for any number of examples (`Footprint`). The graph says
-of each value how large it is, and between which operations it lives; a size that counts examples grows with their
-number. Of the blocks that are made of its results, norms and sums take what `_scratch` says, one tensor at a time.
-Without a proof the sum of one and of two made-up examples is taken as training does, and the bytes of tensors and
-arrays are counted.
+What a step's sum takes follows from sizes, for any number of examples (`Footprint`). A proved graph says of each value
+how large it is, and between which operations it lives; a size that counts examples grows with their number. Of the
+blocks that are made of its results, norms and sums take what `_scratch` says, one tensor at a time. One by one, a row
+of every tensor is kept for each example; what the model itself takes for a single example is not counted.
 
 Notes
 -----
@@ -15,11 +14,9 @@ of large arrays, and one micro-batch a step is one set of dropout masks, whateve
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import os
 import re
-import tracemalloc
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -114,26 +111,6 @@ def is_out_of_memory(cause: BaseException) -> bool:
     return isinstance(cause, RuntimeError) and "DefaultCPUAllocator: " in str(cause)
 
 
-def peak_bytes(function: Callable[[], Any]) -> int:
-    """Return the most bytes that tensors and arrays made by a call take at one time.
-
-    NumPy's arrays are seen by `tracemalloc`, and a few kilobytes of Python's objects with them. What a kernel uses
-    inside is not seen.
-    """
-    gc.collect(1)  # so that the collector runs at the same places of the call every time
-    mine = not tracemalloc.is_tracing()
-    if mine:
-        tracemalloc.start()
-    try:
-        with Peak() as count:
-            function()
-            count.look()
-    finally:
-        if mine:
-            tracemalloc.stop()
-    return int(count.peak)
-
-
 def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
     """Return the number of examples to differentiate at once, at least 1.
 
@@ -145,16 +122,14 @@ def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages from the operation that makes them to their end, and those of arrays."""
+    """Counts the bytes of tensors' storages, from the operation that makes them to their end."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._now = 0
         self._alive: set[int] = set()
-        self._before = tracemalloc.get_traced_memory()[0]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.look()
         result = function(*args, **(kwargs or {}))
         # What is given is the caller's or counted already, and a result may be a view of it.
         known = self._alive | {storage._cdata for storage in storages_of((args, kwargs))}
@@ -163,16 +138,10 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._alive.add(storage._cdata)
                 self._now += storage.nbytes()
                 weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
-        self.look()
+        self.peak = max(self.peak, self._now)
         return result
 
-    def look(self) -> None:
-        """Count the most that the arrays took since the last look, while the tensors stayed the same."""
-        self.peak = max(self.peak, self._now + tracemalloc.get_traced_memory()[1] - self._before)
-        tracemalloc.reset_peak()
-
     def _freed(self, number: int, size: int) -> None:
-        self.look()
         self._alive.discard(number)
         self._now -= size
 
@@ -192,7 +161,7 @@ _ROWS, _TILES, _PIECES = 1024, 1 << 21, 1 << 21
 
 @dataclass(frozen=True, eq=False)
 class Footprint:
-    """What one call of a graph takes, with arrays that have shapes alone, of `count` examples."""
+    """What finding gradients takes, with arrays that have shapes alone, of `count` examples."""
 
     moments: Moments  # while its operations run; the last one is of its results
     making: float  # for each example, while blocks are made of the results, beside these
@@ -208,6 +177,13 @@ class Footprint:
         with torch.no_grad(), Peak() as peak:
             blocks = blocks_of(results, count)
         return Footprint(_lives(graph, count), peak.peak / count, blocks, count)
+
+    @staticmethod
+    def of_rows(parameters: Sequence[torch.Tensor]) -> Footprint:
+        """Return that of gradients which are found one by one: those of one example, and a row for each."""
+        rows = [torch.empty(1, value.numel(), dtype=value.dtype, device="meta") for value in parameters]
+        size = sum(row.nbytes for row in rows)
+        return Footprint(np.array([[size, size]], dtype=np.float64), 0.0, [Rows(row) for row in rows], 1)
 
     def needed(
         self, examples: int, points: int, dtype: torch.dtype, parameters: int, *, several: bool, scaled: bool

@@ -84,7 +84,7 @@ class Working:
         self.parameters = tuple(parameters)
         self._numpy = backend.arrays == "numpy"
         self._kinds = [(p.shape, p.dtype, p.device) for p in self.parameters]
-        widened = {_widened(p.dtype) for p in self.parameters}
+        widened = {torch.float32 if p.dtype.itemsize == 2 else p.dtype for p in self.parameters}
         if len(widened) > 1:
             raise ArgumentTypeError(
                 f"parameters of dtypes {sorted(str(p) for p in {p.dtype for p in self.parameters})}: float64 cannot be "
@@ -186,10 +186,6 @@ def _side_by_side(values: Mapping[str, torch.Tensor]) -> list[_Wide]:
             room[kind] = TOGETHER - value.numel()
         groups[kind][-1][name] = value
     return [_Wide(group) for several in groups.values() for group in several]
-
-
-def _widened(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 def _words(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:

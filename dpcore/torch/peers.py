@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.mechanism.peers import Alone, Peers
+from dpcore.mechanism.peers import Peers
 from dpcore.plan.plan import Plan
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
@@ -36,7 +36,7 @@ def peers_of(process_group: Any, model: nn.Module) -> Peers:
             f"process_group={type(process_group).__name__!r}: must be a torch.distributed process group, or None"
         )
     if not dist.is_available() or not dist.is_initialized():
-        return Alone()
+        return Peers()
     group = dist.group.WORLD if process_group is None else process_group
     _check_backend(dist.get_backend_config(group), next((p.device.type for p in model.parameters()), "cpu"))
     if is_sharded(model):
@@ -44,7 +44,7 @@ def peers_of(process_group: Any, model: nn.Module) -> Peers:
 
         check_shards(model, group)
         return Sharded(group)
-    return Alone() if dist.get_world_size(group) == 1 else Processes(group)
+    return Peers() if dist.get_world_size(group) == 1 else Processes(group)
 
 
 def _check_backend(config: str, device: str) -> None:
@@ -111,7 +111,7 @@ def check_alike(
         "backend": backend,
         "data (number of examples)": data.length,
         "augmentations": data.views,
-        "prefetch": data.prefetch,
+        "num_workers": data.workers,
     }
     peers.check_alike({**settings, **more})
     values = {name: value for name, value in model.state_dict().items() if not hasattr(value, "to_local")}

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.peers import LOST, Alone, Peers
+from dpcore.mechanism.peers import LOST, Peers
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
 from dpcore.torch.data import batches
@@ -43,7 +43,7 @@ def caveats_of(peers: Peers) -> tuple[str, ...]:
     return (CAVEAT,) if peers.world_size > 1 else ()
 
 
-class Processes(Alone):
+class Processes(Peers):
     """See `dpcore.mechanism.peers.Peers`.
 
     Notes

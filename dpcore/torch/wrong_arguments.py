@@ -35,6 +35,7 @@ _ELSEWHERE = {
     "noise_generator": "give key=, or leave it out",
     "poisson_sampling": "give sampling='poisson', the default, or 'fixed-order'",
     "grad_sample_mode": "give gradients=, or leave it out",
+    "prefetch": "give num_workers=",
     "max_physical_batch_size": "give max_memory= or microbatch_size=, or leave it out",
     **{
         name: _METHOD.format(name)

@@ -43,8 +43,7 @@ def dict_of_objects():
     model = torch.nn.Linear(6, 3)
     data = torch.randn(40, 6), torch.randint(3, (40,))
     method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=10)
-    optimizer = torch.optim.SGD(torch.nn.Linear(6, 3).parameters())
-    return {"model": model, "data": data, "method": method, "optimizer": optimizer, "steps": 5}
+    return {"model": model, "data": data, "method": method, "params": [model.weight], "steps": 5}
 
 def calls_make_private():
     return dpcore.torch.make_private(*tuple_of_objects(), None, steps=5)

@@ -128,14 +128,13 @@ def test_a_collators_own_generator_is_found_where_labels_are_taken_out(tmp_path:
             return transformers.default_data_collator(rows)
 
     collator = Noisy()
-    found = trainer(tmp_path, label_smoothing_factor=0.1, data_collator=collator)
-    reader = Reader(*hugging_face.data_of(found), 0, torch.device("cpu"))
+    found = trainer(tmp_path, compute_loss_func=lambda out, labels, num_items_in_batch: labels, data_collator=collator)
+    reader = Reader(*hugging_face.data_of(found), torch.device("cpu"))
     reader.find_generators()
     assert reader.generators == [collator.generator]
 
 
-@pytest.mark.parametrize("kind", ["compute_loss_func", "label_smoothing_factor"])
-def test_a_loss_of_outputs_and_labels(tmp_path: Path, kind: str):
+def test_a_loss_of_outputs_and_labels(tmp_path: Path):
     def own(output: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         assert num_items_in_batch is None or not torch.is_grad_enabled()
         return torch.nn.functional.cross_entropy(output.logits, labels, label_smoothing=0.1)
@@ -146,7 +145,7 @@ def test_a_loss_of_outputs_and_labels(tmp_path: Path, kind: str):
 
     net, method = model(), dpcore.methods.dp_sgd(lr=0.1, batch_size=8, noise_multiplier=1.0)
     plain_loop(net, method, loss=own, collate_fn=parted)
-    found = trainer(tmp_path, method, **{kind: own if kind == "compute_loss_func" else 0.1})
+    found = trainer(tmp_path, method, compute_loss_func=own)
     found.train()
     torch.testing.assert_close(found.model.state_dict(), net.state_dict(), rtol=1e-4, atol=1e-5)
     assert found.evaluate()["eval_loss"] > 0

@@ -177,8 +177,7 @@ def audit(
         with own_run(place, arguments or []) as run:
             from dpcore.torch import audit as audit_run
 
-            known = {name: value for name, value in run.items() if name != "optimizer"}
-            result = audit_run(**known, confidence=confidence, seconds=seconds)
+            result = audit_run(**run, confidence=confidence, seconds=seconds)
         write_answer(as_json, result.to_dict(), str(result))
         return 1 if result.flagged else 0
     if epsilon is None and noise_multiplier is None:

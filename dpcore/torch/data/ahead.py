@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -29,12 +32,12 @@ _PATIENCE = 2.0
 Request = tuple[bytes, tuple[int, ...]]
 """The seed and the places: what a batch is a function of. Secret."""
 
-Answer = dict[str, torch.Tensor]
-"""The tensors of a batch by their names."""
+Answer = dict[str, torch.Tensor] | str
+"""The tensors of a batch by their names; why there is none where it could not be read."""
 
 
 class Ahead:
-    """Up to `count` worker processes, each with a copy of the data set from when it began.
+    """Up to `count` worker processes, each with a copy of the data set from when they began.
 
     They begin at the first request, in the way that `torch.multiprocessing` does on this system, as the workers of
     torch's own DataLoader do. What they cannot do is done by the caller, after a warning. `reader` has the caller's
@@ -43,43 +46,42 @@ class Ahead:
 
     def __init__(self, reader: Any, count: int) -> None:
         self._reader, self._count = reader, count
-        self._workers: list[_Worker] = []
-        self._asked: dict[Request, tuple[_Worker, int]] = {}
+        self._pool: ProcessPoolExecutor | None = None
+        self._asked: dict[Request, Future[Answer]] = {}
         self._process, self._broken = os.getpid(), False
 
     def ask(self, places: Sequence[int], seed: bytes) -> None:
         """Let a batch be read, unless it is on its way."""
         request = seed, tuple(places)
         if os.getpid() != self._process:  # forked: the workers are the parent's
-            self._process, self._workers, self._asked = os.getpid(), [], {}
+            self._process, self._pool, self._asked = os.getpid(), None, {}
         if self._broken or request in self._asked:
             return
         while len(self._asked) > self._count:  # the run went another way, and nobody will come for the oldest
-            del self._asked[next(iter(self._asked))]
+            self._asked.pop(next(iter(self._asked))).cancel()
         try:
-            if len(self._workers) < self._count:
-                self._workers.append(_Worker(self._reader))
-            worker = min(self._workers, key=lambda worker: worker.waiting)
-            self._asked[request] = worker, worker.ask(request)
-        except BaseException as cause:  # no process to be had, a data set that cannot be sent there, half a message
+            with warnings.catch_warnings():
+                # Python warns of every fork beside threads, which do not live on in a worker.
+                warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
+                self._asked[request] = self._workers().submit(_read, seed, request[1])
+        except Exception as cause:  # noqa: BLE001 - no process to be had, or a data set that cannot be sent there
             self._give_up(type(cause).__name__)
-            if not isinstance(cause, Exception):
-                raise
 
-    def take(self, places: Sequence[int], seed: bytes) -> Answer | None:
+    def _workers(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            context = multiprocessing.get_context()
+            self._pool = ProcessPoolExecutor(self._count, context, _begin, (self._reader,))
+            self._end = weakref.finalize(self, _end, self._pool, os.getpid())
+        return self._pool
+
+    def take(self, places: Sequence[int], seed: bytes) -> dict[str, torch.Tensor] | None:
         """Return a batch that was asked for, or None if it was not, or could not be read."""
-        if os.getpid() != self._process:
-            return None
-        worker, number = self._asked.pop((seed, tuple(places)), (None, 0))
-        if worker is None:
+        if os.getpid() != self._process or (future := self._asked.pop((seed, tuple(places)), None)) is None:
             return None
         try:
-            answer = worker.answer(number)
-        except BaseException as cause:  # the worker ended, or an interruption may have left half of a message
-            self._give_up(type(cause).__name__)
-            if not isinstance(cause, Exception):
-                raise
-            return None
+            answer = future.result()
+        except Exception as cause:  # noqa: BLE001 - the worker ended
+            answer = type(cause).__name__
         if isinstance(answer, str):
             self._give_up(answer)
             return None
@@ -87,62 +89,27 @@ class Ahead:
 
     def _give_up(self, reason: str) -> None:
         """End all workers for good."""
-        workers, self._workers, self._asked, self._broken = self._workers, [], {}, True
-        for worker in workers:
-            worker.end()
+        self._asked, self._broken = {}, True
+        if self._pool is not None:
+            self._end()
         warnings.warn(
-            f"prefetch: reading ahead ended ({reason}); from here on batches are read when they are needed",
+            f"num_workers: reading ahead ended ({reason}); from here on batches are read when they are needed",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-class _Worker:
-    """One process that reads, in the order in which it was asked."""
-
-    def __init__(self, reader: Any) -> None:
-        context = multiprocessing.get_context()
-        self._connection, theirs = context.Pipe()
-        arguments = reader, theirs, self._connection, os.getpid()
-        process = context.Process(target=_serve, args=arguments, name="dpcore-data", daemon=True)
-        with warnings.catch_warnings():
-            # Python warns of every fork beside threads, which do not live on in the worker.
-            warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
-            process.start()
-        theirs.close()
-        self._sent = self._answered = 0
-        self.end = weakref.finalize(self, _end, process, self._connection, os.getpid())
-
-    @property
-    def waiting(self) -> int:
-        """Requests without an answer."""
-        return self._sent - self._answered
-
-    def ask(self, request: Request) -> int:
-        """Send a request, and return its number."""
-        self._connection.send(request)
-        self._sent += 1
-        return self._sent
-
-    def answer(self, number: int) -> Answer | str:
-        """Return the answer to a request, passing over those before it; why there is none if it could not be read."""
-        while True:
-            answer: Answer | str = self._connection.recv()
-            self._answered += 1
-            if self._answered == number:
-                return answer
-
-
-def _end(process: Any, connection: Any, owner: int) -> None:
-    connection.close()
+def _end(pool: ProcessPoolExecutor, owner: int) -> None:
     if os.getpid() == owner:
-        process.terminate()
-        process.join()
+        pool.shutdown(cancel_futures=True)
 
 
-def _serve(reader: Any, connection: Any, others: Any, parent: int) -> None:
-    """Read what is asked for until nobody asks any more."""
-    others.close()  # or the end of the other process would not show here
+_own: dict[str, Any] = {}
+"""Of a worker: the reader."""
+
+
+def _begin(reader: Any) -> None:
+    """Make this process a worker."""
     # An interruption from the keyboard is for the training process; handlers of the caller's belong to the run.
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -150,17 +117,19 @@ def _serve(reader: Any, connection: Any, others: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     reader.device = torch.device("cpu")
-    while True:
-        while not connection.poll(_PATIENCE):
-            if os.getppid() != parent:
-                return
-        try:
-            seed, places = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            connection.send(batches.named(reader.read(places, seed)))
-        except OSError:  # nobody is there any more
-            return
-        except Exception as cause:  # noqa: BLE001 - whatever a data set raises; its words may show private values
-            connection.send(type(cause).__name__)
+    _own["reader"] = reader
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent is gone, which the queue of requests does not show."""
+    while os.getppid() == parent:
+        time.sleep(_PATIENCE)
+    os._exit(0)
+
+
+def _read(seed: bytes, places: tuple[int, ...]) -> Answer:
+    try:
+        return batches.named(_own["reader"].read(places, seed))
+    except Exception as cause:  # noqa: BLE001 - whatever a data set raises; its words may show private values
+        return type(cause).__name__

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +27,10 @@ class Data:
 
     Subclasses of TensorDataset are read example by example too. A DataLoader is refused: it draws its own batches,
     which the accounting does not cover. `collate_fn` joins a list of a dataset's examples, each into one row
-    (`dpcore.torch.data.data.join` if not given); `num_workers` threads read them, 0 is this thread.
+    (`dpcore.torch.data.data.join` if not given).
 
     A dataset may be read `views` times for each index: its rows are then the views of the first example, those of the
-    second, and so on. Up to `prefetch` batches are read ahead, each in a process of its own.
+    second, and so on. Up to `workers` batches are read ahead, each in a process of its own.
 
     Nothing that an error says of a drawn batch (its size, shapes or values) may be published: sentences leave it out,
     and name the kind of error and the line of code that raised it.
@@ -43,9 +41,8 @@ class Data:
         data: Any,
         device: torch.device,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
+        workers: int = 0,
         views: int = 1,
-        prefetch: int = 0,
     ) -> None:
         if isinstance(data, DataLoader):
             told = "dpcore draws the batches itself, so that the sampling is the one that is accounted"
@@ -70,7 +67,7 @@ class Data:
                 )
             tree = None
         self.views = validate.integer(minimum=1, augmentations=views)
-        self.prefetch = validate.integer(minimum=0, prefetch=prefetch)
+        self.workers = validate.integer(minimum=0, num_workers=workers)
         if tree is not None and self.views > 1:
             raise ArgumentError(
                 f"augmentations={views} with tensors as data: a row of a tensor is the same at each reading; pass a "
@@ -84,8 +81,8 @@ class Data:
             raise ArgumentError("data with 0 examples: must have at least one")
         if isinstance(data, list) and tree is None and collate_fn is None:
             check_example(data[0])
-        self._reader = Reader(data, collate_fn, num_workers, device)
-        self._ahead = None if tree is not None or not self.prefetch else Ahead(self._reader, self.prefetch)
+        self._reader = Reader(data, collate_fn, device)
+        self._ahead = None if tree is not None or not self.workers else Ahead(self._reader, self.workers)
         self._one: Tree | None = None
 
     def batch(self, indices: Indices, seed: bytes) -> Tree:
@@ -131,11 +128,6 @@ class Data:
     def generators(self) -> list[Any]:
         """The generators that data set and collate function have of their own, as far as they were found."""
         return self._reader.generators
-
-    def in_order(self, size: int) -> Iterator[Tree]:
-        """Yield all examples in their order, `size` at a time: for an evaluation, never for a step."""
-        for first in range(0, self.length, size):
-            yield self.batch(np.arange(first, min(first + size, self.length)), TRIAL)
 
     def spread(self, count: int) -> Indices:
         """Return up to `count` places, evenly spaced: a look at the data."""
@@ -242,25 +234,16 @@ _SEARCHED = 1000
 
 
 class Reader:
-    """Reads examples of a map-style dataset in `threads` threads (0: in the caller's) and joins them by `collate_fn`.
+    """Reads examples of a map-style dataset and joins them by `collate_fn`.
 
-    What a batch holds follows from the places and the seed alone, in whichever process it is read; with threads, which
-    of its draws an example gets is left to their timing. `device` is the one whose default generator is seeded beside
-    the CPU's.
+    What a batch holds follows from the places and the seed alone, in whichever process it is read. `device` is the one
+    whose default generator is seeded beside the CPU's.
     """
 
-    def __init__(
-        self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, threads: int, device: torch.device
-    ) -> None:
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, device: torch.device) -> None:
         self.dataset, self.device = dataset, device
         self.collate = collate_fn or join
-        self._threads = validate.integer(minimum=0, num_workers=threads)
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None  # of which process: threads do not survive a fork
         self.generators: list[Any] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the threads out, for a process of its own."""
-        return {**self.__dict__, "_pool": None}
 
     def find_generators(self) -> None:
         """Look for the generators that data set, transforms and collate function have of their own."""
@@ -274,7 +257,7 @@ class Reader:
         """
         with seeded(self.device, seed, self.generators):
             try:
-                examples = self._examples(places)
+                examples = read_examples(self.dataset, places)
             except Exception as cause:  # noqa: BLE001 - a user's own data set may raise anything
                 raise ArgumentError(
                     f"data={type(self.dataset).__name__}: failed to read a step's examples; must give one for every "
@@ -282,13 +265,6 @@ class Reader:
                     "tell which examples were drawn)"
                 ) from None
             return joined(self.collate, examples)
-
-    def _examples(self, places: Sequence[int]) -> list[Any]:
-        if not self._threads:
-            return read_examples(self.dataset, places)
-        if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(self._threads, "dpcore-data")
-        return list(self._pool[1].map(self.dataset.__getitem__, places))
 
 
 def reason(cause: BaseException) -> str:

@@ -51,7 +51,7 @@ class PrivateLoader:
                     "private.step(batch) once for every batch drawn, in order, since skipping some changes the sampling"
                 )
             indices = self._mechanism.draw()
-            for later in range(step + 1, step + 1 + self.data.prefetch):  # as far as they are paid for
+            for later in range(step + 1, step + 1 + self.data.workers):  # as far as they are paid for
                 ahead = self._mechanism.ahead(later)
                 if ahead is None:
                     break

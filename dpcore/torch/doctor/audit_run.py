@@ -74,7 +74,7 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.doctor.finding import Finding, NotTried, fault, ok, remark
 from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
 from dpcore.torch.gradients.per_example import Loss
-from dpcore.torch.held_out import evaluating
+from dpcore.torch.model.functional import in_mode
 from dpcore.torch.randomness import OTHER, TRIAL
 from dpcore.torch.run import PrivateRun
 
@@ -166,7 +166,7 @@ def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
 def audit_run(subject: Subject, confidence: float, *, seconds: float) -> AuditResult:
     """Audit a run of the subject's plan; it ends where it is decided, or after so many seconds."""
     _check(subject.run.plan, subject.delta)
-    with evaluating(subject.model):  # masks would make vectors that nobody knows
+    with in_mode(subject.model, False):  # masks would make vectors that nobody knows
         return _Audit(subject, confidence).whole(seconds)
 
 
@@ -300,7 +300,9 @@ class Canaries:
                 "audit the run with a smaller model of the same kind",
             )
         self.each = min(getattr(run.plan.sampler, "max_examples_per_user", 1), _OF_A_USER)
-        candidates = _candidates(subject, each)
+        source, made = subject.source, batches.named(subject.made(each))
+        own = batches.tree_map(lambda t: t[:: source.views], source.batch(source.spread(each), TRIAL))
+        candidates = batches.named_map(lambda name, t: torch.cat([t, made[name].to(t.dtype)]), own)
         found, other = (clipped_vectors(run, candidates, self.each, seed) for seed in (TRIAL, OTHER))
         if not np.allclose(found, other, equal_nan=True):
             raise NotTried(
@@ -412,10 +414,3 @@ def apart(products: Floats, most: int) -> NDArray[np.int64]:
         chosen.append(best)
         left = left - np.outer(left[:, best], left[best]) / size
     return np.array(chosen, dtype=np.int64)
-
-
-def _candidates(subject: Subject, each: int) -> Tree:
-    source = subject.source
-    own = batches.tree_map(lambda t: t[:: source.views], source.batch(source.spread(each), TRIAL))
-    made = batches.named(subject.made(each))
-    return batches.named_map(lambda name, t: torch.cat([t, made[name].to(t.dtype)]), own)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import time
 import warnings
 from collections import Counter
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
@@ -33,10 +31,8 @@ from dpcore.torch.doctor.audit_run import add_up, audited, take
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
 from dpcore.torch.gradients.per_example import WAYS, Loss
-from dpcore.torch.groups import mismatches
-from dpcore.torch.held_out import evaluating
 from dpcore.torch.model.check_module import Modes, refusals
-from dpcore.torch.model.functional import whole_state
+from dpcore.torch.model.functional import in_mode, whole_state
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.peers import check_plain, is_sharded, peers_of
 from dpcore.torch.randomness import OTHER, TRIAL, seeded
@@ -74,23 +70,6 @@ def mode(subject: Subject) -> Iterator[Finding]:
     told = Modes(subject.model, ()).off()
     if told is not None:
         yield of_error(ArgumentError(told))
-
-
-def optimizer(subject: Subject) -> Iterator[Finding]:
-    """Whether a torch optimizer and the model share parameters."""
-    given = subject.optimizer
-    if given is None:
-        return
-    if not isinstance(given, torch.optim.Optimizer):
-        raise ArgumentError(f"optimizer={type(given).__name__!r}: must be a torch.optim.Optimizer, or left out")
-    named = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
-    for complaint in mismatches(given.param_groups, list(named), list(named.values())):
-        raise ArgumentError(complaint)
-    yield remark(
-        f"{type(given).__name__} has the model's parameters, but a private run steps by its method: learning rate, "
-        "momentum and decay are those of the method, or of params=.",
-        "use private.optimizer for schedulers",
-    )
 
 
 def data(subject: Subject) -> Iterator[Finding]:
@@ -202,27 +181,7 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return Snapshot({"rows": left}).changed(Snapshot({"rows": right})) is None
 
 
-# What make_private refused, and checks of the run that it made.
-
-_KINDS = (
-    ("frozen parameters", r"without a parameter"),
-    ("state", r"changes its|changes while|first from later"),
-    ("mixing", r"are mixed|number of examples"),
-    ("loss", r"^loss|of the loss"),
-    ("unregistered tensors", r"not registered|is no parameter of the model"),
-    ("dtypes", r"^parameters of dtypes"),
-    ("plan", r"^(batch_size|target_|epochs|sampling|noise_multiplier)"),
-    ("forward", r"failed on synthetic|cannot be differentiated"),
-)
-_DTYPES = r"dtype|scalar type|not implemented for|indices.*(Long|Int|int)|result type|[Tt]ype \("
-
-
-def refusal(error: Exception) -> Finding:
-    """Return the fault that `make_private` found, by the name of what it is about."""
-    name = next((name for name, pattern in _KINDS if re.search(pattern, str(error))), "make_private")
-    if re.search(_DTYPES, str(error.__cause__ or "")):  # ours say "dtype" of many things
-        name = "dtypes"
-    return of_error(error, name)
+# Checks of the run that make_private made.
 
 
 def plan(subject: Subject) -> Iterator[Finding]:
@@ -301,7 +260,7 @@ def loss(subject: Subject) -> Iterator[Finding]:
     made, model = subject.made(3), subject.run.model
     rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
     try:
-        with evaluating(model), torch.no_grad():
+        with in_mode(model, False), torch.no_grad():
             whole, *alone = [subject.loss_of(batch).double() for batch in (made, *rows)]
         each = torch.cat([value.reshape(1) for value in alone])
     except Exception:  # noqa: BLE001 - a loss for one example may raise anything where there are three
@@ -390,7 +349,6 @@ _BEFORE = (
     Check("layers", layers, "no module is of a kind that mixes examples or keeps statistics."),
     Check("tied parameters", parameters, "no two parameters share memory."),
     Check("mode", mode, "no dropout is off."),
-    Check("optimizer", optimizer),
     Check("data", data),
     Check("reading", reading),
     Check("finite values", values, "the values that were looked at are finite.", private=True),
@@ -412,7 +370,6 @@ def doctor(
     method: Method | None = None,
     *,
     loss: Loss = F.cross_entropy,
-    optimizer: Any = None,
     audit: bool = True,
     confidence: float = 0.99,
     seconds: float = 60.0,
@@ -421,14 +378,12 @@ def doctor(
     """Examine a model, its data, a loss and a method, as `make_private` would get them.
 
     Nothing of a real run is spent: no ledger is opened, keys are fresh, and what is released is thrown away. Model,
-    loss, optimizer and data are left as they were found, and so are the generators of torch, NumPy and Python.
+    loss and data are left as they were found, and so are the generators of torch, NumPy and Python.
 
     Parameters
     ----------
     model, data, method, loss
         As for `dpcore.torch.make_private`. Without a method a plain DP-SGD is taken.
-    optimizer : torch.optim.Optimizer, optional
-        One that was made for the model: does it have the model's parameters?
     audit : bool
         Whether to put canaries through the run's own step, see `dpcore.torch.doctor.audit_run`.
     confidence : float
@@ -456,7 +411,7 @@ def doctor(
     validate.open_unit(confidence=confidence)
     validate.positive(seconds=seconds)
     chosen = method or methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=_batch_size(data))
-    subject = Subject(model, data, chosen, loss, options, optimizer)
+    subject = Subject(model, data, chosen, loss, options)
     subject.deadline = time.monotonic() + seconds
     last = [Check("audit", partial(audited, confidence=confidence), private=True)] if audit else []
     with unchanged({"model": model, "loss": loss}, data, subject.device):
@@ -473,21 +428,6 @@ def _batch_size(data: Any) -> int:
         return max(1, min(32, len(first)))
     except TypeError:
         raise ArgumentError("method=None: must be given for data without a length") from None
-
-
-def _alone(subject: Subject, of_a_run: list[Check]) -> Findings:
-    """Make all checks in this process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        subject.build()
-        found = [finding for check in _BEFORE for finding in _checked(subject, check)]
-        if subject.refused is None:
-            found += [finding for check in of_a_run for finding in _checked(subject, check)]
-        else:
-            found.append(refusal(subject.refused))
-            found.append(not_tried("make_private refuses these objects.", "mend the faults, and examine again", "run"))
-    said: dict[str, Finding] = {}  # one fault may stop many checks
-    return Findings(said.setdefault(finding.sentence, finding) for finding in found if finding.sentence not in said)
 
 
 def _checked(subject: Subject, check: Check) -> list[Finding]:
@@ -508,31 +448,22 @@ def _checked(subject: Subject, check: Check) -> list[Finding]:
 
 
 def examined(subject: Subject, of_a_run: list[Check]) -> Findings:
-    """Let each process examine its own objects alone, then all together whether they agree.
-
-    All processes must call it, as they must call `make_private`. The checks of one process send nothing to others: one
-    that fails in a rank keeps no other waiting.
-    """
-    group = subject.options.get("process_group")
+    """Make all checks."""
     if is_sharded(subject.model):
         told = "this process has parts of the model's parameters alone."
         return Findings([not_tried(told, "examine the whole model in one process, before fully_shard", "model")])
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
-        found, remedy = _alone(subject, of_a_run), "start the script by torchrun to compare its ranks"
-        found.append(not_tried("this is one process alone.", remedy, "processes"))
-        return found
-    ranks = list(range(dist.get_world_size()))
-    alone = [dist.new_group([rank]) for rank in ranks]
-    subject.options["process_group"] = alone[dist.get_rank()]
-    found = _alone(subject, of_a_run)
-    subject.options["process_group"] = group
-    failed = peers_of(group, subject.model).added([float(subject.private is None)])[0]
-    if failed:
-        told = f"make_private refuses the objects of {failed:.0f} of {len(ranks)} processes."
-        found.append(not_tried(told, "mend the faults that these name", "processes"))
-        return found
-    subject.private = None
-    subject.build()
-    same = ok(f"{len(ranks)} processes have the same plan, model and data.", name="processes")
-    found.append(same if subject.refused is None else of_error(subject.refused, "processes"))
-    return found
+    if peers_of(subject.options.get("process_group"), subject.model).world_size > 1:
+        told = "this is one of several processes."
+        remedy = "examine in one process; make_private compares all of them before the first step"
+        return Findings([not_tried(told, remedy, "processes")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        subject.build()
+        found = [finding for check in _BEFORE for finding in _checked(subject, check)]
+        if subject.refused is None:
+            found += [finding for check in of_a_run for finding in _checked(subject, check)]
+        else:
+            found.append(of_error(subject.refused, "make_private"))
+            found.append(not_tried("make_private refuses these objects.", "mend the faults, and examine again", "run"))
+    said: dict[str, Finding] = {}  # one fault may stop many checks
+    return Findings(said.setdefault(finding.sentence, finding) for finding in found if finding.sentence not in said)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dpcore.errors import ArgumentError
-from dpcore.mechanism.peers import Alone
+from dpcore.mechanism.peers import Peers
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
 from dpcore.torch.data import batches
@@ -42,10 +42,8 @@ class Subject:
     `another`.
     """
 
-    def __init__(
-        self, model: nn.Module, data: Any, method: Method, loss: Loss, options: Mapping[str, Any], optimizer: Any = None
-    ) -> None:
-        self.model, self.data, self.method, self.loss, self.optimizer = model, data, method, loss, optimizer
+    def __init__(self, model: nn.Module, data: Any, method: Method, loss: Loss, options: Mapping[str, Any]) -> None:
+        self.model, self.data, self.method, self.loss = model, data, method, loss
         self.options = {name: value for name, value in options.items() if name not in OF_A_REAL_RUN}
         known = inspect.signature(make_private).parameters
         for name in self.options:
@@ -84,7 +82,7 @@ class Subject:
             run.plan,
             RunKeys.new(),
             backend=backend,
-            peers=Alone(),
+            peers=Peers(),
             params=self.options.get("params"),
             microbatch_size=engine.microbatch_size,
         )

@@ -3,8 +3,8 @@
 "pairs": the graph of the model's operations runs on a whole micro-batch; it was proved to keep the examples apart
 (`dpcore.torch.gradients.proved`). "one-by-one": the model sees one example after the other, and a row of every gradient is
 formed. For an example i and a point x both give the gradient of ``loss(model(inputs_i[None]), *targets_i[None])``.
-There is no third way by `torch.func.vmap`: it rounds otherwise for another number of examples, and where rounding decides
-a result (the eigenvectors of equal eigenvalues) one example would change the gradients of all others.
+Not by `torch.func.vmap` of the model: it rounds otherwise for another number of examples, and where rounding decides a
+result (the eigenvectors of equal eigenvalues) one example would change the gradients of all others.
 Points are values handed over at the call; the model's own parameters are never changed and nothing is stored on them
 (adding a displacement in place and subtracting it again drifts).
 """
@@ -36,6 +36,7 @@ from dpcore.torch.model.functional import (
     Values,
     check_versions,
     first_line,
+    in_mode,
     refuse_foreign,
     within,
 )
@@ -48,10 +49,6 @@ Loss = Callable[..., torch.Tensor]
 
 WAYS = ("pairs", "one-by-one")
 """The fast one, and the one that every model bears."""
-
-
-class Unfit(ArgumentError):
-    """A model or loss that fails on made-up examples."""
 
 
 class PerExampleGradient:
@@ -191,9 +188,8 @@ class PerExampleGradient:
         except FAILURES as cause:
             if is_out_of_memory(cause):
                 raise
-            if synthetic:
-                raise Unfit(self._failure(cause, synthetic)) from cause
-            raise ArgumentError(self._failure(cause, synthetic)) from None  # its words may show values of the data
+            # Of private data torch's words may show values.
+            raise ArgumentError(self._failure(cause, synthetic)) from (cause if synthetic else None)
         return result
 
     def _loss_of(self, output: Any, targets: tuple[Tree, ...]) -> torch.Tensor:
@@ -203,7 +199,7 @@ class PerExampleGradient:
         except FAILURES as cause:
             if not self._synthetic or isinstance(cause, DpcoreError) or is_out_of_memory(cause):
                 raise
-            raise Unfit(loss_failed(self.loss, len(targets), first_line(cause))) from cause
+            raise ArgumentError(loss_failed(self.loss, len(targets), first_line(cause))) from cause
         return check_scalar(value)
 
     def _failure(self, cause: Exception, synthetic: bool) -> str:
@@ -251,10 +247,11 @@ class OneByOne:
 
     def __call__(self, point: Sequence[torch.Tensor], batch: Tree) -> list[Block]:
         """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
-        rows = list(self.each(point, batch))
-        if not rows:
-            return [Rows(value.new_zeros(0, value.numel())) for value in point]
-        return [Rows(torch.stack(column).reshape(len(rows), -1)) for column in zip(*rows, strict=True)]
+        rows = [value.new_empty(batches.size(batch), value.numel()) for value in point]
+        for i, one in enumerate(self.each(point, batch)):
+            for row, gradient in zip(rows, one, strict=True):
+                row[i] = gradient.reshape(-1)
+        return [Rows(row) for row in rows]
 
     def each(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
         """Yield the gradients of one example after the other."""
@@ -300,12 +297,9 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
                 if way == "pairs" or isinstance(reason, Mixes):
                     raise ArgumentError(gradient.reasons["pairs"]) from None
             start.restore()
-        try:
-            gradient.way = WAYS[-1]
-            for _ in modes(gradient.model, frozen):
-                try_state(gradient, example)
-        except Unfit as refusal:
-            raise ArgumentError(str(refusal)) from refusal.__cause__
+        gradient.way = WAYS[-1]
+        for _ in modes(gradient.model, frozen):
+            try_state(gradient, example)
     finally:
         start.restore()
 
@@ -329,7 +323,7 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
     made = trial_batch(example, 2)
     try:
         blocks = gradient(gradient.parameters(), made, synthetic=True)
-    except Unfit as refusal:
+    except ArgumentError as refusal:
         if not proved.compiled:
             raise
         proved.compiled = False
@@ -349,15 +343,8 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
 def modes(model: nn.Module, frozen: tuple[nn.Module, ...]) -> Iterator[None]:
     """Put a model into training mode and then into the one that it is in, which parts of it may not share."""
     if not model.training:
-        kept = [(module, module.training) for module in model.modules()]
-        for module, _ in kept:
-            if module not in frozen:
-                module.training = True  # not train(): a model may override it to keep parts frozen
-        try:
+        with in_mode(model, True, frozen):
             yield
-        finally:
-            for module, training in kept:
-                module.training = training
     yield
 
 

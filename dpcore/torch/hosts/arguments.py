@@ -20,7 +20,7 @@ KEPT: Final = frozenset({
     # Read by Trainer before or beside the loop.
     "output_dir", "overwrite_output_dir", "activation_checkpointing", "activation_checkpointing_kwargs",
     "gradient_checkpointing", "gradient_checkpointing_kwargs", "remove_unused_columns", "label_names",
-    "label_smoothing_factor", "dataloader_num_workers", "do_train", "do_eval", "do_predict",
+    "dataloader_num_workers", "do_train", "do_eval", "do_predict",
     # Logging.
     "logging_strategy", "logging_steps", "logging_first_step", "logging_dir", "log_on_each_node", "log_level",
     "log_level_replica", "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id",
@@ -57,6 +57,7 @@ OF_THE_METHOD: Final = {
 
 _REASONS: Final = {
     "optim optim_args optim_target_modules adafactor": "the update is the method's, as in dpcore.methods.dp_adam(...)",
+    "label_smoothing_factor": "give compute_loss_func, as with cross_entropy(..., label_smoothing=0.1)",
     "average_tokens_across_devices": "each example's loss is the mean over its own tokens",
     "bf16 fp16": "give the model its dtype instead, as in model.to(torch.bfloat16): gradients are clipped in float32",
     "tf32": "the bounds on norms are those of float32 products",

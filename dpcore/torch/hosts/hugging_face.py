@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +15,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerState, TrainingArguments
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
@@ -46,12 +44,14 @@ def data_of(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         data = trainer._remove_unused_columns(data, description="training")
     else:
         collate = trainer._get_collator_with_removed_columns(collate, description="training")
-    return data, collate if _loss_of_labels(trainer) is None else partial(labels_apart, collate)
+    return data, collate if trainer.compute_loss_func is None else partial(labels_apart, collate)
 
 
 def loss_of(trainer: Any) -> Callable[..., Any]:
-    """Return the loss of one example: `compute_loss_func`, the smoothed one, or what the model returns."""
-    return _loss_of_labels(trainer) or returned_loss
+    """Return the loss of one example: `compute_loss_func`, or what the model returns."""
+    if trainer.compute_loss_func is None:
+        return returned_loss
+    return partial(trainer.compute_loss_func, num_items_in_batch=None)  # told of no batch
 
 
 def returned_loss(output: Any) -> Any:
@@ -63,30 +63,6 @@ def labels_apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> An
     """Join examples to ``(inputs, labels)``, as Trainer takes the labels out for a loss that is not the model's."""
     inputs = dict(collate(examples))
     return (inputs, inputs.pop("labels")) if "labels" in inputs else (inputs,)
-
-
-@dataclass(frozen=True)
-class LossOfLabels:
-    """A function of output and labels, of one example."""
-
-    function: Callable[..., Any]
-    options: tuple[tuple[str, Any], ...]
-
-    def __call__(self, output: Any, labels: Any = None) -> Any:
-        """Return the loss."""
-        return self.function(output, labels, **dict(self.options))
-
-
-def _loss_of_labels(trainer: Any) -> Callable[..., Any] | None:
-    if trainer.compute_loss_func is not None:
-        return LossOfLabels(trainer.compute_loss_func, (("num_items_in_batch", None),))  # told of no batch
-    if trainer.label_smoother is None:
-        return None
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    while hasattr(model, "base_model") and type(model).__module__.startswith("peft."):
-        model = model.base_model.model if hasattr(model.base_model, "model") else model.base_model
-    shift = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    return LossOfLabels(trainer.label_smoother, (("shift_labels", shift),))
 
 
 FILE = "dpcore.pt"
@@ -181,8 +157,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 f"mixed_precision={self.accelerator.mixed_precision!r} of accelerate: must be 'no'; give the model its "
                 "dtype instead"
             )
-        if "loss" in self._chosen and (self.compute_loss_func is not None or self.label_smoother is not None):
-            raise ArgumentError("loss: must be left out with compute_loss_func or label_smoothing_factor")
+        if "loss" in self._chosen and self.compute_loss_func is not None:
+            raise ArgumentError("loss: must be left out with compute_loss_func")
 
     @property
     def private(self) -> PrivateRun:
@@ -322,7 +298,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if self._private is None or resume_from_checkpoint is None:
             args, (data, collate) = self.args, data_of(self)
             length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
-            options = {"loss": loss_of(self), "prefetch": args.dataloader_num_workers, **self._chosen, **length}
+            options = {"loss": loss_of(self), "num_workers": args.dataloader_num_workers, **self._chosen, **length}
             self._private = make_private(self.model, data, self._method, collate_fn=collate, **options)
         private = self._private
         self.optimizer, self.lr_scheduler = private.optimizer, None

@@ -62,7 +62,7 @@ def check_still_frozen(model: nn.Module, frozen: tuple[nn.Module, ...]) -> None:
 def _complaint(module: nn.Module) -> tuple[str, str] | None:
     """Return (fault, remedy) for a module known to be unfit, by its class and settings."""
     if isinstance(module, torch.jit.ScriptModule):
-        return "is compiled by torch.jit, and torch.func cannot look into it", "pass the Python module it was made of"
+        return "is compiled by torch.jit and cannot be followed", "pass the Python module it was made of"
     if isinstance(module, _BatchNorm):
         channels = module.num_features
         remedy = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -133,12 +133,6 @@ def refuse_changed(model: nn.Module, names: Iterable[str]) -> None:
         raise ArgumentError(refusal(owner, module, fault, remedy))
 
 
-FOREIGN = (
-    "the loss depends on a tensor that requires gradients and is no parameter of the model: register it in the model, "
-    "so that it is trained, or call its requires_grad_(False)"
-)
-
-
 class Leaves(TorchFunctionMode):
     """Notes the tensors that the code itself lets require gradients, as for gradient checkpoints."""
 
@@ -167,8 +161,24 @@ def refuse_foreign(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in known:
-            raise ArgumentError(FOREIGN)
+            raise ArgumentError(
+                "the loss depends on a tensor that requires gradients and is no parameter of the model: register it in "
+                "the model, so that it is trained, or call its requires_grad_(False)"
+            )
         pending += [following for following, _ in node.next_functions]
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool, but: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """Put every module but some into a mode for the length of the block, and each back into its own."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for module in modes.keys() - set(but):
+            module.training = training  # not train(): a model may override it to keep parts frozen
+        yield
+    finally:
+        for module, own in modes.items():
+            module.training = own
 
 
 def refusal(name: str, module: nn.Module, fault: str, remedy: str) -> str:

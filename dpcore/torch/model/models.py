@@ -73,8 +73,7 @@ def cnn_5(input_shape: Sequence[int], classes: int) -> nn.Module:
 class Halve(nn.Module):
     """Max-pooling of 2x2 with stride 2, sizes rounded up.
 
-    Through memory with the channels innermost: torch's CPU kernel is vectorized over channels only there. The spelling
-    by `movedim` works under vmap, ``memory_format=`` does not.
+    Through memory with the channels innermost: torch's CPU kernel is vectorized over channels only there.
     """
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

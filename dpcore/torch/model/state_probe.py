@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._C import _functorch
 from torch.nn.modules import module as torchs_own
 from torch.utils.hooks import RemovableHandle
 
@@ -121,8 +120,6 @@ class Snapshot:
         return held
 
     def _array(self, value: Any) -> Any:
-        while isinstance(value, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(value):
-            value = _functorch.get_unwrapped(value)  # kept by an earlier call, and unusable after it
         inner = value.detach() if isinstance(value, torch.Tensor) else value
         kept = inner.clone() if isinstance(inner, torch.Tensor) else inner.copy()
 

@@ -15,7 +15,7 @@ import dpcore_numpy as backend
 from dpcore import methods
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.mechanism.peers import Alone
+from dpcore.mechanism.peers import Peers
 from dpcore.plan.plan import Plan
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.sampling.sharding import shard
@@ -43,7 +43,7 @@ def _rows() -> Iterator[None]:
         yield
 
 
-class InThreads(Alone):
+class InThreads(Peers):
     """Processes that are threads of this one."""
 
     def __init__(self, rank: int, world_size: int, shared: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class InThreads(Alone):
         return found
 
     def totals(self, like: Sequence[Any], backend: Any) -> list[Any]:
-        return Alone().totals(like, backend)
+        return Peers().totals(like, backend)
 
     def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
         every = self._all([total.copy() for total in totals])
@@ -114,7 +114,7 @@ def run(method: Any, sampler: Any, shapes: Sequence[tuple[int, ...]], dtype: str
     return *released, mechanism.state_dict(), drawn, mechanism
 
 
-def in_threads(world: int, work: Callable[[Alone], Any]) -> list[Any]:
+def in_threads(world: int, work: Callable[[Peers], Any]) -> list[Any]:
     """Return what each of `world` threads found."""
     shared = {"barrier": threading.Barrier(world), "values": [None] * world}
     found: list[Any] = [None] * world
@@ -169,7 +169,7 @@ SHAPES = ((3, 5), (1,), (0,), (4097,), (2, 2))
 @pytest.mark.parametrize("name", SOME)
 def test_every_method(name: str, world: int):
     arguments = SOME[name], sampler_of(SOME[name]), SHAPES, "float64"
-    assert_same(run(*arguments, Alone()), together(world, *arguments), name not in ROUNDED)
+    assert_same(run(*arguments, Peers()), together(world, *arguments), name not in ROUNDED)
 
 
 @given(
@@ -181,7 +181,7 @@ def test_every_method(name: str, world: int):
 def test_sizes_that_do_not_divide(sizes: list[int], world: int, dtype: str, name: str):
     """Some processes own nothing, some have no example."""
     arguments = SOME[name], sampler_of(SOME[name]), [(size,) for size in sizes], dtype
-    assert_same(run(*arguments, Alone()), together(world, *arguments), True)
+    assert_same(run(*arguments, Peers()), together(world, *arguments), True)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -189,15 +189,15 @@ def test_users_and_per_layer_clipping(world: int):
     method = methods.dp_sgd(lr=0.5, noise_multiplier=1.0, clipping_groups="per_tensor")
     users = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, 3)
     arguments = method, users, SHAPES, "float64"
-    assert_same(run(*arguments, Alone()), together(world, *arguments), True)
+    assert_same(run(*arguments, Peers()), together(world, *arguments), True)
 
 
 @pytest.mark.parametrize("name", ["disk", "memf, banded", "averages", "adaptive clip", "dp_adam"])
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 3), (1, 2)])
 def test_a_state_goes_on_in_another_number_of_processes(name: str, before: int, after: int):
     arguments = SOME[name], sampler_of(SOME[name]), SHAPES, "float64"
-    alone = run(*arguments, Alone())
-    expected = run(*arguments, Alone(), (alone[0], alone[2]))
+    alone = run(*arguments, Peers())
+    expected = run(*arguments, Peers(), (alone[0], alone[2]))
     saved = together(before, *arguments)[0]
     assert_same(expected, together(after, *arguments, (saved[0], saved[2])), True)
 
@@ -249,7 +249,7 @@ def test_what_needs_whole_matrices_is_refused():
         together(2, STATEFUL["doppler, galore"], PoissonSampler(dataset_size=50, batch_size=10), [(3, 4)], "float32")
 
 
-class Interrupted(Alone):
+class Interrupted(Peers):
     """Its third sum does not arrive."""
 
     calls = 0
@@ -265,7 +265,7 @@ def test_a_sum_that_does_not_arrive_spends_its_row_and_keeps_the_noise_in_step()
     method = SOME["memf, banded"]
     layout = Layout.of([("p0", (10,))])
     found = []
-    for peers in (Alone(), Interrupted()):
+    for peers in (Peers(), Interrupted()):
         x = [np.zeros(10)]
         plan = Plan(method, sampler_of(method), 2 * STEPS, ("p0",))
         keys = RunKeys(noise=bytes(32), sampling=bytes(32))

@@ -13,7 +13,7 @@ from dpcore import methods
 from dpcore.errors import ArgumentError
 from dpcore.mechanism import noise_state
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.mechanism.peers import Alone
+from dpcore.mechanism.peers import Peers
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler
 from dpcore.spec import keys as spent
@@ -125,7 +125,7 @@ def test_a_run_that_stops_anywhere_goes_on_with_the_same_bits(name: str) -> None
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_four_processes_make_the_noise_of_one(name: str) -> None:
-    def work(peers: Alone) -> list[bytes]:
+    def work(peers: Peers) -> list[bytes]:
         return take(*build(STREAMS[name], peers), STEPS)
 
     for found in in_threads(4, work):

@@ -58,8 +58,8 @@ def trained(run: dpcore.torch.PrivateRun, stop: int | None = None) -> tuple[list
     return seen, at_home
 
 
-def begun(prefetch: int, data: Any = None, **options: Any) -> dpcore.torch.PrivateRun:
-    return start(dropping(), data=data or Drawing(), loss=loss, prefetch=prefetch, **options)
+def begun(workers: int, data: Any = None, **options: Any) -> dpcore.torch.PrivateRun:
+    return start(dropping(), data=data or Drawing(), loss=loss, num_workers=workers, **options)
 
 
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
@@ -71,10 +71,10 @@ def alone() -> list[torch.Tensor]:
     return trained(begun(0))[0]
 
 
-@pytest.mark.parametrize("prefetch", [1, 3])
-def test_reading_ahead_changes_no_number_of_a_run(prefetch: int, alone: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize("workers", [1, 3])
+def test_reading_ahead_changes_no_number_of_a_run(workers: int, alone: list[torch.Tensor]) -> None:
     """Neither what reading draws nor the dropout masks of the step that goes on meanwhile."""
-    run = begun(prefetch)  # which sets the seed of the initial weights
+    run = begun(workers)  # which sets the seed of the initial weights
     before = torch.get_rng_state()
     found, at_home = trained(run)
     assert same(found, alone)
@@ -88,8 +88,8 @@ def test_a_batch_is_read_while_the_step_runs() -> None:
             time.sleep(0.02)
             return super().__getitem__(index)
 
-    def took(prefetch: int) -> float:
-        run = begun(prefetch, Slow(), steps=6, epochs=None, sampling="fixed_order")
+    def took(workers: int) -> float:
+        run = begun(workers, Slow(), steps=6, epochs=None, sampling="fixed_order")
         iterator = iter(run.loader)
         run.step(next(iterator))
         total = 0.0
@@ -131,7 +131,7 @@ class Exits(Drawing):
 
 @pytest.mark.parametrize("kind", [Fails, Exits])
 def test_a_worker_that_cannot_read_costs_time_only(kind: Any, alone: list[torch.Tensor]) -> None:
-    with pytest.warns(RuntimeWarning, match=r"prefetch: reading ahead ended \(\w+\)") as caught:
+    with pytest.warns(RuntimeWarning, match=r"num_workers: reading ahead ended \(\w+\)") as caught:
         found, at_home = trained(begun(1, kind()))
     assert len(caught) == 1
     assert "patient" not in str(caught[0].message)
@@ -142,8 +142,8 @@ def test_a_worker_that_cannot_read_costs_time_only(kind: Any, alone: list[torch.
 def test_what_was_read_for_other_keys_is_never_used() -> None:
     """A state is loaded in the middle: every load forks the keys, and with them batches and augmentation."""
 
-    def forked(prefetch: int) -> tuple[dpcore.torch.PrivateRun, list[torch.Tensor]]:
-        run = begun(prefetch)
+    def forked(workers: int) -> tuple[dpcore.torch.PrivateRun, list[torch.Tensor]]:
+        run = begun(workers)
         trained(run, stop=3)
         state = saved(run)
         iterator = iter(run.loader)
@@ -178,10 +178,10 @@ def test_nothing_is_asked_for_before_the_ledger_has_reserved_its_step(
 
     monkeypatch.setattr(ahead.Ahead, "ask", ask)
 
-    def run_with(prefetch: int, name: str) -> tuple[dpcore.torch.PrivateRun, int]:
+    def run_with(workers: int, name: str) -> tuple[dpcore.torch.PrivateRun, int]:
         nonlocal account
         Ledger.create(tmp_path / name, budget=(5.0, 1e-5))
-        run = begun(prefetch, ledger=tmp_path / name, epochs=20, method=sgd(noise_multiplier=1.5))
+        run = begun(workers, ledger=tmp_path / name, epochs=20, method=sgd(noise_multiplier=1.5))
         account = run._engine.mechanism.account
         with pytest.raises(BudgetError):
             trained(run)
@@ -203,10 +203,9 @@ def test_workers_end_with_the_run_and_leave_the_callers_handlers_alone(tmp_path:
     try:
         run = begun(2)
         trained(run, stop=4)
-        workers = run.loader.data._ahead._workers
-        pids = [worker.end.peek()[2][0].pid for worker in workers]
+        pids = list(run.loader.data._ahead._pool._processes)
         assert len(pids) == 2
-        del run, workers
+        del run
         gc.collect()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -225,7 +224,7 @@ def test_workers_end_when_their_run_was_killed() -> None:
         torch.set_num_threads(1)  # threads of the parent's kernels do not live on
         run = begun(2)
         trained(run, stop=4)
-        pids = [worker.end.peek()[2][0].pid for worker in run.loader.data._ahead._workers]
+        pids = list(run.loader.data._ahead._pool._processes)
         if holder := os.fork():
             os.write(writing, " ".join(map(str, [holder, *pids])).encode())
             os.kill(os.getpid(), signal.SIGKILL)

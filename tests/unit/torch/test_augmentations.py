@@ -82,7 +82,7 @@ def test_views_follow_from_the_key_alone_and_cost_nothing() -> None:
         torch.manual_seed(seed)
         return start(model(), data=views_of(), augmentations=2, stop=5, **options)
 
-    assert torch.equal(values(run(1).model), values(run(2, prefetch=1).model))
+    assert torch.equal(values(run(1).model), values(run(2, num_workers=1).model))
     assert not torch.equal(values(run(1).model), values(run(1, key=bytes(32)).model))
     assert run(1).epsilon() == start(model(), data=views_of(), stop=5).epsilon()
     resumed = load(run(1), saved(run(1)))
@@ -93,7 +93,7 @@ REFUSED = (
     ({"data": DATA, "augmentations": 2}, ArgumentError, "augmentations=2 with tensors as data: a row"),
     ({"data": views_of(), "augmentations": 0}, ArgumentError, "augmentations=0"),
     ({"data": views_of(), "augmentations": 1.5}, ArgumentTypeError, "augmentations=1.5"),
-    ({"data": views_of(), "prefetch": -1}, ArgumentError, "prefetch=-1"),
+    ({"data": views_of(), "num_workers": -1}, ArgumentError, "num_workers=-1"),
 )
 
 

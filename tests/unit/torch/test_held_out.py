@@ -1,4 +1,4 @@
-"""Metrics on held-out data, early stopping, trackers, and the search for a learning rate on public data."""
+"""Metrics on held-out data, early stopping, and trackers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.statement.text import format_epsilon
 from dpcore.statement.verify import holds, verify
-from dpcore.torch import HeldOut, find_learning_rate
+from dpcore.torch import HeldOut
 from tests.refused import refused
 from tests.unit.torch_runs import DATA, finish, model, sgd, start, values
 
@@ -151,37 +151,8 @@ def test_what_else_is_refused() -> None:
     refused(ArgumentError, "metrics={}", HeldOut, run, HELD, {})
     refused(ArgumentError, r"metrics\['epsilon'\]", HeldOut, run, HELD, {"epsilon": accuracy})
     refused(ArgumentTypeError, "a=1: must be a function", HeldOut, run, HELD, {"a": 1})
-    refused(ArgumentError, "monitor='b'", HeldOut, run, HELD, {"a": accuracy}, monitor="b")
     refused(ArgumentError, "patience=0", HeldOut, run, HELD, {"a": accuracy}, patience=0)
     refused(ArgumentTypeError, "trackers: int must have log", HeldOut, run, HELD, {"a": accuracy}, trackers=[1])
-
-
-def test_a_learning_rate_is_found_on_public_data() -> None:
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(200, 5, generator=generator)
-    public = inputs, inputs[:, :3].argmax(1)
-    net = model()
-    before = values(net)
-    method = sgd(lr=123.0, noise_multiplier=0.1, batch_size=50)
-    found = find_learning_rate(net, public, method, steps=20, rates=(1e-4, 1.0, 1e4))
-    assert torch.equal(values(net), before)
-    assert found.best == 1.0
-    assert found.losses[1] < 0.8 * found.before
-    assert found.losses[0] == pytest.approx(found.before, rel=0.01)
-    refused(ArgumentError, "none lowered", lambda: find_learning_rate(net, public, method, steps=1, rates=[1e5]).best)
-    refused(ArgumentError, "must have a noise_multiplier", find_learning_rate, net, public, sgd(noise_multiplier=None),
-            steps=1)  # fmt: skip
-    refused(ArgumentError, r"rates=\(\)", find_learning_rate, net, public, method, steps=1, rates=())
-    refused(ArgumentError, "rates=-1", find_learning_rate, net, public, method, steps=1, rates=[-1])
-
-
-def test_the_losses_of_a_search_are_those_without_dropout() -> None:
-    net = nn.Sequential(nn.Linear(5, 30), nn.Dropout(0.5), nn.Linear(30, 3))
-    method = sgd(noise_multiplier=0.1, batch_size=10)
-    found = find_learning_rate(net, DATA, method, steps=1, rates=[1e-30])
-    with torch.no_grad():
-        wanted = F.cross_entropy(net.eval()(DATA[0]), DATA[1]).item()
-    assert found.before == found.losses[0] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_metric_that_is_no_number_is_named() -> None:

@@ -22,8 +22,9 @@ from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
 from dpcore.torch import memory
 from dpcore.torch.gradients.proved import Program
-from dpcore.torch.memory import microbatch_size, peak_bytes
+from dpcore.torch.memory import microbatch_size
 from tests.unit.torch.models import Called
+from tests.unit.torch.peak import peak_bytes, peak_of_sum
 from tests.unit.torch_runs import DATA, METHODS, finish, model, saved, sgd, start, values
 
 MIB = 2**20
@@ -151,7 +152,7 @@ def wide(width: int = 20_000) -> nn.Module:
 @pytest.mark.parametrize("way", ["pairs", "one-by-one"])
 def test_the_microbatch_of_every_way_fits_the_limit_and_uses_it(way: str) -> None:
     run = start(wide(), sgd(batch_size=30), sampling="fixed-order", gradients=way, max_memory="10 MB")
-    peak = run._rehearsal.peak(run.microbatch_size, run._engine.mechanism)
+    peak = peak_of_sum(run, run.microbatch_size)
     assert 5e6 < peak < 10.2e6
     assert run.microbatch_size < 30
 
@@ -197,8 +198,8 @@ def test_what_follows_from_the_graph_is_what_a_sum_takes(name: str, way: str) ->
     make, data = ESTIMATED[name]
     users, method = way == "users", METHODS["disk" if way == "two points" else "dp_sgd"](4 if way == "users" else 8)
     run = start(make(), method, data=data, sampling=USERS if users else "fixed-order", microbatch_size=24)
-    run._rehearsal.peak(24, run._engine.mechanism)  # a first call imports
-    needed, taken = run._rehearsal.needed()(24), run._rehearsal.peak(24, run._engine.mechanism)
+    peak_of_sum(run, 24)  # a first call imports
+    needed, taken = run._rehearsal.needed(24), peak_of_sum(run, 24)
     assert 0.93 * taken < needed < (1.6 if users else 1.25) * taken, needed / taken
 
 
@@ -238,7 +239,7 @@ def test_what_is_measured_is_what_a_real_step_takes(name: str, sampling: Any, wa
     if isinstance(sampling, UserSampler):
         assert run._rehearsal.likely_examples == 20
     engine.accumulate(batch)  # what the first call imports does not count
-    real, rehearsed = peak_bytes(lambda: engine.accumulate(batch)), run._rehearsal.peak(8, engine.mechanism)
+    real, rehearsed = peak_bytes(lambda: engine.accumulate(batch)), peak_of_sum(run, 8)
     assert (0.5 if sampling is USERS else 0.8) * rehearsed < real < 1.1 * rehearsed, real / rehearsed
 
 

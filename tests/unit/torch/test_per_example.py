@@ -47,7 +47,7 @@ def two_inputs() -> nn.Module:
 
 
 def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
-    """A kind that vmap cannot batch."""
+    """A recurrent layer or cell."""
     return Called(lambda m, x: m.head(m.cell(x)[0][:, -1]), cell=kind(3, 4, batch_first=True), head=nn.Linear(4, 2))
 
 
