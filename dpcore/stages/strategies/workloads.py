@@ -219,8 +219,8 @@ def max_error(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns:
     return float(row_norms(strategy, workload, steps).max()) * sensitivity(strategy, patterns, steps)
 
 
-def error_of(strategy: Strategy, workload: Workload, epochs: int = 1, *, largest: bool = False) -> float:
-    """Return the root mean squared error at mu = 1, or the largest one; see `rmse`.
+def error_of(strategy: Strategy, workload: Workload, epochs: int = 1) -> float:
+    """Return the root mean squared error at mu = 1; see `rmse`.
 
     Also over millions of steps where both are Toeplitz.
     """
@@ -237,4 +237,4 @@ def error_of(strategy: Strategy, workload: Workload, epochs: int = 1, *, largest
         moved = float(np.linalg.norm(summed(column, steps, epochs, period)))
     elif epochs > 1:
         moved = sensitivity(strategy, (np.arange(first, steps, period) for first in range(period)), steps)
-    return math.sqrt(float(squares.max() if largest else squares.mean())) * moved
+    return math.sqrt(float(squares.mean())) * moved
