@@ -131,6 +131,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("drop the clip", "weights[i] = factor", "weights[i] = 0 * factor + 1", "papers/test_methods.py"),
         ("clip before the scale is applied", "norms = norms_of(backend, blocks, grouping.members, scales)",
          "norms = norms_of(backend, blocks, grouping.members, [None] * len(blocks))", "papers/test_adaptive.py"),
+        ("leave a tensor out of its group's norm", "[own[i] for i in members if i in own]", "[own[i] for i in members if i in own][bool(rows) :]",
+         "unit/stages/test_blocks.py"),
+        ("take the norms of layers without their scales", "[scales[i] for i in layers]", "[None for i in layers]", "unit/stages/test_blocks.py"),
     ],
     "backends/dpcore_triton/graphs.py": [
         ("replay a step with the numbers of the one before", "graph.numbers.copy_(numbers, non_blocking=True)",
@@ -266,13 +269,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),
         ("leave the results of a repeated operation as they were", "output.copy_(again)", "pass", "agreement/test_graphs.py"),
     ],
-    "dpcore/stages/filters/designs.py": [
+    "dpcore/stages/filters/linear.py": [
         ("swap two coefficients of a named filter", '"first-order v2": ((3 / 11, -1 / 11)', '"first-order v2": ((-1 / 11, 3 / 11)',
          "papers/test_named_filters.py"),
-    ],
-    "dpcore/stages/filters/low_pass.py": [
         ("swap the filter's coefficients on their way to the backend", "FilterCoefficients(self.b, self.a,",
          "FilterCoefficients(self.b[::-1], self.a,", "unit/stages/test_filters_stages.py"),
+        ("start DiSK's average at zero", "(1.0 if step == 0 else self.kappa,)", "(self.kappa,)", "papers/test_disk.py"),
     ],
     "dpcore/stages/clipping/clip.py": [
         ("sensitivity of the groups' mean instead of their root sum of squares", "math.sqrt(math.fsum(bound**2 for bound in grouping.bounds))",
@@ -402,13 +404,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/stages/test_blocks.py"),
         ("forget the table of a tied matrix", "        self.embedding.add_sum(backend, weights, out)\n        # As", "        # As",
          "unit/mechanism/test_sources.py"),
-    ],
-    "dpcore/stages/clipping/together.py": [
-        ("leave a tensor out of its group's norm", "[own[i] for i in members if i in own]", "[own[i] for i in members if i in own][bool(rows) :]",
-         "unit/stages/test_blocks.py"),
-        ("take the norms of layers without their scales", "[scales[i] for i in layers]", "[None for i in layers]", "unit/stages/test_blocks.py"),
-    ],
-    "dpcore/stages/clipping/pairs.py": [
         ("take float32 products where points are subtracted", "return min(self.point_weights) < 0 < max(self.point_weights)", "return False",
          "unit/stages/test_blocks.py"),
         ("forget the second use of a matrix", "return Linear(self.inputs + other.inputs, self.gradients + other.gradients, weights, gram)", "return self",
@@ -504,11 +499,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_numpy/filter.py": [
         ("forget the bias correction", "return y if normalizer == 1 else y / normalizer", "return y", "papers/test_doppler.py"),
     ],
-    "dpcore/stages/filters/first_order.py": [
-        ("start DiSK's average at zero", "(1.0 if step == 0 else self.kappa,)", "(self.kappa,)", "papers/test_disk.py"),
-    ],
-    "dpcore/stages/queries/two_point.py": [
+    "dpcore/stages/queries.py": [
         ("invert DiSK's weight", "(1 - k) / (k * self.gamma)", "k / ((1 - k) * self.gamma)", "papers/test_disk.py"),
+        ("take points that are not kept", "if not 0 <= lag <= step or needed > query.lags:", "if False:", "unit/plan/test_plan.py"),
+        ("shrink the first windows by the whole normalizer", "for j in range(count)) if self.normalized",
+         "for j in range(self.window)) if self.normalized", "papers/test_pmlf.py"),
+        ("subtract the earlier gradient without its weight", "delayed(self.query.points(step - 1), -c, 1)",
+         "delayed(self.query.points(step - 1), -1.0, 1)", "papers/test_srg.py"),
+        ("shift eta by one", "Point(-float(step), lag=1)", "Point(-float(step + 1), lag=1)", "papers/test_srg.py"),
     ],
     "dpcore/spec/layout.py": [
         ("draw the noise of every piece from the tensor's beginning", "(stop - start,), entry.first + start)", "(stop - start,), entry.first)",
@@ -550,9 +548,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on from the average", "            value.copy_(saved[\"parameters\"][name])", "            pass",
          "end_to_end/test_hosts_hugging_face.py::test_the_methods_output_is_evaluated_saved_and_left_in_the_model"),
     ],
-    "dpcore/sampling/sharding.py": [
+    "dpcore/sampling/base.py": [
         ("begin every share at the first example", "return self._range(self.sampler.indices(key, step).size)[0]", "return 0",
          "unit/mechanism/test_peers.py::test_the_place_of_a_share"),
+        ("count a branch of a kept order once, however long", "max((int((steps >= first).sum()) for steps",
+         "max((int((steps >= first).any()) for steps", "unit/plan/test_plan.py"),
+        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_random_allocation.py"),
+        ("account for a strategy as for single participation", "return sensitivity(strategy, self.patterns(steps), steps, first)",
+         "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)", "unit/plan/test_plan.py"),
     ],
     "dpcore/accounting/pld/intervals.py": [
         ("compose one direction of the adjacency only", '("remove",) if one_sided else ("remove", "add")', '("add",)', "unit/accounting/test_pld.py"),
@@ -572,7 +575,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the atom at loss 0 out of subsets", "atom = (1.0 - rate) * special.erf(0.5 / (np.sqrt(2.0) * sigma))", "atom = 0.0 * sigma",
          "unit/accounting/test_pld_oracle.py"),
     ],
-    "dpcore/accounting/opacus.py": [
+    "dpcore/accounting/other_libraries.py": [
         ("read the first phase of a history only", "return phases[0] if len(phases) == 1 else Composed(phases)", "return phases[0]", "unit/accounting/test_opacus.py"),
         ("take a rate for a noise multiplier", "noise_multiplier, sample_rate, steps = entry", "sample_rate, noise_multiplier, steps = entry",
          "unit/accounting/test_opacus.py"),
@@ -598,9 +601,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_numpy/update.py": [
         ("take Nesterov's step before the momentum", "else g + beta1 * m)", "else g + m)", "unit/stages/test_updates.py"),
-    ],
-    "dpcore/stages/queries/base.py": [
-        ("take points that are not kept", "if not 0 <= lag <= step or needed > query.lags:", "if False:", "unit/plan/test_plan.py"),
     ],
     "dpcore/stages/checked_steps.py": [
         ("ask own stages for the first and the last step only", "(*range(min(steps - 1, CHECKED_STEPS)), steps - 1)", "(0, steps - 1)",
@@ -656,13 +656,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/doctor/subject.py": [
         ("leave what the doctor changed", "                snapshot.restore()", "                pass",
          "unit/torch/test_doctor.py::test_everything_is_left_as_it_was"),
-    ],
-    "dpcore/sampling/library.py": [
-        ("count a branch of a kept order once, however long", "max((int((steps >= first).sum()) for steps",
-         "max((int((steps >= first).any()) for steps", "unit/plan/test_plan.py"),
-        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_random_allocation.py"),
-        ("account for a strategy as for single participation", "return sensitivity(strategy, self.patterns(steps), steps, first)",
-         "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)", "unit/plan/test_plan.py"),
     ],
     "dpcore/ledger/state.py": [
         ("count a fork's rows as rows of the plan", "return releases == mark <= run.planned_steps or within(",
@@ -808,16 +801,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the square's correlated state out of the checkpoint", '{"noise": self.noise_state, "square-noise": self.square_noise_state}',
          '{"noise": self.noise_state}', "unit/mechanism/test_mechanism.py"),
     ],
-    "dpcore/stages/queries/parameter_window.py": [
-        ("shrink the first windows by the whole normalizer", "for j in range(count)) if self.normalized",
-         "for j in range(self.window)) if self.normalized", "papers/test_pmlf.py"),
-    ],
-    "dpcore/stages/queries/recursive_difference.py": [
-        ("subtract the earlier gradient without its weight", "delayed(self.query.points(step - 1), -c, 1)",
-         "delayed(self.query.points(step - 1), -1.0, 1)", "papers/test_srg.py"),
-        ("shift eta by one", "Point(-float(step), lag=1)", "Point(-float(step + 1), lag=1)", "papers/test_srg.py"),
-    ],
-    "dpcore/stages/updates/accelerated.py": [
+    "dpcore/stages/updates/rules.py": [
         ("couple with the tau of this step", "2.0 / (step + 3)", "2.0 / (step + 2)", "papers/test_srg.py"),
     ],
     "dpcore/mechanism/preparation.py": [
@@ -949,11 +933,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("round a token's rows one by one, in the kernel", "if (position == end) | (following != example):", "if position <= end:",
          "agreement/test_ops_pairs.py::test_embeddings_agree"),
     ],
-    "dpcore/stages/clipping/running.py": [
+    "dpcore/stages/clipping/adaptive.py": [
         ("halve the noise on the bits of the adaptive clip", "deviation = raised * self.adaptive.noise_on_bits(self.batch_size)",
          "deviation = 0.5 * self.adaptive.noise_on_bits(self.batch_size)", "end_to_end/test_measured_sensitivity.py"),
-    ],
-    "dpcore/stages/clipping/adaptive.py": [
         ("give an example that contributes nothing a bit", "counted = ~(norms < NO_GRADIENT)", "counted = norms == norms",
          "end_to_end/test_measured_sensitivity.py"),
     ],

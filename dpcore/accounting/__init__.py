@@ -25,9 +25,8 @@ from dpcore.accounting.events import (
     SelfComposed,
     TruncatedPoissonSampledGaussian,
 )
-from dpcore.accounting.export import neighboring_relation, to_dp_accounting
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
-from dpcore.accounting.opacus import OPACUS_ASSUMPTIONS, from_opacus
+from dpcore.accounting.other_libraries import OPACUS_ASSUMPTIONS, from_opacus, neighboring_relation, to_dp_accounting
 from dpcore.accounting.phases import parts_of
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.renyi import RdpAccountant

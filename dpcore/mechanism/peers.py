@@ -9,7 +9,7 @@ from dpcore import errors
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
 from dpcore.stages.clipping.blocks import Block
-from dpcore.stages.clipping.together import add_sums
+from dpcore.stages.clipping.clipped_sum import add_sums
 
 T = TypeVar("T")
 

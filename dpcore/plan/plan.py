@@ -24,11 +24,10 @@ from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
 from dpcore.stages.clipping.adaptive import limits
 from dpcore.stages.filters.base import check_filter
 from dpcore.stages.method import Method
-from dpcore.stages.queries import Phase
-from dpcore.stages.queries.base import check_query
+from dpcore.stages.queries import Phase, check_query
 from dpcore.stages.strategies import check_steps, check_streaming, for_run, identify
 from dpcore.stages.strategies.sensitivity import bands, largest_column_norm
-from dpcore.stages.updates.base import check_update
+from dpcore.stages.updates.rules import check_update
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
 _BATCH_SIZE_TOLERANCE = 1e-3

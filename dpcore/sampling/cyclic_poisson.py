@@ -41,8 +41,8 @@ import numpy as np
 from dpcore.accounting import Adjacency, Composed, CyclicPoissonSampledGaussian, Event, Gaussian
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
-from dpcore.sampling.library import LibrarySampler
+from dpcore.sampling.base import LibrarySampler
+from dpcore.sampling.draw import Indices
 from dpcore.sampling.poisson import WORDS
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
-from dpcore.sampling.library import Blocks, Epochs, LibrarySampler, Patterns
+from dpcore.sampling.base import Blocks, Epochs, LibrarySampler, Patterns
+from dpcore.sampling.draw import Indices
 from dpcore.spec import validate
 
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices, Sampler, check_sampler
+from dpcore.sampling.base import Sampler, check_sampler
+from dpcore.sampling.draw import Indices
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
 
