@@ -406,7 +406,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_sources.py"),
         ("take float32 products where points are subtracted", "return min(self.point_weights) < 0 < max(self.point_weights)", "return False",
          "unit/stages/test_blocks.py"),
-        ("forget the second use of a matrix", "return Linear(self.inputs + other.inputs, self.gradients + other.gradients, weights, gram)", "return self",
+        ("forget the second use of a matrix", "return replace(super().beside(other), gram=self.gram and other.gram)", "return self",
          "unit/stages/test_blocks.py"),
     ],
     "dpcore/mechanism/composed_step.py": [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -24,18 +24,8 @@ from dpcore.spec.ops import Backend
 from dpcore.spec.pair_ops import LinearPairs
 
 __all__ = [
-    "Block",
-    "Embedding",
-    "Linear",
-    "Rows",
-    "Tied",
-    "as_block",
-    "as_blocks",
-    "combined",
-    "joined",
-    "of_units",
-    "scaled",
-]
+    "Block", "Embedding", "Linear", "Rows", "Tied", "as_block", "as_blocks", "combined", "joined", "of_units", "scaled",
+]  # fmt: skip
 
 
 class Block(Protocol):
@@ -167,17 +157,51 @@ def as_rows(values: Sequence[Any], sizes: Sequence[int]) -> list[Any] | None:
 # formed by `rows` only, where a kind has no formula.
 
 
-Map = Callable[[Any], Any]
+class _Pairs:
+    """What both kinds share: tuples of J arrays, one for each use of the tensor and each point of the query."""
+
+    arrays: ClassVar[tuple[str, ...]]
+    gradients: tuple[Any, ...]
+    point_weights: tuple[float, ...]
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return int(self.gradients[0].shape[0])
+
+    @property
+    def dtype(self) -> str:
+        """Name of the gradients' dtype."""
+        return dtype_name(self.gradients[0])
+
+    def weighted(self, weight: float) -> Self:
+        """See `Block.weighted`."""
+        return self if weight == 1 else self._with(point_weights=tuple(weight * w for w in self.point_weights))
+
+    def units(self, size: int) -> Self:
+        """See `Block.units`: the rows (B, T, ...) of each `size` neighbors one after the other."""
+        return self.map(lambda array: array.reshape(len(array) // size, size * array.shape[1], *array.shape[2:]))
+
+    def beside(self, other: Self) -> Self:
+        """Return the sum with another block of this tensor."""
+        return self._with(**{n: getattr(self, n) + getattr(other, n) for n in (*self.arrays, "point_weights")})
+
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """See `Block.map`."""
+        return self._with(**{name: tuple(map(function, getattr(self, name))) for name in self.arrays})
+
+    def _with(self, **changed: Any) -> Self:
+        return replace(self, **changed)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(_Pairs):
     """A matrix (q, p) that inputs a were multiplied by: example i has ``sum_j w_j sum_t e_{j,t} a_{j,t}^T``.
 
     Attributes
     ----------
     inputs : tuple of J arrays (B, T_j, p)
-        a: one part for each use of the matrix and each point of the query.
+        a.
     gradients : tuple of J arrays (B, T_j, q)
         e: of the loss by the outputs.
     point_weights : tuple of J floats
@@ -189,21 +213,12 @@ class Linear:
     gradients: tuple[Any, ...]
     point_weights: tuple[float, ...]
     gram: bool = False
-
-    @property
-    def examples(self) -> int:
-        """B."""
-        return int(self.inputs[0].shape[0])
+    arrays: ClassVar[tuple[str, ...]] = ("inputs", "gradients")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(q, p)."""
         return int(self.gradients[0].shape[2]), int(self.inputs[0].shape[2])
-
-    @property
-    def dtype(self) -> str:
-        """Name of the gradients' dtype."""
-        return dtype_name(self.gradients[0])
 
     @property
     def exact(self) -> bool:
@@ -236,27 +251,13 @@ class Linear:
         tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
         return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
 
-    def weighted(self, weight: float) -> Linear:
-        """See `Block.weighted`."""
-        return self if weight == 1 else replace(self, point_weights=tuple(weight * w for w in self.point_weights))
-
-    def units(self, size: int) -> Linear:
-        """See `Block.units`."""
-        return self.map(lambda array: _of_units(array, size))
-
     def beside(self, other: Linear) -> Linear:
         """Return the sum with another block of this matrix."""
-        weights = self.point_weights + other.point_weights
-        gram = self.gram and other.gram
-        return Linear(self.inputs + other.inputs, self.gradients + other.gradients, weights, gram)
-
-    def map(self, function: Map) -> Linear:
-        """See `Block.map`."""
-        return replace(self, inputs=tuple(map(function, self.inputs)), gradients=tuple(map(function, self.gradients)))
+        return replace(super().beside(other), gram=self.gram and other.gram)
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(_Pairs):
     """A table (size, q) of which rows were taken: row r of example i has ``sum_j w_j`` of its e_{j,t} at index r.
 
     Attributes
@@ -273,21 +274,12 @@ class Embedding:
     gradients: tuple[Any, ...]
     point_weights: tuple[float, ...]
     size: int
-
-    @property
-    def examples(self) -> int:
-        """B."""
-        return int(self.indices[0].shape[0])
+    arrays: ClassVar[tuple[str, ...]] = ("indices", "gradients")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(size, q)."""
         return self.size, int(self.gradients[0].shape[2])
-
-    @property
-    def dtype(self) -> str:
-        """Name of the gradients' dtype."""
-        return dtype_name(self.gradients[0])
 
     @property
     def rounding(self) -> float:
@@ -316,29 +308,6 @@ class Embedding:
                 else:  # without a look at values, for which a device would wait
                     row.index_add_(0, index.clamp(min=0), (weight * gradient).masked_fill(~kept[:, None], 0.0))
         return rows.reshape(self.examples, math.prod(self.shape))
-
-    def weighted(self, weight: float) -> Embedding:
-        """See `Block.weighted`."""
-        return self if weight == 1 else replace(self, point_weights=tuple(weight * w for w in self.point_weights))
-
-    def units(self, size: int) -> Embedding:
-        """See `Block.units`."""
-        return self.map(lambda array: _of_units(array, size))
-
-    def beside(self, other: Embedding) -> Embedding:
-        """Return the sum with another block of this table."""
-        weights = self.point_weights + other.point_weights
-        return Embedding(self.indices + other.indices, self.gradients + other.gradients, weights, self.size)
-
-    def map(self, function: Map) -> Embedding:
-        """See `Block.map`."""
-        return replace(self, indices=tuple(map(function, self.indices)), gradients=tuple(map(function, self.gradients)))
-
-
-def _of_units(array: Any, size: int) -> Any:
-    """Put the rows (B, T, ...) of each `size` neighbors one after the other: (B / size, size T, ...)."""
-    examples, time, *rest = array.shape
-    return array.reshape(examples // size, size * time, *rest)
 
 
 # All kinds.
