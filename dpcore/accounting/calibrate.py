@@ -1,12 +1,10 @@
 """Calibration: a target (epsilon, delta) gives the one unknown setting of a plan.
 
-`calibrate` takes `make_event`, a function from the unknown to the event, with all other settings fixed in it, and
-assumes that epsilon moves one way with the unknown: down with the noise multiplier; up with the steps, the rate and the
-batch size. That holds for every event of this package. Whether or not it holds, what is returned has an epsilon of at
-most the target, by the accountant asked.
+`calibrate` assumes that epsilon moves one way with the unknown: down with the noise multiplier; up with the steps, the
+rate and the batch size. That holds for every event of this package. Whether or not it holds, what is returned has an
+epsilon of at most the target, by the accountant asked.
 
-`spent` is what has been released about the same data already: the target is then that of both together, and the answer
-says what is left. (Settings that depend on earlier results compose by a privacy filter, not like this: see the ledger.)
+(Settings that depend on earlier results compose by a privacy filter, not by `spent`: see the ledger.)
 """
 
 from __future__ import annotations
@@ -53,12 +51,11 @@ def calibrate(
     target_delta : float
         0 < target_delta < 1.
     make_event : callable
-        From the unknown to the event, with all other settings fixed. Epsilon must not grow with the noise multiplier,
-        or fall with the others.
+        From the unknown to the event, with all other settings fixed.
     accountant : str or Accountant, optional
         Which accountant's epsilon is meant; by default the first of `accountants_for` the event.
     spent : Event, optional
-        What was released about the same data before; the target is that of both together.
+        What was released about the same data before; the target is then that of both together.
     dataset_size : int, optional
         The number of examples, at least 1: the largest batch size. Batch sizes need it.
 

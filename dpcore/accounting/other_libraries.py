@@ -57,13 +57,6 @@ def from_opacus(state: Mapping[str, Any]) -> Event:
     ------
     ArgumentError, ArgumentTypeError
         If there is no history, it is empty, or an entry is not what Opacus writes.
-
-    Examples
-    --------
-    >>> from dpcore import accounting
-    >>> event = accounting.from_opacus({"history": [(1.1, 0.01, 1000)], "mechanism": "prv"})
-    >>> round(accounting.epsilon(event, delta=1e-6), 2)
-    1.75
     """
     history = validate.sequence(history=accountant_state(state)["history"])
     if len(history) == 0:
@@ -110,17 +103,10 @@ _RELATIONS = {
 def to_dp_accounting(event: Event) -> Any:
     """Return the event as a `dp_accounting.DpEvent`, to be composed with `neighboring_relation(event)`.
 
-    A multiplier is passed on as it is, relative to the sensitivity under the event's own adjacency. That is what
-    dp-accounting's `RdpAccountant` takes it for under any relation; its `PLDAccountant` under REPLACE_ONE takes a
-    Gaussian's multiplier relative to half of that, and says more than the event costs.
-
-    A matrix mechanism becomes the one Gaussian mechanism that it is, and a cyclic run the steps that one example may
-    enter.
-
-    Raises
-    ------
-    PrivacyError
-        If dp-accounting is not installed, or has no such event.
+    A multiplier stays relative to the sensitivity under the event's own adjacency. That is what dp-accounting's
+    `RdpAccountant` takes it for under any relation; its `PLDAccountant` under REPLACE_ONE takes a Gaussian's multiplier
+    relative to half of that, and says more than the event costs. Raises `PrivacyError` if dp-accounting is not
+    installed, or has no such event.
     """
     names = _dp_accounting()
     check_event(event=event)
@@ -130,26 +116,23 @@ def to_dp_accounting(event: Event) -> Any:
         return names.ComposedDpEvent([to_dp_accounting(part) for part in event.events])
     if isinstance(event, events.SelfComposed):
         return _repeated(names, to_dp_accounting(event.repeated), event.count)
+    if isinstance(event, events.MatrixGaussian):  # the one Gaussian mechanism that it is
+        return names.NoOpDpEvent() if event.mu == 0.0 else names.GaussianDpEvent(1.0 / event.mu)
+    if isinstance(event, events.CyclicPoissonSampledGaussian):  # the steps that one example may enter
+        sigma = event.noise_multiplier / event.sensitivity
+        event = events.PoissonSampledGaussian(event.sample_rate, sigma, event.participations)
+    sigma = getattr(event, "noise_multiplier", 0.0)
     if isinstance(event, events.Gaussian):
-        return _repeated(names, names.GaussianDpEvent(event.noise_multiplier), event.count)
-    if isinstance(event, events.MatrixGaussian):
-        if event.mu == 0.0:
-            return names.NoOpDpEvent()
-        return names.GaussianDpEvent(event.noise_multiplier / event.sensitivity)
+        return _repeated(names, names.GaussianDpEvent(sigma), event.count)
     if isinstance(event, events.PoissonSampledGaussian):
-        step = names.PoissonSampledDpEvent(event.sample_rate, names.GaussianDpEvent(event.noise_multiplier))
+        step = names.PoissonSampledDpEvent(event.sample_rate, names.GaussianDpEvent(sigma))
         return _repeated(names, step, event.steps)
-    if isinstance(event, events.CyclicPoissonSampledGaussian):
-        gaussian = names.GaussianDpEvent(event.noise_multiplier / event.sensitivity)
-        return _repeated(names, names.PoissonSampledDpEvent(event.sample_rate, gaussian), event.participations)
     if isinstance(event, events.TruncatedPoissonSampledGaussian):
-        step = names.TruncatedSubsampledGaussianDpEvent(
-            event.dataset_size, event.sample_rate, event.max_batch_size, event.noise_multiplier
-        )
-        return _repeated(names, step, event.steps)
+        cut = event.dataset_size, event.sample_rate, event.max_batch_size
+        return _repeated(names, names.TruncatedSubsampledGaussianDpEvent(*cut, sigma), event.steps)
     if isinstance(event, events.FixedSizeSampledGaussian):
-        gaussian = names.GaussianDpEvent(event.noise_multiplier)
-        step = names.SampledWithoutReplacementDpEvent(event.dataset_size, event.batch_size, gaussian)
+        sizes = event.dataset_size, event.batch_size
+        step = names.SampledWithoutReplacementDpEvent(*sizes, names.GaussianDpEvent(sigma))
         return _repeated(names, step, event.steps)
     raise PrivacyError(f"event={type(event).__name__}: dp-accounting has no event for it")
 

@@ -193,7 +193,7 @@ class Plan:
         wide, norm = self._banded  # of all planned steps: a shorter run's columns are parts of these
         name = "identity" if strategy is None else identify(strategy)
         banded = {"bands": wide, "column_norm": norm, "strategy": name}
-        return self.sampler.banded_event(sigma, steps, abandoned, branches, **banded)  # type: ignore[arg-type]
+        return self.sampler.banded_event(sigma, steps, abandoned, branches, **banded)
 
     @cached_property
     def _banded(self) -> tuple[int, float]:

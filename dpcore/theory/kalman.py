@@ -48,18 +48,10 @@ def variances(sigma_H: float, sigma_v: float, sigma_w: float) -> Variances:
 def steady_variance(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
     """Return p_inf, the error variance that the filter settles at: ``(R - (sH + sv)) / 2``.
 
-    Here ``R = sqrt((sH + sv) (4 sw - 3 sH + sv))``; the difference is not formed.
-
-    Parameters
-    ----------
-    sigma_H, sigma_v, sigma_w : float
-        Standard deviations, per coordinate, of the Hessian's displacement product, of the gradient's own motion, and
-        of the noise in the released average.
-
-    Raises
-    ------
-    ArgumentError
-        If the gain would leave (0, 1], or the root is not real; so also the functions below.
+    Here ``R = sqrt((sH + sv) (4 sw - 3 sH + sv))``; the difference is not formed. `sigma_H`, `sigma_v` and `sigma_w`
+    are standard deviations, per coordinate, of the Hessian's displacement product, of the gradient's own motion, and of
+    the noise in the released average. Raises `ArgumentError` if the gain would leave (0, 1], or the root is not real;
+    so do the functions below.
 
     References
     ----------

@@ -39,14 +39,8 @@ def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
 def theoretical_noise_factor(snr: float) -> float:
     """Return ``1 / (2 SNR)``, what a filter of that signal-to-noise ratio multiplies the noise term of the bound by.
 
-    Parameters
-    ----------
-    snr : float
-        ``(sum_t sum_tau c_tau kappa_tau) / (sum_t sum_tau kappa_tau^2)``, greater than 0; 1/2 without a filter.
-
-    References
-    ----------
-    DOPPLER (Zhang et al.), theorem 2.
+    `snr` is ``(sum_t sum_tau c_tau kappa_tau) / (sum_t sum_tau kappa_tau^2)``, above 0; 1/2 without a filter (DOPPLER,
+    Zhang et al., theorem 2).
     """
     return 1 / (2 * positive(snr=snr))
 
@@ -79,17 +73,8 @@ class Regime(NamedTuple):
 def bias_correction_regime(batch_size: float, noise_multiplier: float, dimension: int, beta2: float = 0.999) -> Regime:
     """Return whether subtracting the noise's variance from Adam's second moment leaves a positive number.
 
-    Parameters
-    ----------
-    batch_size : float
-        B, the expected batch size.
-    noise_multiplier : float
-        sigma.
-    dimension : int
-        d, the number of parameters.
-    beta2 : float
-        Decay of the second moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``,
-        0.15 sqrt(d) at 0.999.
+    `batch_size` is B, the expected one, `noise_multiplier` sigma, `dimension` d, and `beta2` the decay of the second
+    moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``, 0.15 sqrt(d) at 0.999.
 
     Notes
     -----

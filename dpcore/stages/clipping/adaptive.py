@@ -48,7 +48,7 @@ class AdaptiveClip:
     ----------
     An example moves the sum of the bits by at most 1/2 where it is added, removed or zeroed out, and by 1 where it is
     replaced. The noise on the clipped sum is raised so that both together cost what the noise multiplier says. C_t is a
-    function of releases, so it is public, and later steps may depend on it.
+    function of releases: it is public, and later steps may depend on it.
 
     References
     ----------

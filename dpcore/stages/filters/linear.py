@@ -122,13 +122,7 @@ NAMED_FILTERS: Final[dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
 
 
 def named_filter(name: str) -> LowPass:
-    """Return the low-pass filter `name`.
-
-    Raises
-    ------
-    ArgumentError
-        If there is none of that name; the message says the nearest one.
-    """
+    """Return the low-pass filter `name` of `NAMED_FILTERS`; the error for another name says the nearest one."""
     b, a = NAMED_FILTERS[choice(NAMED_FILTERS, filter=name)]
     return LowPass(b=b, a=a)
 
@@ -136,17 +130,8 @@ def named_filter(name: str) -> LowPass:
 def butterworth(order: int, cutoff: float) -> LowPass:
     """Return the Butterworth filter, scaled to unit gain: the flattest response below the cut-off.
 
-    Parameters
-    ----------
-    order : int
-        1, 2 or 3.
-    cutoff : float
-        Frequency at which the power is halved, as a fraction of the highest (half a cycle a step), in (0, 1).
-
-    Raises
-    ------
-    ArgumentError
-        If the order is another, or the cut-off so low that the first coefficient, and with it the normalizer, vanishes.
+    `order` is 1, 2 or 3. `cutoff` is the frequency at which the power is halved, as a fraction of the highest (half a
+    cycle a step), in (0, 1). Refused where it is so low that the first coefficient, and the normalizer, vanishes.
     """
     from scipy.signal import butter
 
@@ -157,18 +142,8 @@ def butterworth(order: int, cutoff: float) -> LowPass:
 def chebyshev(order: int, cutoff: float, ripple: float) -> LowPass:
     """Return the Chebyshev filter of type I: a steeper edge, paid for by a ripple below the cut-off.
 
-    Parameters
-    ----------
-    order : int
-        1, 2 or 3.
-    cutoff : float
-        Frequency at which the response leaves the ripple's band, as a fraction of the highest, in (0, 1).
-    ripple : float
-        Height of the ripple in decibels, greater than 0.
-
-    Notes
-    -----
-    Of unit gain at frequency 0: in even orders the ripple then rises above 1. Refuses what `butterworth` does.
+    `order` and `cutoff` as of `butterworth`, where the response leaves the ripple's band; `ripple` is its height in
+    decibels, greater than 0. Of unit gain at frequency 0: in even orders the ripple then rises above 1.
     """
     from scipy.signal import cheby1
 

@@ -63,12 +63,8 @@ class Banded(base.Whole):
     ----------
     bands : (b, T) array
         The columns of C from the diagonal down, up to their common scale: ``bands[k, t] = C[t + k, t]``, 0 where
-        t + k >= T. As an attribute: float64, read-only, scaled so that the largest column norm is 1.
-
-    Attributes
-    ----------
-    sha256 : str
-        Digest of `bands`; two strategies are equal when theirs are.
+        t + k >= T. As an attribute: float64, read-only, scaled so that the largest column norm is 1; `sha256` is the
+        digest, and two strategies are equal when theirs are.
     """
 
     bands: Matrix = field(compare=False, repr=False)

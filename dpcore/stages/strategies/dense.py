@@ -62,12 +62,8 @@ class Dense(Redrawn):
     Parameters
     ----------
     entries : (T, T) array
-        C up to its scale. As an attribute: float64, read-only, scaled so that the largest column norm is 1.
-
-    Attributes
-    ----------
-    sha256 : str
-        Digest of `entries`; two strategies are equal when theirs are.
+        C up to its scale. As an attribute: float64, read-only, scaled so that the largest column norm is 1; `sha256` is
+        its digest, and two strategies are equal when theirs are.
     """
 
     entries: Matrix = field(compare=False, repr=False)

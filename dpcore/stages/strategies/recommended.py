@@ -28,16 +28,9 @@ _DIGITS: Final = 5
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A strategy that fits, what it costs, and how it was chosen.
+    """A strategy that fits, of kind "identity" or one of `dpcore.strategies.optimal`, and what it costs.
 
-    Attributes
-    ----------
-    kind : str
-        "identity", or a kind of `dpcore.strategies.optimal`.
-    strategy : Strategy
-    error : float
-        Root mean squared error of the workload at mu = 1, in clip norms.
-    cost : StreamingCost
+    `error` is the root mean squared error of the workload at mu = 1, in clip norms.
     """
 
     kind: str

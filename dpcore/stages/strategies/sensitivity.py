@@ -84,25 +84,10 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
 def separated_sensitivity(strategy: Strategy, separation: int, participations: int, steps: int) -> float:
     """Return the largest L2 norm by which one example moves C times the sums, whichever its steps are.
 
-    Parameters
-    ----------
-    strategy : Strategy
-        C, of at most `separation` bands: no two columns of one example then have a row in common, and squares add up.
-    separation : int
-        b: any two steps of an example are at least so many apart.
-    participations : int
-        k, of one example at most.
-    steps : int
-        Of the run.
-
-    Raises
-    ------
-    ArgumentError
-        For a strategy of more bands, whose worst pattern is not known.
-
-    Notes
-    -----
-    Exact: the best k columns that are b apart, by dynamic programming. Fixed before the run, as all patterns.
+    Any two steps of an example are at least `separation` apart, at most `participations` of `steps` are its own, and
+    they are fixed before the run. C, the `strategy`, has at most `separation` bands (of more, the worst pattern is not
+    known): no two columns of an example then have a row in common, and squares add up. Exact: the best columns that are
+    so far apart, by dynamic programming.
     """
     separation = validate.integer(1, separation=separation)
     participations = validate.integer(participations=participations, minimum=0)
