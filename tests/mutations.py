@@ -720,20 +720,20 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("round to another grid, in the kernel", "n + nearest(states[0] * taps[0])", "n + nearest(states[0] * (2 * taps[0])) * 0.5",
          "agreement/test_ops_step.py::test_correlated_noise_has_the_same_bits"),
     ],
-    "dpcore/stages/strategies/banded.py": [
+    "dpcore/stages/strategies/kinds.py": [
         ("turn the sign of a band", "-float(self.bands[j, t - j])", "float(self.bands[j, t - j])", "unit/stages/test_strategies.py"),
         ("stream a column of C for its row", "-float(self.bands[j, t - j])", "-float(self.bands[j, t])", "unit/stages/test_strategies.py"),
         ("move the place of a ring", "step % max(len(weights), 1)", "(step + 1) % max(len(weights) + 1, 1) % max(len(weights), 1)",
          "unit/stages/test_strategies.py"),
+        ("give the series for its inverse", "return self._inverse[:steps]", "return self.first_column(steps)", "unit/stages/test_strategies.py"),
+        ("plan more rows than fit into memory", "check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)", "pass",
+         "unit/mechanism/test_room.py::test_a_name_of_more_rows_than_memory_holds_is_refused"),
     ],
     "dpcore/stages/strategies/streaming.py": [
         ("leave out the first row of a block", "range(step + 1) if step == first", "range(step) if step == first", "unit/mechanism/test_streaming.py"),
         ("leave out the first row of all", "range(step + 1) if step == first", "range(1, step + 1) if step == first", "unit/mechanism/test_streaming.py"),
         ("draw a block's rows in descending order", "range(step + 1) if step == first", "range(step, -1, -1) if step == first",
          "unit/mechanism/test_streaming.py::test_the_size_of_a_block_changes_no_bit"),
-    ],
-    "dpcore/stages/strategies/toeplitz.py": [
-        ("give the series for its inverse", "return self._inverse[:steps]", "return self.first_column(steps)", "unit/stages/test_strategies.py"),
     ],
     "dpcore/mechanism/noise_state.py": [
         ("draw this step's row for every row of correlated noise", "r = r + float(weight) * normal(earlier)",
@@ -780,10 +780,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/engine.py": [
         ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
          "agreement/test_repeated_runs.py"),
-    ],
-    "dpcore/stages/strategies/named.py": [
-        ("plan more rows than fit into memory", "check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)", "pass",
-         "unit/mechanism/test_room.py::test_a_name_of_more_rows_than_memory_holds_is_refused"),
     ],
     "dpcore/statement/assumptions.py": [
         ("forget how sentences were worded", "if found := _ABANDONED.fullmatch(sentence):", "if found := None:",

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.spec.validate import integer, non_negative, plain
-from dpcore.theory.kalman import Variances, kappa_from_variances, variances
+from dpcore.theory.papers import Variances, kappa_from_variances, variances
 
 Matrix = NDArray[np.float64]
 

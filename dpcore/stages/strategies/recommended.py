@@ -11,11 +11,10 @@ import numpy.typing as npt
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import workloads
-from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import LARGEST_GROWTH, Strategy, check_rows
+from dpcore.stages.strategies.kinds import BLT, BandedInverseToeplitz, BandedToeplitz, Identity
 from dpcore.stages.strategies.search.optimize import optimal
 from dpcore.stages.strategies.streaming import StreamingCost, in_blocks, streaming_cost
-from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz
 from dpcore.stages.strategies.workloads import Workload
 
 VECTORS: Final = 4

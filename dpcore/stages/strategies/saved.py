@@ -11,11 +11,17 @@ import numpy as np
 
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.whole_file import whole_file
-from dpcore.stages.strategies.banded import Banded
 from dpcore.stages.strategies.base import Strategy
-from dpcore.stages.strategies.dense import Dense, from_matrix
+from dpcore.stages.strategies.kinds import (
+    BLT,
+    Banded,
+    BandedInverseToeplitz,
+    BandedToeplitz,
+    Coefficients,
+    Dense,
+    from_matrix,
+)
 from dpcore.stages.strategies.streaming import InBlocks
-from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz, Coefficients
 
 ENDINGS: Final = (".npz", ".npy", ".txt")
 """Of files with a strategy."""

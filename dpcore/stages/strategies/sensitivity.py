@@ -43,9 +43,8 @@ import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
-from dpcore.stages.strategies.banded import Banded, Identity
 from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_block
-from dpcore.stages.strategies.toeplitz import BandedToeplitz
+from dpcore.stages.strategies.kinds import Banded, BandedToeplitz, Identity
 
 _CHUNK = 256
 

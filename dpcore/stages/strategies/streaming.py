@@ -12,10 +12,8 @@ import numpy as np
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.ops import RingCoefficients
-from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import Matrix, Strategy, check_steps
-from dpcore.stages.strategies.named import NamedStrategy
-from dpcore.stages.strategies.toeplitz import Toeplitz
+from dpcore.stages.strategies.kinds import Identity, NamedStrategy, Toeplitz
 
 # Noise made of rows of Z that are drawn again, for a block of steps together.
 #

@@ -18,8 +18,8 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix, Strategy
+from dpcore.stages.strategies.kinds import Toeplitz, summed
 from dpcore.stages.strategies.sensitivity import sensitivity
-from dpcore.stages.strategies.toeplitz import Toeplitz, summed
 
 # What a strategy is chosen for: a lower-triangular matrix A whose inverse has few bands.
 #

@@ -30,9 +30,9 @@ from scipy.optimize import approx_fprime
 
 from dpcore import strategies
 from dpcore.errors import ArgumentError
+from dpcore.stages.strategies.kinds import root
 from dpcore.stages.strategies.search import matrices, optimize, series
 from dpcore.stages.strategies.search.series import adjoint, divided, fractional_root, lagged
-from dpcore.stages.strategies.toeplitz import root
 
 
 @pytest.fixture(autouse=True, scope="module")

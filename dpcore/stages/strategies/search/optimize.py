@@ -19,11 +19,10 @@ import numpy as np
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.stages.strategies.base import Strategy
-from dpcore.stages.strategies.dense import from_matrix
+from dpcore.stages.strategies.kinds import BLT, BandedInverseToeplitz, BandedToeplitz, from_matrix
 from dpcore.stages.strategies.search import matrices
 from dpcore.stages.strategies.search.matrices import Bracket, factor
 from dpcore.stages.strategies.search.series import banded_inverse, blt, toeplitz
-from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz
 from dpcore.stages.strategies.workloads import Workload, error_of, ones
 
 # Solved problems on disk: one file each, named by what was asked and by the version of the search.

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, root, summed
+from dpcore.stages.strategies.kinds import BandedInverseToeplitz, root, summed
 from dpcore.stages.strategies.workloads import Workload, error_of
 
 _BLOCK, _TINY = 1 << 14, 1e-250
@@ -140,7 +140,7 @@ def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Objectiv
 
 # The best buffered linear Toeplitz strategies: a few geometric sequences, whatever the number of steps.
 #
-# The series is ``c(x) = 1 + sum_j w_j x / (1 - u_j x)``; see `dpcore.stages.strategies.toeplitz` for its quotient P/Q.
+# The series is ``c(x) = 1 + sum_j w_j x / (1 - u_j x)``; see `dpcore.stages.strategies.kinds` for its quotient P/Q.
 # With h = 1 / (p c) as above, and g = h / c,
 #
 #     dh/dw_j = -g x / (1 - u_j x),      dh/du_j = -w_j g x^2 / (1 - u_j x)^2:
