@@ -202,32 +202,13 @@ def accelerated_srgd_parameters(
 ) -> AcceleratedParameters:
     """Return the parameters of theorem 4.10, with the largest batches that it allows.
 
-    Parameters
-    ----------
-    dataset_size : int
-        n, at least 2.
-    dimension : int
-        d.
-    lipschitz : float
-        L: no example's gradient is longer.
-    smoothness : float
-        M: no example's gradient changes faster.
-    diameter : float
-        Of the constraint set, ||C||_2 in the paper.
-    epsilon, delta : float
-        The guarantee asked for. They bound the batch size here and nothing else.
+    `dataset_size` is n, at least 2, and `dimension` d. No example's gradient is longer than `lipschitz`, L, or changes
+    faster than `smoothness`, M. `diameter` is that of the constraint set, ||C||_2 in the paper. `epsilon` and `delta`
+    bound the batch size here and nothing else. The theorem's condition may allow no batch size: `ArgumentError`.
 
-    Returns
-    -------
-    AcceleratedParameters
-        ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which 1 / beta is the
-        learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond ``steps * B`` are not
-        used.
-
-    Raises
-    ------
-    ArgumentError
-        If the dimension is so high that no batch size fulfills the theorem's condition.
+    What is returned has ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which
+    1 / beta is the learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond
+    ``steps * B`` are not used.
 
     Notes
     -----

@@ -732,22 +732,11 @@ class NamedStrategy:
 
 
 def strategy(name_or_object: str | npt.ArrayLike | Strategy, steps: int, *, bands: int | None = None) -> Strategy:
-    """Return a strategy for a run of `steps` steps.
+    """Return a strategy for a run of `steps` steps, 1 or more.
 
-    Parameters
-    ----------
-    name_or_object : str, (T, T) array or Strategy
-        One of `NAMES`; a lower-triangular matrix with T >= steps, of which every row is kept; or a strategy, returned
-        as it is.
-    steps : int
-        Steps of the run, 1 or more.
-    bands : int, optional
-        Bands of "banded-inverse-square-root", and of nothing else.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If the name is unknown, `bands` is missing or out of place, or the strategy does not suit (`check_steps`).
+    `name_or_object` is one of `NAMES`, of which "banded-inverse-square-root" needs `bands`; a lower-triangular (T, T)
+    array with T >= steps, of which every row is kept; or a strategy, returned as it is. What does not suit is refused
+    (`check_steps`).
     """
     steps = validate.integer(steps=steps, minimum=1)
     if isinstance(name_or_object, str):

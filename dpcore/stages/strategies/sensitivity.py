@@ -68,12 +68,7 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
     -------
     float
         The exact value where C^T C has no negative entry within the patterns, else an upper bound (see the module); 0
-        without patterns.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If a step lies outside of the run, occurs twice in a pattern, or is not an integer.
+        without patterns. Steps out of the run, twice in a pattern, or no integers are refused.
     """
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
     square = _squared(strategy, steps, first)
