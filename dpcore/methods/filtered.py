@@ -105,9 +105,8 @@ def disk(
 
     Notes
     -----
-    One release a step: both gradients of an example are combined before the clip, so the sensitivity is that of one
-    clipped vector. Costs two gradients an example (one where ``(1 - kappa) / (kappa gamma)`` is 1) and two vectors of
-    state, the average and the last displacement.
+    Both gradients of an example are combined before the clip, so the sensitivity is that of one clipped vector. Costs
+    two gradients an example (one where ``(1 - kappa) / (kappa gamma)`` is 1) and two vectors of state.
 
     References
     ----------

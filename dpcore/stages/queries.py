@@ -165,9 +165,9 @@ class ParameterWindow(Checked, Outer):
 
     Notes
     -----
-    The points belong to the run, not to the example: an example's gradients at earlier points are taken anew, in the
-    step it takes part in. Its earlier participations are not touched, and nothing is stored for an example. In the
-    first steps the window is shorter, and so is c: with the full c the first vectors would be shrunk.
+    The points belong to the run: an example's gradients at earlier points are taken again, in the step it takes part
+    in, and nothing is stored for it. In the first steps the window is shorter, and so is c: with the full c the first
+    vectors would be shrunk.
 
     References
     ----------
@@ -244,9 +244,7 @@ class RecursiveDifference(Checked, Outer):
 class AcceleratedDifference:
     """``v_{t,i} = eta_t grad(x_t; i) - eta_{t-1} grad(x_{t-1}; i)`` with ``eta_t = t + 1`` and ``eta_{-1} = 0``.
 
-    References
-    ----------
-    DP-SRG, algorithm 1 (Accelerated-DP-SRGD).
+    (DP-SRG, algorithm 1, Accelerated-DP-SRGD.)
     """
 
     uses_displacement: ClassVar[bool] = False

@@ -41,16 +41,11 @@ class LowPass:
     a : sequence of float
         a_1..a_na, the leading 1 left out.
 
-    Raises
-    ------
-    ArgumentError
-        If the filter is unstable (a pole on or outside the unit circle), has not unit gain
-        (``-sum a + sum b = 1``), or its normalizer c_t comes to 0 at some step.
-
     Notes
     -----
-    c_t is the partial sum of the impulse response, so dividing by it makes the weights of g_0..g_t add up to 1. It
-    tends to 1 for a stable filter of unit gain.
+    Refused: unstable filters (a pole on or outside the unit circle), those of another gain than 1
+    (``-sum a + sum b = 1``), and those whose normalizer c_t comes to 0 at some step. c_t is the partial sum of the
+    impulse response, so dividing by it makes the weights of g_0..g_t add up to 1. It tends to 1.
 
     References
     ----------
@@ -179,11 +174,7 @@ class Averaging(Checked):
     Parameters
     ----------
     kappa : float
-        Weight of the new gradient, in (0, 1].
-
-    Notes
-    -----
-    Starting at g_0 instead of 0 is the recurrence with b_0 = 1 at the first step, so it needs no state of its own.
+        Weight of the new gradient, in (0, 1]. Starting at g_0 is the recurrence with b_0 = 1 at the first step.
 
     References
     ----------
@@ -229,13 +220,7 @@ class Accumulation(Checked):
         return self.decay if isinstance(self.decay, float) else self.decay[step]
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
-        """Return b = (1,) and a = (-c_{step+1},), which acts inside the next output.
-
-        Raises
-        ------
-        ArgumentError
-            If the sequence of decays ends before `step`.
-        """
+        """Return b = (1,) and a = (-c_{step+1},), which acts inside the next output; refuse a step without a decay."""
         following = step + 1
         if not isinstance(self.decay, float):
             if step >= len(self.decay):

@@ -294,14 +294,10 @@ def nodes_touched(steps: int) -> int:
 
 @dataclass(frozen=True)
 class Tree(base.Redrawn, base.Settings):
-    """The naive binary tree: prefix t carries the noise of the nodes of t's binary expansion.
+    """The naive binary tree of T `steps`: prefix t carries the noise of the nodes of t's binary expansion.
 
-    Each step draws up to 1 + floor(log2 T) rows of Z, 2 on average, and stores none.
-
-    Parameters
-    ----------
-    steps : int
-        T; the scale is 1/sqrt(1 + floor(log2 T)).
+    Each step draws up to 1 + floor(log2 T) rows of Z, 2 on average, and stores none. Its scale is one over the root of
+    1 + floor(log2 T).
     """
 
     steps: int
@@ -337,20 +333,13 @@ class Tree(base.Redrawn, base.Settings):
 
 @dataclass(frozen=True)
 class TreeOptimal(base.Settings, Redrawn):
-    """The binary tree with the best linear estimate of each prefix from its nodes ("full Honaker").
+    """The binary tree of T `steps` with the best linear estimate of each prefix from its nodes ("full Honaker").
 
     With N the 0/1 matrix of every complete node [j 2^k, (j+1) 2^k) of 0 .. T - 1, C is the lower-triangular L with
     L^T L = N^T N (reverse Cholesky), scaled. Equal products of columns mean equal sensitivity under every
     participation. N = Q L with Q^T Q = I, so the best estimate A (N^T N)^{-1} N^T z of the prefixes is
     A L^{-1} (Q^T z): the noise of the strategy L, exactly; and L can be streamed, where the estimate itself would wait
-    for later nodes.
-
-    Dense: N_t takes all of Z_0 .. Z_t, drawn again, and the matrix and its inverse take 16 T^2 bytes.
-
-    Parameters
-    ----------
-    steps : int
-        T.
+    for later nodes. Dense: N_t takes all of Z_0 .. Z_t, drawn again, and the matrix and its inverse take 16 T^2 bytes.
     """
 
     steps: int
@@ -478,12 +467,8 @@ class BandedToeplitz(Rational):
 class SquareRoot(base.Redrawn, Toeplitz):
     """C = (1-x)^{-1/2}, the square root of the all-ones workload. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
 
-    A run of T steps draws T (T + 1) / 2 rows of noise and stores none of them.
-
-    Parameters
-    ----------
-    steps : int
-        Rows; the column norms grow with their number (as log T / pi), so the scale depends on it.
+    A run of T `steps` draws T (T + 1) / 2 rows of noise and stores none of them. The column norms grow with T (as
+    log T / pi), so the scale depends on it.
     """
 
     steps: int
@@ -543,12 +528,9 @@ class BandedInverseToeplitz(Rational):
 
 @dataclass(frozen=True)
 class Coefficients(base.Redrawn, Toeplitz):
-    """C of any series. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
+    """C of any `series` c_0 .. c_{T-1}, up to its scale, c_0 > 0. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
 
-    Parameters
-    ----------
-    series : sequence of float
-        c_0 .. c_{T-1} up to their scale, c_0 > 0. As an attribute: scaled to norm 1, the norm of the first column.
+    As an attribute the series is scaled to norm 1, the norm of the first column.
     """
 
     series: tuple[float, ...]
@@ -700,14 +682,9 @@ NAMES: Final = ("identity", "tree", "tree-optimal", "square-root", BANDED)
 
 @dataclass(frozen=True)
 class NamedStrategy:
-    """A name of `dpcore.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
+    """A `name` of `dpcore.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
 
-    Parameters
-    ----------
-    name : str
-        One of the names.
-    bands : int, optional
-        Of "banded-inverse-square-root"; a shorter run takes as many as it has steps.
+    `bands` are of "banded-inverse-square-root"; a shorter run takes as many as it has steps.
     """
 
     name: str

@@ -41,7 +41,9 @@ class Recommendation:
 def candidates(
     workload: Workload | int, *, epochs: int = 1, vectors: int = VECTORS, rows: int = 1, bands: int | None = None
 ) -> list[Recommendation]:
-    """Return the best strategy of each kind that streams in so much memory, the recommended one first.
+    """Return the best strategy of each kind that streams in so much memory, by error, the recommended one first.
+
+    That is the best; or one that is at most 1 % above the least error and keeps fewer vectors.
 
     Parameters
     ----------
@@ -56,11 +58,6 @@ def candidates(
         Rows of noise that may be drawn in a step; each is a pass of the generator over all parameters.
     bands : int, optional
         The most bands that the strategy's matrix may have: for sampling that amplifies banded ones.
-
-    Returns
-    -------
-    list of Recommendation
-        By error; but one that is at most 1 % above the least error and keeps fewer vectors comes first.
     """
     wanted = workloads.ones(workload) if isinstance(workload, int | np.integer) else workload
     steps, vectors = wanted.steps, validate.integer(vectors=vectors, minimum=0)

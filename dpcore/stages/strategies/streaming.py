@@ -138,7 +138,7 @@ _FLOAT = 8  # bytes of a float64 number
 
 @dataclass(frozen=True)
 class StreamingCost:
-    """What a strategy's noise costs.
+    """What a strategy's noise costs, each vector being of the parameters' size.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class StreamingCost:
         all read and written. "redrawn": rows of Z drawn again at each step. "blocks": rows drawn again for several
         steps together.
     vectors : int
-        Vectors kept from step to step, each of the parameters' size, as secret as the noise key.
+        Kept from step to step, as secret as the noise key.
     rows_drawn : float
         Rows of Z drawn in a step, on average over the run: passes of the generator over all parameters.
     bytes_moved : float

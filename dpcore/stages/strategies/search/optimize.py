@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
+from dpcore.spec.whole_file import whole_file
 from dpcore.stages.strategies.base import Strategy
 from dpcore.stages.strategies.kinds import BLT, BandedInverseToeplitz, BandedToeplitz, from_matrix
 from dpcore.stages.strategies.search import matrices
@@ -52,16 +53,11 @@ def looked_up(problem: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def keep_solved(problem: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Keep what was found; where that cannot be written, it is found again next time."""
-    path, draft = _path(problem), None
-    try:
+    path = _path(problem)
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft", delete=False) as file:
-            draft = Path(file.name)
+        with whole_file(path) as file:
             np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in found.items()})
-        draft.replace(path)
-    except OSError:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
 
 
 def _path(problem: Mapping[str, Any]) -> Path:
