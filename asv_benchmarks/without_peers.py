@@ -26,7 +26,6 @@ from dpcore.accounting.pld import allocation, intervals
 ALLOCATIONS = ((1.0, 8, 1, 1e-8), (1.0, 64, 1, 1e-8), (2.0, 64, 1, 1e-8), (1.0, 128, 1, 1e-8), (1.0, 235, 10, 1e-5),
     (0.6, 1000, 10, 1e-5), (1.0, 10_000, 10, 1e-7))  # fmt: skip
 SEARCHES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "toeplitz, a million steps": ("toeplitz", 10**6, {}),
     "blt, 4 buffers, a million steps": ("blt", 10**6, {}),
     "dense, 1,026 steps, six epochs": ("dense", 1026, {"epochs": 6, "tolerance": 1e-5}),
 }

@@ -25,9 +25,8 @@ from dpcore.accounting.events import (
     SelfComposed,
     TruncatedPoissonSampledGaussian,
 )
-from dpcore.accounting.export import neighboring_relation, to_dp_accounting
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
-from dpcore.accounting.opacus import OPACUS_ASSUMPTIONS, from_opacus
+from dpcore.accounting.other_libraries import OPACUS_ASSUMPTIONS, from_opacus, neighboring_relation, to_dp_accounting
 from dpcore.accounting.phases import parts_of
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.renyi import RdpAccountant
@@ -76,9 +75,6 @@ __all__ = [
 def epsilon(event: Event, delta: float, accountant: str | Accountant | None = None) -> float:
     """Return an epsilon for which the event is (epsilon, delta)-differentially private under its adjacency.
 
-    With the "pld" accountant it lies, as a rule, within max(1e-3 epsilon, 1e-4) of the smallest one; `epsilon_interval`
-    says what it is at least.
-
     Parameters
     ----------
     event : Event
@@ -91,14 +87,13 @@ def epsilon(event: Event, delta: float, accountant: str | Accountant | None = No
     Returns
     -------
     float
-        An upper bound on the smallest epsilon, 0 or more; infinity when there is no guarantee.
+        An upper bound on the smallest epsilon, 0 or more; infinity when there is no guarantee. That of "pld" lies, as a
+        rule, within max(1e-3 epsilon, 1e-4) of it; `epsilon_interval` says what it is at least.
 
     Raises
     ------
-    ArgumentError
-        If delta lies outside (0, 1), or the accountant is unknown.
-    PrivacyError
-        If the accountant does not cover the event.
+    ArgumentError, PrivacyError
+        If delta lies outside (0, 1), or the accountant is unknown; if it does not cover the event.
     """
     chosen = base.find(accountant, event)
     base.demand_support(chosen, event)
@@ -119,24 +114,16 @@ def delta(event: Event, epsilon: float, accountant: str | Accountant | None = No
 def epsilons(event: Event, delta: float) -> dict[str, float]:
     """Return epsilon by accountant, of all in `accountants_for` the event: each is an upper bound at `delta`.
 
-    Raises
-    ------
-    PrivacyError
-        If none covers the event.
+    Raises `PrivacyError` if none covers the event.
     """
     names = accountants_for(event) or (None,)  # None: says which event it is that nobody covers
     return {str(name): epsilon(event, delta, name) for name in names}
 
 
 def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
-    """Return the smallest of the accountants' epsilons at `delta`, and the name of its accountant.
+    """Return the smallest of the accountants' epsilons at `delta`, and its accountant's name: it holds, as each does.
 
-    Each of them is an upper bound, so the smallest holds.
-
-    Raises
-    ------
-    PrivacyError
-        If no accountant covers the event.
+    Raises `PrivacyError` if none covers the event.
     """
     return min((value, name) for name, value in epsilons(event, delta).items())
 
@@ -147,17 +134,10 @@ def available_accountants() -> tuple[str, ...]:
 
 
 def delta_remark(delta: float, dataset_size: int | None) -> str | None:
-    """Return one sentence if delta is at least 1/n, else None.
+    """Return one sentence if `delta` is at least 1/n, with n the `dataset_size` (of users, where they are protected).
 
-    Publishing one random example in full is (0, 1/n)-differentially private: such a delta allows it.
-
-    Parameters
-    ----------
-    delta : float
-        0 < delta < 1.
-    dataset_size : int or None
-        n, the number of examples (or of users, where they are what is protected); None where it is not known, and
-        nothing is said then.
+    Else None, as where n is not known. Publishing one random example in full is (0, 1/n)-private: such a delta
+    allows it.
     """
     delta = validate.open_unit(delta=delta)
     if dataset_size is None:

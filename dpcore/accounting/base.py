@@ -34,11 +34,7 @@ class Accountant(Protocol):
 
 
 # The order is the order of preference, and of a statement: the first that covers an event is the default for it.
-ACCOUNTANTS: dict[str, Accountant] = {
-    "pld": PldAccountant(),
-    "rdp": RdpAccountant(),
-    "gaussian": GaussianAccountant(),
-}
+ACCOUNTANTS: dict[str, Accountant] = {"pld": PldAccountant(), "rdp": RdpAccountant(), "gaussian": GaussianAccountant()}
 
 
 def find(accountant: str | Accountant | None, event: Event) -> Accountant:

@@ -1,19 +1,17 @@
 """Calibration: a target (epsilon, delta) gives the one unknown setting of a plan.
 
-`calibrate` takes `make_event`, a function from the unknown to the event, with all other settings fixed in it, and
-assumes that epsilon moves one way with the unknown: down with the noise multiplier; up with the steps, the rate and the
-batch size. That holds for every event of this package. Whether or not it holds, what is returned has an epsilon of at
-most the target, by the accountant asked.
+`calibrate` assumes that epsilon moves one way with the unknown: down with the noise multiplier; up with the steps, the
+rate and the batch size. That holds for every event of this package. Whether or not it holds, what is returned has an
+epsilon of at most the target, by the accountant asked.
 
-`spent` is what has been released about the same data already: the target is then that of both together, and the answer
-says what is left. (Settings that depend on earlier results compose by a privacy filter, not like this: see the ledger.)
+(Settings that depend on earlier results compose by a privacy filter, not by `spent`: see the ledger.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dpcore.accounting import base
 from dpcore.accounting.events import Composed, Event, check_event
@@ -22,14 +20,14 @@ from dpcore.accounting.phases import AllocationStep, Step, phases
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 
-LARGEST = 1e7
-SMALLEST = 1e-4
-SMALLEST_RATE = 1e-9
-MOST_STEPS = 10**9
+# Each unknown: a value at which the event's kind is seen, one to begin with, the most and the least private of all.
+UNKNOWNS: Final[dict[str, tuple[float, float, float, float]]] = {
+    "noise_multiplier": (1.0, 1.0, 1e7, 1e-4),
+    "steps": (1, 1000, 1, 10**9),
+    "sample_rate": (0.01, 0.01, 1e-9, 1.0),
+    "batch_size": (1, 1000, 1, 10**9),
+}
 TOLERANCE = 1e-6
-
-PROBES: Final = {"noise_multiplier": 1.0, "steps": 1, "sample_rate": 0.01, "batch_size": 1}
-"""The unknowns, each with a value at which the event's kind is seen."""
 
 
 def calibrate(
@@ -53,12 +51,11 @@ def calibrate(
     target_delta : float
         0 < target_delta < 1.
     make_event : callable
-        From the unknown to the event, with all other settings fixed. Epsilon must not grow with the noise multiplier,
-        or fall with the others.
+        From the unknown to the event, with all other settings fixed.
     accountant : str or Accountant, optional
         Which accountant's epsilon is meant; by default the first of `accountants_for` the event.
     spent : Event, optional
-        What was released about the same data before; the target is that of both together.
+        What was released about the same data before; the target is then that of both together.
     dataset_size : int, optional
         The number of examples, at least 1: the largest batch size. Batch sizes need it.
 
@@ -89,46 +86,29 @@ def calibrate(
     >>> calibrate("steps", 3.0, 1e-5, lambda steps: PoissonSampledGaussian(0.01, 0.8653, steps), "rdp")
     1000
     """
-    unknown = validate.choice(PROBES, unknown=unknown)
+    unknown = validate.choice(UNKNOWNS, unknown=unknown)
+    _, start, most, least = UNKNOWNS[unknown]
     if unknown == "batch_size":
-        most = validate.integer(dataset_size=dataset_size, minimum=1)
+        least = validate.integer(dataset_size=dataset_size, minimum=1)
     ask = _Question(target_epsilon, target_delta, make_event, accountant, spent, unknown)
-    if unknown == "noise_multiplier":
-        value, met = _least(ask, 1.0, (SMALLEST, LARGEST), lambda noise: noise)
-    elif unknown == "sample_rate":
-        # Epsilon falls with the number of examples for each one that is drawn.
-        gap, _ = _least(ask, 100.0, (1.0, 1.0 / SMALLEST_RATE), lambda gap: 1.0 / gap)
-        value, met = 1.0 / gap, ask.epsilon(1.0 / gap) <= ask.target
-    elif unknown == "steps":
-        value, met = _greatest(ask, MOST_STEPS)
-    else:
-        value, met = _greatest(ask, most)[0], ask.epsilon(1) <= ask.target
-    if met:
-        return value
-    value = max(value, 1) if unknown == "batch_size" else value
+    whole = isinstance(most, int)
+    guess = least_private(ask.estimate, ask.target, start, (most, least), None if whole else 1e-3)
+    value = least_private(ask.epsilon, ask.target, guess, (most, least), None if whole else ask.tolerance)
     reached = ask.epsilon(value)
+    if reached > ask.target and unknown == "steps":
+        return 0
     if reached > ask.target:
         raise ArgumentError(
             f"target_epsilon={target_epsilon!r}: even {unknown}={value:g} gives epsilon={reached:.6g}, and no "
             f"more private value is tried ({ask.accountant.floor}); raise target_epsilon or target_delta, or change "
             "the rest"
         )
-    raise ArgumentError(
-        f"target_epsilon={target_epsilon!r}: even {unknown}={value:g} gives only epsilon={reached:.6g}, and no "
-        "less private value is tried; lower target_epsilon, or check that make_event uses what it is given"
-    )
-
-
-def _least(
-    ask: _Question, start: float, limits: tuple[float, float], unknown: Callable[[float], float]
-) -> tuple[float, bool]:
-    guess, _ = least_meeting(lambda x: ask.estimate(unknown(x)), ask.target, start, limits, 1e-3)
-    return least_meeting(lambda x: ask.epsilon(unknown(x)), ask.target, guess, limits, ask.tolerance)
-
-
-def _greatest(ask: _Question, largest: int) -> tuple[int, bool]:
-    guess, _ = greatest_meeting(ask.estimate, ask.target, 1000, largest)
-    return greatest_meeting(ask.epsilon, ask.target, guess, largest)
+    if value == least and unknown in ("noise_multiplier", "steps"):
+        raise ArgumentError(
+            f"target_epsilon={target_epsilon!r}: even {unknown}={value:g} gives only epsilon={reached:.6g}, and no "
+            "less private value is tried; lower target_epsilon, or check that make_event uses what it is given"
+        )
+    return value
 
 
 class _Question:
@@ -149,7 +129,7 @@ class _Question:
             raise ArgumentTypeError(f"make_event={make_event!r}: must be a function from the {unknown} to an event")
         self._make_event: Callable[[Any], Event] = make_event
         self._spent = None if spent is None else check_event(spent=spent)
-        self.accountant = base.find(accountant, self.event(PROBES[unknown]))
+        self.accountant = base.find(accountant, self.event(UNKNOWNS[unknown][0]))
         self._known: dict[float, float] = {}
         if spent is not None:
             base.demand_support(self.accountant, spent)
@@ -211,114 +191,76 @@ def _divergence(step: Step) -> float:
     return math.fsum(terms)
 
 
-# Searches for the setting at which epsilon meets its target.
+# The search for the setting at which epsilon meets its target.
 #
 # An accountant's epsilon costs milliseconds, and is nearly a power of the noise, the rate and the number of steps. So
-# both searches draw straight lines in the logarithms, keep the answer between a value that meets the target and one
-# that does not, and halve that range where a line does not shrink it.
+# the search draws straight lines in the logarithms, keeps the answer between a value that meets the target and one that
+# does not, and halves that range where a line does not shrink it.
 
 
 _CLOSEST = 1e-12  # relative: a range this narrow holds a jump
 _CLAMP = 50.0
 
 
-def least_meeting(
-    epsilon: Callable[[float], float], target: float, start: float, limits: tuple[float, float], tolerance: float
-) -> tuple[float, bool]:
-    """Return the least value with epsilon <= target, and whether it is that.
-
-    `epsilon` must not grow with the value; it may be 0 or infinity. The result has epsilon between (1 - tolerance)
-    target and target, or lies within 1e-12 of a value whose epsilon is above the target. With False, a limit ended the
-    search: it is the largest value (if its epsilon is above the target) or the smallest (if its epsilon is below it).
-    """
-    tolerance = min(tolerance, 1.0)  # a target below what an accountant resolves: any epsilon at or below it will do
-    aim = math.log(target) + math.log1p(-0.5 * tolerance)
-
-    def excess(x: float) -> float:
-        value = epsilon(math.exp(x))
-        return max(-_CLAMP, min(_CLAMP, math.log(value) - aim)) if value > 0.0 else -_CLAMP
-
-    smallest, largest = math.log(limits[0]), math.log(limits[1])
-    x = min(max(math.log(start), smallest), largest)
-    y, stretch = excess(x), 1.0
-    up = epsilon(math.exp(x)) > target
-    here, there = (x, y), (x, y)
-    while (epsilon(math.exp(there[0])) > target) == up:
-        end = largest if up else smallest
-        if there[0] == end:
-            return limits[1] if up else limits[0], False
-        here = there
-        step = stretch * min(math.log(4.0), 1.1 * abs(here[1]) + 1e-3)
-        x = min(here[0] + step, largest) if up else max(here[0] - step, smallest)
-        there, stretch = (x, excess(x)), 1.5 * stretch
-    low, high = (here, there) if up else (there, here)
-    return math.exp(_narrow(excess, lambda x: epsilon(math.exp(x)) > target, low, high, 0.5 * tolerance)), True
+class _Point(NamedTuple):
+    value: float
+    height: float  # log of epsilon over the target
+    meets: bool
 
 
-def _narrow(
-    excess: Callable[[float], float],
-    above: Callable[[float], bool],
-    low: tuple[float, float],
-    high: tuple[float, float],
-    close: float,
+def least_private(
+    epsilon: Callable[[Any], float], target: float, start: float, limits: tuple[float, float], tolerance: float | None
 ) -> float:
-    """Return the upper end of the range once its excess is at least -close, or once the range has closed.
+    """Return the least private value with epsilon <= target, between the most and the least private one, the `limits`.
 
-    Points are (x, excess); `low` is above the target and `high` is not. Secants by the Illinois rule (the height of an
-    end that stays twice is halved, so that both ends move), and every fourth time the middle.
+    Epsilon must not fall from the first limit to the second; it may be 0 or infinity. With a tolerance, the result's
+    epsilon is between (1 - tolerance) target and target, or it lies within 1e-12 of a value whose epsilon is above the
+    target. Without one values are whole numbers, and the next one does not meet the target. Where no value meets it,
+    the first limit is returned, and where all do, the second.
     """
-    (a, height_a), (b, height_b) = low, high
-    reached, stayed, count = height_b, "", 0
-    while reached < -close and b - a > _CLOSEST:
+    whole = tolerance is None
+    close = 0.5 * min(tolerance or 0.0, 1.0)  # of a target below what an accountant resolves, any epsilon will do
+    aim, (low, high) = math.log(target) + math.log1p(-close), sorted(limits)
+
+    def at(x: float, between: tuple[float, float] = (low, high)) -> _Point:
+        """Look at the value of logarithm x, or at the nearest one between two."""
+        value = min(max(round(math.exp(x)) if whole else math.exp(x), between[0]), between[1])
+        found = epsilon(value)
+        height = max(-_CLAMP, min(_CLAMP, math.log(found) - aim)) if found > 0.0 else -_CLAMP
+        return _Point(value, height, found <= target)
+
+    here, stretch = at(math.log(min(max(start, low), high))), 1.0
+    up = not here.meets  # toward more private values
+    end = limits[0] if up else limits[1]
+    side = 1 if end == high else -1
+    while here.value != end:
+        step = stretch * min(math.log(4.0), 1.1 * abs(here.height) + 1e-3)
+        beyond = (here.value + 1, high) if side > 0 else (low, here.value - 1)
+        there = at(math.log(here.value) + side * step, beyond if whole else (low, high))
+        if there.meets == up:
+            return _narrowed(at, *((here, there) if up else (there, here)), close, whole)
+        here, stretch = there, 1.5 * stretch
+    return end
+
+
+def _narrowed(at: Callable[..., _Point], above: _Point, meets: _Point, close: float, whole: bool) -> float:
+    """Return the value that meets the target once its height is at least -close, or once the range has closed.
+
+    Secants by the Illinois rule (the height of an end that stays twice is halved, so that both ends move), and every
+    fourth time the middle.
+    """
+    (a, height_a), (b, height_b), reached, stayed, count = above[:2], meets[:2], meets.height, "", 0
+    while abs(a - b) > 1 if whole else reached < -close and abs(math.log(a / b)) > _CLOSEST:
         count += 1
-        x = b - height_b * (b - a) / (height_b - height_a) if count % 4 else 0.5 * (a + b)
-        if not a < x < b:
-            x = 0.5 * (a + b)
-        y = excess(x)
-        if above(x):
-            height_b *= 0.5 if stayed == "high" else 1.0
-            a, height_a, stayed = x, y, "high"
+        x, y = math.log(a), math.log(b)
+        middle = y - height_b * (y - x) / (height_b - height_a) if count % 4 else 0.5 * (x + y)
+        if not min(x, y) < middle < max(x, y):
+            middle = 0.5 * (x + y)
+        found = at(middle, (min(a, b) + 1, max(a, b) - 1)) if whole else at(middle)
+        if found.meets:
+            height_a *= 0.5 if stayed == "above" else 1.0
+            b, height_b, reached, stayed = found.value, found.height, found.height, "above"
         else:
-            height_a *= 0.5 if stayed == "low" else 1.0
-            b, height_b, reached, stayed = x, y, y, "low"
+            height_b *= 0.5 if stayed == "meets" else 1.0
+            a, height_a, stayed = found.value, found.height, "meets"
     return b
-
-
-def greatest_meeting(epsilon: Callable[[int], float], target: float, start: int, largest: int) -> tuple[int, bool]:
-    """Return the greatest integer n in 0..largest with epsilon(n) <= target, and whether epsilon(n + 1) > target.
-
-    `epsilon`, of an integer from 1 on, must not fall with it; it may be 0 or infinity. The second is False if n is
-    `largest`.
-    """
-    low, high, stride = 0, min(max(start, 1), largest), 1.1
-    if epsilon(high) <= target:
-        while epsilon(high) <= target:
-            if high == largest:
-                return largest, False
-            low, high, stride = high, min(max(high + 1, math.ceil(high * stride)), largest), stride * stride
-    else:
-        while low == 0 and high > 1:
-            trial = max(1, min(high - 1, math.floor(high / stride)))
-            if epsilon(trial) <= target:
-                low = trial
-            else:
-                high, stride = trial, stride * stride
-    count = 0
-    while high - low > 1:
-        count += 1
-        trial = (low + high) // 2 if count % 3 == 0 else _between(epsilon, target, low, high)
-        trial = min(max(trial, low + 1), high - 1)
-        if epsilon(trial) <= target:
-            low = trial
-        else:
-            high = trial
-    return low, True
-
-
-def _between(epsilon: Callable[[int], float], target: float, low: int, high: int) -> int:
-    """Return where the straight line between both ends, in logarithms, meets the target, rounded down."""
-    below, above = epsilon(low), epsilon(high)
-    if not 0.0 < below < above < math.inf:
-        return (low + high) // 2
-    share = math.log(target / below) / math.log(above / below)
-    return math.floor(math.exp(math.log(low) + share * math.log(high / low)))

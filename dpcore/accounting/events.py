@@ -74,10 +74,7 @@ class Event(validate.Checked):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Event:
-        """Return the event that `to_dict` described.
-
-        Raises `ArgumentError` for a class or fields that are unknown or missing.
-        """
+        """Return the event that `to_dict` described; refuse a class or fields that are unknown or missing."""
         try:
             kind = Event._kinds[validate.choice(Event._kinds, event=data["event"])]
         except (KeyError, TypeError) as cause:
@@ -420,16 +417,11 @@ class NonPrivate(Event):
 
 @dataclass(frozen=True)
 class Composed(Event):
-    """Several events about the same data, fixed beforehand, one after the other.
+    """Several `events` about the same data, fixed beforehand, one after the other; possibly none (epsilon is then 0).
 
     Events under add-remove and zero-out compose under zero-out (an example whose vector is zero adds nothing to any
     sum, so a bound under add-remove also bounds its replacement by such an example). Replace-one never mixes with
     either.
-
-    Parameters
-    ----------
-    events : tuple of Event
-        The parts, possibly none (then nothing was released and epsilon is 0).
     """
 
     events: tuple[Event, ...]
@@ -453,15 +445,7 @@ class Composed(Event):
 
 @dataclass(frozen=True)
 class SelfComposed(Event):
-    """One event, `count` times over, about the same data and fixed beforehand.
-
-    Parameters
-    ----------
-    repeated : Event
-        What is repeated.
-    count : int
-        How often, 0 or more.
-    """
+    """One event, the `repeated` one, `count` times over (0 or more), about the same data and fixed beforehand."""
 
     repeated: Event
     count: int

@@ -134,7 +134,11 @@ def log_moments_integer(q: float, sigma: float, orders: tuple[int, ...]) -> Arra
     top = np.arange(2.0, max(orders) + 1.0)
     growth = top * (top - 1.0) / (2.0 * sigma * sigma)
     log_growth = growth + np.log(-np.expm1(-growth))  # log(exp(growth) - 1) without overflow
-    terms = log_binomial + k * math.log(q) + rest * math.log1p(-q) + log_growth[k - 2]
+    return _one_and(log_binomial + k * math.log(q) + rest * math.log1p(-q) + log_growth[k - 2], starts)
+
+
+def _one_and(terms: Array, starts: npt.NDArray[np.int64]) -> Array:
+    """Return log(1 + the sum of e^terms) of each alpha's terms, which begin at `starts`."""
     peak = np.maximum.reduceat(terms, starts)
     sums = np.add.reduceat(np.exp(terms - np.repeat(peak, np.diff(starts, append=terms.size))), starts)
     return np.asarray(np.logaddexp(0.0, peak + np.log(sums)))
@@ -316,10 +320,7 @@ def _at_integers(q: float, sigma: float, orders: Array) -> Array:
             alphas = tuple(int(order) for order in orders[chosen])
             k, _, log_binomial, starts = binomial_terms(alphas)
             bounds = _log_bounds(sigma, max(alphas))
-            terms = log_binomial + k * math.log(q) + bounds[k - 2]
-            peak = np.maximum.reduceat(terms, starts)
-            sums = np.add.reduceat(np.exp(terms - np.repeat(peak, np.diff(starts, append=terms.size))), starts)
-            result[chosen] = np.logaddexp(0.0, peak + np.log(sums))
+            result[chosen] = _one_and(log_binomial + k * math.log(q) + bounds[k - 2], starts)
     return result
 
 
@@ -455,11 +456,8 @@ _FEW = 8  # steps of more kinds than this are a schedule
 class RdpAccountant:
     """Renyi accountant: adds divergences up at each of `DEFAULT_ORDERS`, then takes the best order.
 
-    Notes
-    -----
-    Guarantee: each epsilon is an upper bound, up to float64 rounding (relative 1e-12).
-
-    Of schedules with many different steps not every order is tried, only those on the way to the best one.
+    Each epsilon is an upper bound, up to float64 rounding (relative 1e-12). Of schedules with many different steps not
+    every order is tried, only those on the way to the best one.
     """
 
     name = "rdp"
@@ -492,10 +490,7 @@ class RdpAccountant:
 def event_rdp(event: Event, orders: Array) -> Array:
     """Return a bound on the event's Renyi divergence at each order above 1: (m,) float64, infinity without noise.
 
-    Raises
-    ------
-    PrivacyError
-        If the event is not covered.
+    Raises `PrivacyError` if the event is not covered.
     """
     found = demand_phases(event)
     total = gaussian_rdp(found.mu, orders)
@@ -536,11 +531,7 @@ def step_rdp(step: Step, orders: Array) -> Array:
 def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:
     """Return the Renyi divergence of one Poisson-sampled Gaussian step, in both directions, at each order.
 
-    For 0 < sample_rate < 1 and noise_multiplier > 0.
-
-    References
-    ----------
-    Mironov, Talwar, Zhang 2019, sections 3.2 and 3.3.
+    For 0 < sample_rate < 1 and noise_multiplier > 0 (Mironov, Talwar, Zhang 2019, sections 3.2 and 3.3).
     """
     log_moment = np.empty_like(orders)
     whole = orders == np.floor(orders)

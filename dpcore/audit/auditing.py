@@ -33,16 +33,7 @@ from dpcore import accounting
 from dpcore.accounting import Adjacency, Event
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.accounting.phases import phases
-from dpcore.audit.canaries import (
-    CanaryRun,
-    MakeMechanism,
-    Records,
-    Step,
-    joined,
-    noisy_bits,
-    records,
-    secret_batches,
-)
+from dpcore.audit.canaries import CanaryRun, MakeMechanism, Records, Step, joined, noisy_bits, records, secret_batches
 from dpcore.audit.checks import direct_checks, sample_rate
 from dpcore.audit.verdict import AuditResult, RatioBound, judged, level_of
 from dpcore.errors import ArgumentError, ArgumentTypeError

@@ -121,9 +121,8 @@ class AuditResult:
         Epsilon at `delta` is at least this, with the stated confidence, if `assumes` holds. None where no accountant
         has a lower end.
     lower_bound_any : float
-        The same without assuming what kind of mechanism ran: much smaller, for it cannot exceed about the log of the
-        number of guesses.
-    delta, confidence : float
+        The same whatever mechanism ran: much smaller, at most about the log of the number of guesses.
+    confidence : float
         The bound is too high, or a run as planned flagged, with probability at most 1 - confidence.
     ratio : float
         How many times as much as planned is told, at least, in the terms of `dpcore.audit.verdict`; 1 or more refutes.
@@ -139,9 +138,6 @@ class AuditResult:
         direct check failed), and why, one sentence each.
     p_values : dict of str to float
         Of the direct checks: how likely the planned run shows something as unusual.
-    assumes : str
-        What `lower_bound` rests on.
-    method : str
     half_refuted : bool or None
         Of a run: whether it was refuted, at a tenth of the level, that a Gaussian mechanism with half the noise ran.
     """

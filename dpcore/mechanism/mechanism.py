@@ -27,7 +27,7 @@ from dpcore.mechanism.preparation import check_rate, check_release, numbers_of, 
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.plan import Grid, Plan, grid_of
 from dpcore.plan.scales import check_joint_scale
-from dpcore.sampling.sharding import shard
+from dpcore.sampling.base import shard
 from dpcore.spec.backends import load_backend
 from dpcore.spec.check import dtype_name
 from dpcore.spec.check_rows import check_roundings
@@ -37,10 +37,9 @@ from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import SECOND_MOMENT, Backend, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.repeating import repeat as once
 from dpcore.spec.stream import Stream
-from dpcore.stages.clipping.blocks import Block, as_blocks, scaled
+from dpcore.stages.clipping.adaptive import RunningNorm
+from dpcore.stages.clipping.blocks import Block, as_blocks, as_rows, scaled
 from dpcore.stages.clipping.clipped_sum import add_clipped, roundings_of
-from dpcore.stages.clipping.rows import as_rows
-from dpcore.stages.clipping.running import RunningNorm
 from dpcore.stages.method import Method
 from dpcore.stages.queries import Phase, Point
 from dpcore.stages.updates import SECOND_MOMENTS

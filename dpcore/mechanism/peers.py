@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from dpcore import errors
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.together import add_sums
+from dpcore.stages.clipping.clipped_sum import add_sums
 
 T = TypeVar("T")
 

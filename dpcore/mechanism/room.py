@@ -13,7 +13,7 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.free_memory import check_room
 from dpcore.spec.layout import Layout
-from dpcore.stages.queries.base import widest_window
+from dpcore.stages.queries import widest_window
 
 
 class Kept(NamedTuple):

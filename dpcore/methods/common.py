@@ -139,12 +139,8 @@ def assemble(
 def keywords(method: str, base: str | None = None) -> tuple[str, ...]:
     """Return the names of the keywords that a method takes, its own first.
 
-    Parameters
-    ----------
-    method : str
-        A name of `dpcore.methods.METHODS`.
-    base : str, optional
-        A name of `dpcore.methods.BASES`; of the settings of updates only those of this one are then named.
+    `method` is a name of `dpcore.methods.METHODS`. With `base`, a name of `dpcore.methods.BASES`, of the settings of
+    updates only those of this one are named.
     """
     function = METHODS[method]
     parameters = inspect.signature(function).parameters.values()

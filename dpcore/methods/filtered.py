@@ -17,10 +17,7 @@ from dpcore.stages.updates import Adam, AdamW, Momentum
 def dp_sgd(**common: Unpack[Common]) -> Method:
     """DP-SGD: ``x_{t+1} = x_t - lr g_t`` with g_t the noisy average of clipped gradients.
 
-    Parameters
-    ----------
-    **common
-        See `dpcore.methods.Common`.
+    The keywords `common` are those of `dpcore.methods.Common`, as below.
 
     References
     ----------
@@ -108,9 +105,8 @@ def disk(
 
     Notes
     -----
-    One release a step: both gradients of an example are combined before the clip, so the sensitivity is that of one
-    clipped vector. Costs two gradients an example (one where ``(1 - kappa) / (kappa gamma)`` is 1) and two vectors of
-    state, the average and the last displacement.
+    Both gradients of an example are combined before the clip, so the sensitivity is that of one clipped vector. Costs
+    two gradients an example (one where ``(1 - kappa) / (kappa gamma)`` is 1) and two vectors of state.
 
     References
     ----------

@@ -24,11 +24,10 @@ from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
 from dpcore.stages.clipping.adaptive import limits
 from dpcore.stages.filters.base import check_filter
 from dpcore.stages.method import Method
-from dpcore.stages.queries import Phase
-from dpcore.stages.queries.base import check_query
+from dpcore.stages.queries import Phase, check_query
 from dpcore.stages.strategies import check_steps, check_streaming, for_run, identify
 from dpcore.stages.strategies.sensitivity import bands, largest_column_norm
-from dpcore.stages.updates.base import check_update
+from dpcore.stages.updates.rules import check_update
 
 # How far the method's denominator may be from the sampler's expected batch size: rounding of the rate, no more.
 _BATCH_SIZE_TOLERANCE = 1e-3
@@ -158,9 +157,9 @@ class Plan:
             branches = number if isinstance(abandoned, int) else len(abandoned)
             strategy, (wide, norm) = self.method.noise.strategy, self._banded
             # Width and norm are of all planned steps: a shorter run's columns are parts of these.
-            settings: Any = {"bands": wide, "column_norm": norm}
             name = "identity" if strategy is None else identify(strategy)
-            event: Event = self.sampler.banded_event(sigma, steps, number, branches, **settings, strategy=name)
+            settings = {"bands": wide, "column_norm": norm, "strategy": name}
+            event: Event = self.sampler.banded_event(sigma, steps, number, branches, **settings)
         elif self.method.noise.strategy is not None:
             left = ((0, self.steps),) * abandoned if isinstance(abandoned, int) else tuple(abandoned)
             event = self._matrix_event(sigma, steps, self._reach(0, steps))

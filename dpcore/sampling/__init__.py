@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dpcore.sampling.base import BaseSampler, Indices, Sampler, check_sampler, is_sampler
+from dpcore.sampling.base import BaseSampler, Sampler, Shard, check_sampler, is_sampler, shard
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
+from dpcore.sampling.draw import Indices
 from dpcore.sampling.factory import NAMES, foreign, from_description, sampler
 from dpcore.sampling.orders import FixedBatches, FixedOrderSampler, ShuffledSampler
 from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, RandomAllocationSampler, TruncatedPoissonSampler
-from dpcore.sampling.sharding import Shard, shard
 from dpcore.sampling.users import UserSampler
 
 __all__ = [

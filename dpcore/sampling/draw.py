@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ArgumentError
-from dpcore.sampling.base import Indices
 from dpcore.spec import validate
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import MAX_ROW, Stream, check_key
 
 SHUFFLE_ROW = MAX_ROW
 
+Indices = npt.NDArray[np.int64]
 Words = Callable[[int, int], npt.NDArray[np.uint32]]
 SortKeys = npt.NDArray[np.uint64]
 

@@ -33,7 +33,7 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
     Parameters
     ----------
     name : str
-        One of `NAMES`; "fixed_order" and "fixed order" are "fixed-order".
+        One of `NAMES`; blanks and underscores count as hyphens.
     dataset_size : int
         Number of examples.
     batch_size : float, optional

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from dpcore.accounting import Adjacency, Gaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
-from dpcore.sampling.library import Blocks, Epochs, LibrarySampler, Patterns
+from dpcore.sampling.base import Blocks, Epochs, LibrarySampler, Patterns
+from dpcore.sampling.draw import Indices
 from dpcore.spec import validate
 
 
@@ -79,14 +79,10 @@ class ShuffledSampler(Blocks, Epochs):
 
     Notes
     -----
-    Guarantee: the order of epoch e is drawn by row e of the sampling stream. This sampler draws nothing by step, so no
-    row is used twice; epochs end long before the row of the one shuffle of `FixedOrderSampler`.
-
-    A branch of a run must keep the orders (`keeps_order`): a fresh one amid an epoch could meet an example that the
-    epoch has met already.
-
-    The last step of one epoch may be next to the first of the next: under correlated noise the sensitivity is that of
-    any one step from each epoch (`blocks`), never that of a fixed order.
+    The order of epoch e is drawn by row e of the sampling stream, which no step of this sampler uses. A branch of a run
+    keeps the orders (`keeps_order`): a fresh one amid an epoch could meet an example again. Under correlated noise the
+    sensitivity is that of any one step from each epoch (`blocks`): the last step of one may be next to the first of the
+    next.
     """
 
     drop_last: bool = False

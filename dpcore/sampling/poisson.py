@@ -22,8 +22,8 @@ from dpcore.accounting import (
 )
 from dpcore.errors import ArgumentError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices
-from dpcore.sampling.library import Blocks, LibrarySampler, WholeBatches
+from dpcore.sampling.base import Blocks, LibrarySampler, WholeBatches
+from dpcore.sampling.draw import Indices
 from dpcore.spec import validate
 
 WORDS = 1 << 32

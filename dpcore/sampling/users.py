@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import draw
-from dpcore.sampling.base import Indices, Sampler, check_sampler
+from dpcore.sampling.base import Sampler, check_sampler
+from dpcore.sampling.draw import Indices
 from dpcore.spec import validate
 from dpcore.spec.stream import derive_key
 
@@ -29,8 +30,8 @@ class UserSampler:
 
     The sums of a run are then over users: the vectors of a user's examples are added up **before** the clip, so that
     one user moves a sum by at most C, whatever the number of examples (clipping each example instead would allow m C).
-    All that is said of examples elsewhere holds for users: `dataset_size` is the number of users, the batch size and
-    the denominator of averages count users, and so does the event.
+    All that is said of examples elsewhere holds for users: sizes, the denominator of averages and the event count them.
+    A user with any example whose vector is not finite contributes exactly 0.
 
     Parameters
     ----------
@@ -47,10 +48,6 @@ class UserSampler:
     ----------
     sha256 : str
         Digest of `user_of_example`.
-
-    Notes
-    -----
-    A user with any example whose vector is not finite contributes exactly 0.
     """
 
     sampler: Sampler

@@ -1,4 +1,4 @@
-"""Numbers of the papers' theorems: of a window, a filter and a bias correction, and the parameters of SRGD."""
+"""Numbers of the papers' theorems: of a Kalman filter, a window and a bias correction, and the parameters of SRGD."""
 
 from __future__ import annotations
 
@@ -9,6 +9,89 @@ import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.validate import decay, integer, non_negative, open_unit, positive
+
+# The steady state of DiSK's scalar Kalman filter.
+#
+# Its error variance obeys ``p <- (1 - k) (p + sH + sv)`` under the gain ``k = (p + sH + sv) / (p + sw + sv)``, where sX
+# is short for sigma_X^2: of the Hessian's displacement product, of the gradient's own motion, and of the noise.
+
+
+class Variances(NamedTuple):
+    """Variances over `unit`, so that no square overflows; gains do not depend on the unit."""
+
+    H: float
+    v: float
+    w: float
+    unit: float
+
+
+def variances(sigma_H: float, sigma_v: float, sigma_w: float) -> Variances:
+    """Return sigma_H, sigma_v and sigma_w squared, where the filter has a gain in (0, 1]; refuse others."""
+    sigmas = (non_negative(sigma_H=sigma_H), non_negative(sigma_v=sigma_v), non_negative(sigma_w=sigma_w))
+    scale = max(sigmas)
+    H, v, w = ((sigma / scale) ** 2 if scale else 0.0 for sigma in sigmas)
+    given = f"sigma_H={sigma_H!r}, sigma_v={sigma_v!r}, sigma_w={sigma_w!r}"
+    if H + v == 0:
+        raise ArgumentError(
+            f"{given}: sigma_H and sigma_v must not both be 0 (nor nothing beside sigma_w): the gain would tend to 0 "
+            "and the filter would no longer look at new gradients"
+        )
+    if 4 * w - 3 * H + v < 0:
+        raise ArgumentError(
+            f"{given}: the steady state's square root of 4 sigma_w^2 - 3 sigma_H^2 + sigma_v^2 is not real; "
+            "take sigma_H <= sigma_w"
+        )
+    if w < H:
+        raise ArgumentError(
+            f"{given}: the gain would exceed 1 and the error variance become negative; take sigma_H <= sigma_w"
+        )
+    return Variances(H, v, w, scale)
+
+
+def steady_variance(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
+    """Return p_inf, the error variance that the filter settles at: ``(R - (sH + sv)) / 2``.
+
+    Here ``R = sqrt((sH + sv) (4 sw - 3 sH + sv))``; the difference is not formed. `sigma_H`, `sigma_v` and `sigma_w`
+    are standard deviations, per coordinate, of the Hessian's displacement product, of the gradient's own motion, and of
+    the noise in the released average. Raises `ArgumentError` if the gain would leave (0, 1], or the root is not real;
+    so do the functions below.
+
+    References
+    ----------
+    DiSK (Zhang et al.), section 3.2; also of the functions below.
+    """
+    s = variances(sigma_H, sigma_v, sigma_w)
+    return _steady(s) * s.unit**2
+
+
+def _steady(s: Variances) -> float:
+    q = s.H + s.v
+    return 2 * q * (s.w - s.H) / (_root(s) + q)
+
+
+def kappa_from_variances(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
+    """Return kappa, the gain that the filter settles at, in (0, 1].
+
+    It depends on the ratios of sigma_H, sigma_v and sigma_w (see `steady_variance`) only.
+    """
+    s = variances(sigma_H, sigma_v, sigma_w)
+    p = _steady(s)
+    return (p + s.H + s.v) / (p + s.w + s.v)
+
+
+def kalman_rate(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
+    """Return c_k, the factor by which the distance of p (and of the gain) to its steady state shrinks each step.
+
+    For sigma_H, sigma_v, sigma_w as in `steady_variance`: ``(2 sw - sH + sv - R) / (2 sw - sH + sv + R)``, which equals
+    ``(1 - kappa)^2`` and is computed as a square. The paper prints ``2 sw + 3 sH + sv``; the recursion is a fractional
+    linear map of p, and its derivative at p_inf is the number returned here.
+    """
+    s = variances(sigma_H, sigma_v, sigma_w)
+    return (2 * (s.w - s.H) / (2 * s.w - s.H + s.v + _root(s))) ** 2
+
+
+def _root(s: Variances) -> float:
+    return math.sqrt((s.H + s.v) * (4 * s.w - 3 * s.H + s.v))
 
 
 class VarianceFactor(NamedTuple):
@@ -39,14 +122,8 @@ def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
 def theoretical_noise_factor(snr: float) -> float:
     """Return ``1 / (2 SNR)``, what a filter of that signal-to-noise ratio multiplies the noise term of the bound by.
 
-    Parameters
-    ----------
-    snr : float
-        ``(sum_t sum_tau c_tau kappa_tau) / (sum_t sum_tau kappa_tau^2)``, greater than 0; 1/2 without a filter.
-
-    References
-    ----------
-    DOPPLER (Zhang et al.), theorem 2.
+    `snr` is ``(sum_t sum_tau c_tau kappa_tau) / (sum_t sum_tau kappa_tau^2)``, above 0; 1/2 without a filter (DOPPLER,
+    Zhang et al., theorem 2).
     """
     return 1 / (2 * positive(snr=snr))
 
@@ -79,17 +156,8 @@ class Regime(NamedTuple):
 def bias_correction_regime(batch_size: float, noise_multiplier: float, dimension: int, beta2: float = 0.999) -> Regime:
     """Return whether subtracting the noise's variance from Adam's second moment leaves a positive number.
 
-    Parameters
-    ----------
-    batch_size : float
-        B, the expected batch size.
-    noise_multiplier : float
-        sigma.
-    dimension : int
-        d, the number of parameters.
-    beta2 : float
-        Decay of the second moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``,
-        0.15 sqrt(d) at 0.999.
+    `batch_size` is B, the expected one, `noise_multiplier` sigma, `dimension` d, and `beta2` the decay of the second
+    moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``, 0.15 sqrt(d) at 0.999.
 
     Notes
     -----
@@ -134,32 +202,13 @@ def accelerated_srgd_parameters(
 ) -> AcceleratedParameters:
     """Return the parameters of theorem 4.10, with the largest batches that it allows.
 
-    Parameters
-    ----------
-    dataset_size : int
-        n, at least 2.
-    dimension : int
-        d.
-    lipschitz : float
-        L: no example's gradient is longer.
-    smoothness : float
-        M: no example's gradient changes faster.
-    diameter : float
-        Of the constraint set, ||C||_2 in the paper.
-    epsilon, delta : float
-        The guarantee asked for. They bound the batch size here and nothing else.
+    `dataset_size` is n, at least 2, and `dimension` d. No example's gradient is longer than `lipschitz`, L, or changes
+    faster than `smoothness`, M. `diameter` is that of the constraint set, ||C||_2 in the paper. `epsilon` and `delta`
+    bound the batch size here and nothing else. The theorem's condition may allow no batch size: `ArgumentError`.
 
-    Returns
-    -------
-    AcceleratedParameters
-        ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which 1 / beta is the
-        learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond ``steps * B`` are not
-        used.
-
-    Raises
-    ------
-    ArgumentError
-        If the dimension is so high that no batch size fulfills the theorem's condition.
+    What is returned has ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which
+    1 / beta is the learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond
+    ``steps * B`` are not used.
 
     Notes
     -----

@@ -14,7 +14,7 @@ from dpcore.errors import ArgumentError, PrivacyError, SpeedWarning
 from dpcore.mechanism.loop import Blocks, Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.spec.ops import UpdateSettings
-from dpcore.stages.clipping.together import add_sums, norms_of
+from dpcore.stages.clipping.clipped_sum import add_sums, norms_of
 from dpcore.stages.queries import Point
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpcore.accounting.opacus import accountant_state
+from dpcore.accounting.other_libraries import accountant_state
 from dpcore.errors import ArgumentTypeError, DataError
 
 

@@ -43,7 +43,7 @@ from dpcore.mechanism.peers import LOST
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Backend
 from dpcore.stages.clipping.blocks import Block
-from dpcore.stages.clipping.together import add_sums
+from dpcore.stages.clipping.clipped_sum import add_sums
 from dpcore.stages.method import Method
 from dpcore.torch import processes
 from dpcore.torch.data import batches

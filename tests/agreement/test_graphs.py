@@ -31,9 +31,8 @@ from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import NoiseRow, Slot, UpdateSettings
 from dpcore.stages.clipping.blocks import Embedding, Linear, Rows, Tied
-from dpcore.stages.clipping.clipped_sum import add_clipped
-from dpcore.stages.clipping.groups import Grouping
-from dpcore.stages.clipping.together import add_sums
+from dpcore.stages.clipping.clip import Grouping
+from dpcore.stages.clipping.clipped_sum import add_clipped, add_sums
 from dpcore.stages.filters import ScalarKalman
 from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore_triton import launch

@@ -17,9 +17,8 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.backends import load_backend
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore.stages.clipping.blocks import Block, Linear, Rows
-from dpcore.stages.clipping.clipped_sum import add_clipped
-from dpcore.stages.clipping.groups import Grouping
-from dpcore.stages.clipping.together import add_sums
+from dpcore.stages.clipping.clip import Grouping
+from dpcore.stages.clipping.clipped_sum import add_clipped, add_sums
 from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

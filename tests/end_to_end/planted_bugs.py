@@ -26,12 +26,12 @@ from dpcore.sampling import (
     PoissonSampler,
     TruncatedPoissonSampler,
     UserSampler,
+    base,
     draw,
-    library,
 )
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
-from dpcore.stages.clipping import running as running_module
+from dpcore.stages.clipping import adaptive as running_module
 
 
 class Wrapped:
@@ -141,7 +141,7 @@ def sgd(**k: Any) -> Any:
 
 
 def one_participation() -> AbstractContextManager[Any]:
-    return mock.patch.object(library, "sensitivity", return_value=1.0)
+    return mock.patch.object(base, "sensitivity", return_value=1.0)
 
 
 def root_of_groups_forgotten() -> AbstractContextManager[Any]:

@@ -42,7 +42,6 @@ def test_what_scripts_read(kind: str, capsys: Any):
 @pytest.mark.parametrize(("options", "name"), [
     (["--workload", "momentum", "--momentum", "0.5"], "momentum 0.5"), (["--workload", "weight-decay"], "weight decay"),
     (["--workload", "average", "--decay", "0.9"], "average with decay 0.9"), (["--workload", "srg"], "recursive"),
-    (["--largest"], "prefix sums"),
 ])  # fmt: skip
 def test_workloads(options: list[str], name: str, capsys: Any):
     told = optimize(capsys, "--steps", 24, *options)
@@ -89,7 +88,7 @@ def test_a_run_with_a_strategy_of_a_file(capsys: Any, tmp_path: Path):
     (["optimize", "--steps", "0"], "--steps 0: must be at least 1"),
     (["optimize", "--steps", "9", "--kind", "denser"], "did you mean dense"),
     (["optimize", "--steps", "9", "--epochs", "10"], "epochs=10: must be at most 9"),
-    (["optimize", "--steps", "9", "--kind", "banded", "--bands", "10"], "bands=10: must be at most 9"),
+    (["optimize", "--steps", "9", "--kind", "banded-toeplitz", "--bands", "10"], "bands=10: must be at most 9"),
     (["optimize", "--steps", "9", "--out", "strategy.pt"], "must end in .npz"),
     (["optimize", "--steps", "10000"], "must be at most 4096"),
     (["show", "nothing.npz"], "cannot be read"),

@@ -42,13 +42,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.pld.compose import power, transform_error
-from dpcore.accounting.pld.loss import MOST_TAKEN, Family, kept_parts, normal_masses
+from dpcore.accounting.pld.loss import MOST_TAKEN, Family, Steps, kept_parts, normal_masses
 from dpcore.errors import PrivacyError
 from dpcore.spec import special
 
@@ -333,7 +332,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Allocation:
+class Allocation(Steps):
     """Epochs of one kind, in the place of a `Family` of steps.
 
     Attributes
@@ -362,7 +361,7 @@ class Allocation:
     size: int = 1 << 13
     bound: str = "upper"
 
-    subset: ClassVar[bool] = False
+    subset: bool = False
 
     @property
     def weights(self) -> Array:

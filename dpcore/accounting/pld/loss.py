@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,22 +37,35 @@ from dpcore.spec import special
 Array = npt.NDArray[np.float64]
 
 
-class Steps(Protocol):
-    """What a grid asks of steps computed together: of `Family`, or of epochs (`dpcore.accounting.pld.allocation`)."""
+class Steps:
+    """Steps computed together: a `Family`, or epochs (`dpcore.accounting.pld.allocation`)."""
 
-    @property
-    def weights(self) -> Array: ...  # noqa: D102 (see Family)
-    @property
-    def counts(self) -> npt.NDArray[np.int64]: ...  # noqa: D102
-    @property
-    def subset(self) -> bool: ...  # noqa: D102
-    def bounded(self, bound: str, /) -> Steps: ...  # noqa: D102
-    def masses(self, direction: str, edges: Array, /) -> tuple[Array, Array]: ...  # noqa: D102
-    def thick(self, direction: str, /) -> Array: ...  # noqa: D102
+    counts: npt.NDArray[np.int64]
+    subset: bool
+
+    def fitted(self, _fine: int) -> Self:
+        """Return the same for a grid of so many points per doubling; itself where masses are exact, as below."""
+        return self
+
+    def bounded(self, _bound: str) -> Self:
+        """Return the same with masses of that bound."""
+        return self
+
+    def aimed(self, _theta: float, _loss: float) -> Self:
+        """Return the same for a tilt of the composition, and the loss of a step that is the mean under it."""
+        return self
+
+    def masses(self, direction: str, edges: Array) -> tuple[Array, Array]:
+        """Return the P-mass and the Q-mass (steps, n) of each loss interval between the ascending `edges`."""
+        raise NotImplementedError
+
+    def thick(self, direction: str) -> Array:
+        """Return per step (steps, 1) a loss where P is thick."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Family:
+class Family(Steps):
     """Steps of one shape, computed together: the mixture of each (steps, components), and `counts` (steps,).
 
     `subset` says whether the steps draw subsets of fixed size (then there is one component of weight 1).
@@ -67,18 +80,6 @@ class Family:
     def of(self, chosen: npt.NDArray[np.intp], counts: npt.NDArray[np.int64]) -> Family:
         """Return some of the steps, with other counts."""
         return Family(self.weights[chosen], self.rates[chosen], self.sigmas[chosen], counts, self.subset)
-
-    def fitted(self, _fine: int) -> Family:
-        """Return itself: the masses are exact on every grid."""
-        return self
-
-    def bounded(self, _bound: str) -> Family:
-        """Return itself, likewise."""
-        return self
-
-    def aimed(self, _theta: float, _loss: float) -> Family:
-        """Return itself, likewise."""
-        return self
 
     def masses(self, direction: str, edges: Array) -> tuple[Array, Array]:
         """Return the P-mass and the Q-mass (steps, n) of each loss interval.
@@ -210,7 +211,7 @@ def center(family: Steps, direction: str, width: float) -> Array:
     cell in every one of T steps would move the total by T parts of a cell.
     """
     if family.subset:
-        return np.zeros((family.weights.shape[0], 1))
+        return np.zeros((len(family.counts), 1))
     r = family.thick(direction)
     for _ in range(12):
         p, q = family.masses(direction, np.hstack([r - 0.5 * width, r + 0.5 * width]))

@@ -25,7 +25,7 @@ from dpcore.accounting import (
     PoissonSampledGaussian,
     from_opacus,
 )
-from dpcore.accounting.opacus import accountant_state
+from dpcore.accounting.other_libraries import accountant_state
 from dpcore.accounting.phases import demand_phases
 from dpcore.cli.options import Json, count, flag, multiplier, name_or_file, one_of, option, real, takes
 from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line

@@ -22,10 +22,9 @@ strategy = Commands()  # its words stand in dpcore.cli.app
 WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
 
 _Steps = Annotated[int, option(count, "N", "Of the run.")]
-_Bands = Annotated[Any, option(count, "B", "Of banded, banded-toeplitz, banded-inverse and bifr; 32 if left out.")]
+_Bands = Annotated[Any, option(count, "B", "Of banded-toeplitz and banded-inverse; 32 if left out.")]
 _Buffers = Annotated[Any, option(count, "M", "Of blt; 4 if left out.")]
 _NoCache = Annotated[bool, flag("--no-cache", "Search again, and keep nothing on disk.")]
-_Largest = Annotated[bool, flag("--largest", "Lower the largest error of any step, not the mean; for dense.")]
 
 
 def _npz(value: Any) -> Path:
@@ -76,7 +75,6 @@ def optimize_command(
     kind: Annotated[str, option(one_of(KINDS), "NAME", ", ".join(KINDS) + ".")] = "dense",
     bands: _Bands = None,
     buffers: _Buffers = None,
-    largest: _Largest = False,
     tolerance: Annotated[Any, option(real, "SHARE",
         "How near a dense strategy must come; 5e-6, or 1e-6 for several epochs, if left out.")] = None,
     out: _Kept = None,
@@ -86,21 +84,21 @@ def optimize_command(
 ) -> None:  # fmt: skip
     """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
-    found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, largest=largest,
+    found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers,
         keep=not no_cache,
         **({} if tolerance is None else {"tolerance": tolerance}))  # fmt: skip
     if out is not None:
         strategies.save(out, found.strategy)
-    what = "largest" if largest else "root mean squared"
     near = "how near it is to the best is not known for so many steps"
     if found.lower_bound is not None:
         near = f"no mechanism is below {found.lower_bound:.6g}: this one is at most {found.above:.2%} above the best"
     write_answer(
         as_json,
-        {"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs, "largest": largest,
+        {"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs,
             "error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds,
             "finished": found.finished, "strategy": _described(found.strategy)},
-        f"{what} error of {wanted.name} over {counted(steps, 'step')} at mu = 1: {found.error:.6g} clip norms",
+        f"root mean squared error of {wanted.name} over {counted(steps, 'step')} at mu = 1: "
+        f"{found.error:.6g} clip norms",
         near,
         f"found in {found.seconds:.2f} s",
         *([] if out is None else [f"kept in {out}; dpcore.strategies.load reads it"]),

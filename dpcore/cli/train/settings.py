@@ -38,8 +38,8 @@ from dpcore.stages.filters import NAMED_FILTERS
 from dpcore.stages.method import Method
 from dpcore.stages.strategies import NAMES, NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
-from dpcore.stages.updates.accelerated import COUPLINGS
 from dpcore.stages.updates.averaging import ExponentialAverage
+from dpcore.stages.updates.rules import COUPLINGS
 from dpcore.stages.updates.schedules import WarmupCosine
 
 MODELS = ("logistic", "mlp", "cnn-5")

@@ -1,7 +1,6 @@
 """The clip stage: how each example's vector is bounded, and what that bound is worth."""
 
 from dpcore.stages.clipping.adaptive import AdaptiveClip
-from dpcore.stages.clipping.clip import Clip, Sensitivity
-from dpcore.stages.clipping.groups import Grouping
+from dpcore.stages.clipping.clip import Clip, Grouping, Sensitivity
 
 __all__ = ["AdaptiveClip", "Clip", "Grouping", "Sensitivity"]

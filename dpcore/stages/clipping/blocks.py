@@ -2,38 +2,30 @@
 
 A block stands for one vector of each example. The clip stage asks for the vectors' norms and for their weighted sum,
 and never for the vectors. So clip rules, groups, adaptive norms, users, the audit and the mechanism do not know which
-kind a block is.
+kind a block is. Arrays are NumPy's or torch's, and nothing here needs to know which.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.spec.check import dtype_name
 from dpcore.spec.check_rows import check_rows
+from dpcore.spec.contributions import rounding_of_linear, rounding_of_rows
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.pairs import Embedding, Linear
-from dpcore.stages.clipping.rows import Rows
+from dpcore.spec.pair_ops import LinearPairs
 
 __all__ = [
-    "Block",
-    "Embedding",
-    "Linear",
-    "Rows",
-    "Tied",
-    "as_block",
-    "as_blocks",
-    "combined",
-    "joined",
-    "of_units",
-    "scaled",
-]
+    "Block", "Embedding", "Linear", "Rows", "Tied", "as_block", "as_blocks", "combined", "joined", "of_units", "scaled",
+]  # fmt: skip
 
 
 class Block(Protocol):
@@ -81,6 +73,244 @@ class Block(Protocol):
 
     def map(self, function: Callable[[Any], Any]) -> Block:
         """Return the block with `function` applied to every array, those of indices too."""
+
+
+# Rows: each example's vector itself.
+
+
+_SHAPE = attrgetter("shape")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Each example's vector itself.
+
+    Attributes
+    ----------
+    values : (B, d) array
+    """
+
+    values: Any
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return int(self.values.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(d,)."""
+        return tuple(self.values.shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        """Name of the arrays' dtype."""
+        return dtype_name(self.values)
+
+    @property
+    def rounding(self) -> float:
+        """See `Block.rounding`."""
+        return rounding_of_rows(self.values.shape[1])
+
+    def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
+        """See `Block.norms`."""
+        return backend.row_norms([self.values], [scale])
+
+    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+        """See `Block.add_sum`."""
+        backend.weighted_sum([self.values], [weights], [out], [scale])
+
+    def rows(self) -> Any:
+        """See `Block.rows`."""
+        return self.values
+
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    def weighted(self, weight: float) -> Rows:
+        """See `Block.weighted`."""
+        return self if weight == 1 else Rows(weight * self.values)
+
+    @np.errstate(all="ignore")
+    def units(self, size: int) -> Rows:
+        """See `Block.units`."""
+        return self if size == 1 else Rows(self.values.reshape(self.examples // size, size, *self.shape).sum(1))
+
+    def map(self, function: Callable[[Any], Any]) -> Rows:
+        """See `Block.map`."""
+        return Rows(function(self.values))
+
+
+def as_rows(values: Sequence[Any], sizes: Sequence[int]) -> list[Any] | None:
+    """Return arrays (B, d) of one B, with d of these sizes, as blocks: hundreds at every step, by one call for each.
+
+    None where one is something else, of which `as_blocks` knows whether it is right.
+    """
+    try:
+        shapes = list(map(_SHAPE, values))
+        if any(hasattr(kind, "add_sum") for kind in set(map(type, values))):
+            return None
+        return list(map(Rows, values)) if shapes == [(shapes[0][0], size) for size in sizes] else None
+    except (AttributeError, IndexError, TypeError):
+        return None
+
+
+# Pairs: what the examples' vectors are made of, a layer's inputs and its output gradients. The vectors themselves are
+# formed by `rows` only, where a kind has no formula.
+
+
+class _Pairs:
+    """What both kinds share: tuples of J arrays, one for each use of the tensor and each point of the query."""
+
+    arrays: ClassVar[tuple[str, ...]]
+    gradients: tuple[Any, ...]
+    point_weights: tuple[float, ...]
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return int(self.gradients[0].shape[0])
+
+    @property
+    def dtype(self) -> str:
+        """Name of the gradients' dtype."""
+        return dtype_name(self.gradients[0])
+
+    def weighted(self, weight: float) -> Self:
+        """See `Block.weighted`."""
+        return self if weight == 1 else self._with(point_weights=tuple(weight * w for w in self.point_weights))
+
+    def units(self, size: int) -> Self:
+        """See `Block.units`: the rows (B, T, ...) of each `size` neighbors one after the other."""
+        return self.map(lambda array: array.reshape(len(array) // size, size * array.shape[1], *array.shape[2:]))
+
+    def beside(self, other: Self) -> Self:
+        """Return the sum with another block of this tensor."""
+        return self._with(**{n: getattr(self, n) + getattr(other, n) for n in (*self.arrays, "point_weights")})
+
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """See `Block.map`."""
+        return self._with(**{name: tuple(map(function, getattr(self, name))) for name in self.arrays})
+
+    def _with(self, **changed: Any) -> Self:
+        return replace(self, **changed)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Linear(_Pairs):
+    """A matrix (q, p) that inputs a were multiplied by: example i has ``sum_j w_j sum_t e_{j,t} a_{j,t}^T``.
+
+    Attributes
+    ----------
+    inputs : tuple of J arrays (B, T_j, p)
+        a.
+    gradients : tuple of J arrays (B, T_j, q)
+        e: of the loss by the outputs.
+    point_weights : tuple of J floats
+    gram : bool
+        Take norms by inner products of rows, which is cheaper for few rows and large matrices.
+    """
+
+    inputs: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+    point_weights: tuple[float, ...]
+    gram: bool = False
+    arrays: ClassVar[tuple[str, ...]] = ("inputs", "gradients")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(q, p)."""
+        return int(self.gradients[0].shape[2]), int(self.inputs[0].shape[2])
+
+    @property
+    def exact(self) -> bool:
+        """Whether points are subtracted: what is left may be far smaller than float32's rounding of each."""
+        return min(self.point_weights) < 0 < max(self.point_weights)
+
+    @property
+    def layer(self) -> LinearPairs[Any]:
+        """What the port takes."""
+        return LinearPairs(self.inputs, self.gradients, self.point_weights, self.gram, self.exact)
+
+    @property
+    def rounding(self) -> float:
+        """See `Block.rounding`."""
+        q, p = self.shape
+        return rounding_of_linear(q, p, sum(int(part.shape[1]) for part in self.inputs))
+
+    def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
+        """See `Block.norms`."""
+        return backend.linear_norms([self.layer], [scale])[0]
+
+    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+        """See `Block.add_sum`."""
+        backend.linear_sums([self.layer], [weights], [out], [scale])
+
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    def rows(self) -> Any:
+        """See `Block.rows`."""
+        parts = zip(self.inputs, self.gradients, self.point_weights, strict=True)
+        tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
+        return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
+
+    def beside(self, other: Linear) -> Linear:
+        """Return the sum with another block of this matrix."""
+        return replace(super().beside(other), gram=self.gram and other.gram)
+
+
+@dataclass(frozen=True)
+class Embedding(_Pairs):
+    """A table (size, q) of which rows were taken: row r of example i has ``sum_j w_j`` of its e_{j,t} at index r.
+
+    Attributes
+    ----------
+    indices : tuple of J arrays (B, T_j) of int64
+        Which row was taken; a negative one adds nothing.
+    gradients : tuple of J arrays (B, T_j, q)
+    point_weights : tuple of J floats
+    size : int
+        Rows of the table.
+    """
+
+    indices: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+    point_weights: tuple[float, ...]
+    size: int
+    arrays: ClassVar[tuple[str, ...]] = ("indices", "gradients")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(size, q)."""
+        return self.size, int(self.gradients[0].shape[2])
+
+    @property
+    def rounding(self) -> float:
+        """See `Block.rounding`."""
+        return rounding_of_rows(math.prod(self.shape))
+
+    def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
+        """See `Block.norms`."""
+        return backend.embedding_norms(self.indices, self.gradients, self.point_weights, self.size, scale=scale)
+
+    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+        """See `Block.add_sum`."""
+        backend.embedding_sum(self.indices, self.gradients, self.point_weights, weights, out, scale=scale)
+
+    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    def rows(self) -> Any:
+        """See `Block.rows`."""
+        first = self.gradients[0]
+        shape = self.examples, *self.shape
+        rows = np.zeros(shape, first.dtype) if isinstance(first, np.ndarray) else first.new_zeros(shape)
+        for indices, gradients, weight in zip(self.indices, self.gradients, self.point_weights, strict=True):
+            for row, index, gradient in zip(rows, indices, gradients, strict=True):
+                kept = index >= 0
+                if isinstance(row, np.ndarray):
+                    np.add.at(row, index[kept], weight * gradient[kept])
+                else:  # without a look at values, for which a device would wait
+                    row.index_add_(0, index.clamp(min=0), (weight * gradient).masked_fill(~kept[:, None], 0.0))
+        return rows.reshape(self.examples, math.prod(self.shape))
+
+
+# All kinds.
 
 
 def as_block(values: Any) -> Block:

@@ -1,15 +1,75 @@
-"""The clipped sum of a micro-batch: norms, factors and weighted sums, as one piece of work."""
+"""The clipped sum of a micro-batch: norms, factors and weighted sums of a whole model's blocks, kind by kind."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import Block
-from dpcore.stages.clipping.groups import Grouping
-from dpcore.stages.clipping.together import norms_of
+from dpcore.spec.pair_ops import LinearPairs
+from dpcore.stages.clipping.blocks import Block, Linear, Rows
+from dpcore.stages.clipping.clip import Grouping
+
+
+def norms_of(
+    backend: Backend[Any], blocks: Sequence[Block], groups: Sequence[Sequence[int]], scales: Sequence[Any]
+) -> list[Any]:
+    """Return N_i of the concatenation of some tensors' blocks, for each group of tensors (B,) float64.
+
+    There is a block for each tensor, and a scale (d_l,) or None that it is multiplied by. The rows of a group are one
+    vector, whose norm the port takes at once, and of all groups in one operation. The norms of all linear layers,
+    whatever their groups, are one operation too; and so is what joins those of a group.
+    """
+    _, layers, others = _apart(blocks, [i for members in groups for i in members])
+    own = {i: blocks[i].norms(backend, scales[i]) for i in others}
+    if layers:
+        of_layers = backend.linear_norms([*layers.values()], [scales[i] for i in layers])
+        own |= zip(layers, of_layers, strict=True)
+    rows, found = list[tuple[int, int]](), list[list[Any]]()
+    for members in groups:
+        rows += [(len(found), i) for i in members if i not in own]
+        found.append([own[i] for i in members if i in own])
+    if rows:
+        with_rows = list(dict.fromkeys(group for group, _ in rows))
+        number = {group: k for k, group in enumerate(with_rows)}
+        values, given = [blocks[i].rows() for _, i in rows], [scales[i] for _, i in rows]
+        norms = backend.group_norms(values, [number[group] for group, _ in rows], given)
+        for group, norm in zip(with_rows, norms, strict=True):
+            found[group].insert(0, norm)
+    return list(backend.joined_norms(found))
+
+
+def add_sums(
+    backend: Backend[Any], blocks: Sequence[Block], weights: Sequence[Any], totals: Sequence[Any], scales: Sequence[Any]
+) -> None:
+    """Add each block's sum, weighted and times its scale, to the tensor's total: rows by one operation, layers too."""
+    rows, layers, others = _apart(blocks, range(len(blocks)))
+
+    def of(kind: Iterable[int]) -> tuple[list[Any], list[Any], list[Any]]:
+        chosen = list(kind)
+        return [weights[i] for i in chosen], [totals[i] for i in chosen], [scales[i] for i in chosen]
+
+    if rows:
+        backend.weighted_sum([blocks[i].rows() for i in rows], *of(rows))
+    if layers:
+        backend.linear_sums([*layers.values()], *of(layers))
+    for i in others:
+        blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
+
+
+def _apart(blocks: Sequence[Block], members: Iterable[int]) -> tuple[list[int], dict[int, LinearPairs[Any]], list[int]]:
+    """Return which members are rows and which are linear layers, of which one operation takes all, and the others."""
+    rows, layers, others = list[int](), dict[int, LinearPairs[Any]](), list[int]()
+    for i in members:
+        block = blocks[i]
+        if isinstance(block, Rows):
+            rows.append(i)
+        elif isinstance(block, Linear):
+            layers[i] = block.layer
+        else:
+            others.append(i)
+    return rows, layers, others
 
 
 def add_clipped(
@@ -29,18 +89,14 @@ def add_clipped(
 
     Parameters
     ----------
-    backend : Backend
-    blocks : sequence of Block
-        One for each tensor.
     rule : str
         See `dpcore.spec.ops.Backend.clip_factors`.
-    grouping : Grouping
     sizes : sequence of int
         Coordinates of each group.
     unit : float
         The grid's step: what one of the sum's integers stands for.
-    totals : sequence of (d_l,) float64 arrays of integers, in place
-    scales : sequence of (d_l,) arrays or None
+    totals, scales : sequences of (d_l,) arrays
+        One for each tensor, as the blocks: float64 integers that are added to, and a scale or None.
     add_sums : callable
         See `dpcore.mechanism.peers.Peers.add_sums`.
     """

@@ -1,11 +1,16 @@
 """The filter stage: a linear recurrence over time on the released averages (post-processing: it costs no privacy)."""
 
-from dpcore.stages.filters.base import Filter, Identity
-from dpcore.stages.filters.chain import Chain
-from dpcore.stages.filters.designs import NAMED_FILTERS, butterworth, chebyshev, named_filter
-from dpcore.stages.filters.first_order import Accumulation, Averaging
+from dpcore.stages.filters.base import Chain, Filter, Identity
 from dpcore.stages.filters.kalman import FullKalman, ScalarKalman
-from dpcore.stages.filters.low_pass import LowPass
+from dpcore.stages.filters.linear import (
+    NAMED_FILTERS,
+    Accumulation,
+    Averaging,
+    LowPass,
+    butterworth,
+    chebyshev,
+    named_filter,
+)
 from dpcore.stages.filters.optimal_fir import OptimalFIR
 
 __all__ = [

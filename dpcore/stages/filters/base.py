@@ -1,4 +1,4 @@
-"""The protocol of a filter: the coefficients of each step of a linear recurrence."""
+"""The protocol of a filter: the coefficients of each step of a linear recurrence; none, and several in a row."""
 
 from __future__ import annotations
 
@@ -100,3 +100,37 @@ def _coefficients(name: str, filter: Filter, step: int) -> tuple[FilterCoefficie
         if normalizer == 0:
             raise ArgumentError(f"{name}: coefficients({step}).normalizer=0: must not be 0")
     return found
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The output of each filter is the input of the next.
+
+    ``Chain(f)`` filters as f does, ``Chain()`` not at all, and a chain inside a chain is laid out flat. Adaptive
+    filters are refused, and what is no filter.
+    """
+
+    filters: tuple[Filter, ...]
+    adaptive: ClassVar[bool] = False
+
+    def __init__(self, *filters: Filter) -> None:
+        flat: list[Filter] = []
+        for stage in filters:
+            if isinstance(stage, type) or not hasattr(stage, "coefficients") or not hasattr(stage, "order"):
+                raise ArgumentTypeError(f"filters={stage!r}: must be filters from dpcore.stages.filters")
+            if stage.adaptive:
+                raise ArgumentError(
+                    f"filters={stage!r}: an adaptive filter weighs the released averages themselves, kept for it, and "
+                    "cannot stand in a chain, where it would meet another filter's output; use it alone"
+                )
+            flat.extend(stage.filters if isinstance(stage, Chain) else (stage,))
+        object.__setattr__(self, "filters", tuple(flat))
+
+    @property
+    def order(self) -> int:
+        """Number of state vectors, those of all filters together."""
+        return sum(stage.order for stage in self.filters)
+
+    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
+        """Return the recurrences of all filters, the first to be applied first."""
+        return tuple(recurrence for stage in self.filters for recurrence in stage.coefficients(step))

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from dpcore.stages.strategies.banded import Banded, Identity
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
-from dpcore.stages.strategies.dense import Dense, Tree, TreeOptimal, from_matrix, nodes_touched
-from dpcore.stages.strategies.named import NAMES, NamedStrategy, strategy
+from dpcore.stages.strategies.kinds import (
+    BLT,
+    NAMES,
+    Banded,
+    BandedInverseToeplitz,
+    BandedToeplitz,
+    Coefficients,
+    Dense,
+    Identity,
+    NamedStrategy,
+    SquareRoot,
+    Tree,
+    TreeOptimal,
+    banded_inverse_square_root,
+    from_matrix,
+    nodes_touched,
+    strategy,
+)
 from dpcore.stages.strategies.recommended import Recommendation, Recommended, candidates, for_run, recommend
 from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
 from dpcore.stages.strategies.search.optimize import folder as cache_folder
 from dpcore.stages.strategies.sensitivity import sensitivity, separated_sensitivity
 from dpcore.stages.strategies.streaming import InBlocks, StreamingCost, in_blocks, streaming_cost
-from dpcore.stages.strategies.toeplitz import (
-    BLT,
-    BandedInverseToeplitz,
-    BandedToeplitz,
-    Coefficients,
-    SquareRoot,
-    banded_inverse_square_root,
-)
 from dpcore.stages.strategies.workloads import Workload, error_of, max_error, rmse
 
 __all__ = [

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import workloads
-from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import LARGEST_GROWTH, Strategy, check_rows
+from dpcore.stages.strategies.kinds import BLT, BandedInverseToeplitz, BandedToeplitz, Identity
 from dpcore.stages.strategies.search.optimize import optimal
 from dpcore.stages.strategies.streaming import StreamingCost, in_blocks, streaming_cost
-from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz
 from dpcore.stages.strategies.workloads import Workload
 
 VECTORS: Final = 4
@@ -28,16 +27,9 @@ _DIGITS: Final = 5
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A strategy that fits, what it costs, and how it was chosen.
+    """A strategy that fits, of kind "identity" or one of `dpcore.strategies.optimal`, and what it costs.
 
-    Attributes
-    ----------
-    kind : str
-        "identity", or a kind of `dpcore.strategies.optimal`.
-    strategy : Strategy
-    error : float
-        Root mean squared error of the workload at mu = 1, in clip norms.
-    cost : StreamingCost
+    `error` is the root mean squared error of the workload at mu = 1, in clip norms.
     """
 
     kind: str
@@ -49,7 +41,9 @@ class Recommendation:
 def candidates(
     workload: Workload | int, *, epochs: int = 1, vectors: int = VECTORS, rows: int = 1, bands: int | None = None
 ) -> list[Recommendation]:
-    """Return the best strategy of each kind that streams in so much memory, the recommended one first.
+    """Return the best strategy of each kind that streams in so much memory, by error, the recommended one first.
+
+    That is the best; or one that is at most 1 % above the least error and keeps fewer vectors.
 
     Parameters
     ----------
@@ -64,11 +58,6 @@ def candidates(
         Rows of noise that may be drawn in a step; each is a pass of the generator over all parameters.
     bands : int, optional
         The most bands that the strategy's matrix may have: for sampling that amplifies banded ones.
-
-    Returns
-    -------
-    list of Recommendation
-        By error; but one that is at most 1 % above the least error and keeps fewer vectors comes first.
     """
     wanted = workloads.ones(workload) if isinstance(workload, int | np.integer) else workload
     steps, vectors = wanted.steps, validate.integer(vectors=vectors, minimum=0)

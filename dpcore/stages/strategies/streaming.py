@@ -12,10 +12,8 @@ import numpy as np
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.ops import RingCoefficients
-from dpcore.stages.strategies.banded import Identity
 from dpcore.stages.strategies.base import Matrix, Strategy, check_steps
-from dpcore.stages.strategies.named import NamedStrategy
-from dpcore.stages.strategies.toeplitz import Toeplitz
+from dpcore.stages.strategies.kinds import Identity, NamedStrategy, Toeplitz
 
 # Noise made of rows of Z that are drawn again, for a block of steps together.
 #
@@ -39,15 +37,7 @@ def _of_strategy(name: str, words: str) -> Any:
 
 @dataclass(frozen=True)
 class InBlocks:
-    """A strategy that draws rows of Z again, for `block` steps together; its matrix is that of `strategy`.
-
-    Parameters
-    ----------
-    strategy : Strategy or NamedStrategy
-        Of any kind but independent noise and banded C, of which each row is drawn once anyway.
-    block : int
-        B steps, and so many vectors of the parameters' size. 1 keeps nothing and draws all rows again at each step.
-    """
+    """A `strategy` whose rows of Z are drawn again, for `block` steps together; made by `in_blocks`."""
 
     strategy: Any
     block: int
@@ -132,14 +122,10 @@ def in_blocks(strategy: Strategy | NamedStrategy, block: int) -> Strategy:
     ----------
     strategy : Strategy or NamedStrategy
         One that draws rows of Z again, such as `Dense` or `SquareRoot`, or `BandedInverseToeplitz`, which then keeps no
-        ring: with ``block=1`` it draws its b rows at each step and stores nothing.
+        ring: with ``block=1`` it draws its b rows at each step and stores nothing. Others, of which each row is drawn
+        once anyway, are refused.
     block : int
         B steps, and so many vectors of the parameters' size, as secret as the noise. 1 keeps none.
-
-    Raises
-    ------
-    ArgumentError
-        For independent noise and banded C, of which each row is drawn once anyway.
     """
     return InBlocks(strategy, block)
 
@@ -152,7 +138,7 @@ _FLOAT = 8  # bytes of a float64 number
 
 @dataclass(frozen=True)
 class StreamingCost:
-    """What a strategy's noise costs.
+    """What a strategy's noise costs, each vector being of the parameters' size.
 
     Attributes
     ----------
@@ -161,7 +147,7 @@ class StreamingCost:
         all read and written. "redrawn": rows of Z drawn again at each step. "blocks": rows drawn again for several
         steps together.
     vectors : int
-        Vectors kept from step to step, each of the parameters' size, as secret as the noise key.
+        Kept from step to step, as secret as the noise key.
     rows_drawn : float
         Rows of Z drawn in a step, on average over the run: passes of the generator over all parameters.
     bytes_moved : float
@@ -198,19 +184,7 @@ def way(strategy: Strategy) -> str:
 
 
 def streaming_cost(strategy: Strategy, steps: int) -> StreamingCost:
-    """Return what the noise of a run of `steps` steps costs.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    steps : int
-        Of the run, 1 or more.
-
-    Raises
-    ------
-    ArgumentError
-        If the strategy does not suit so many steps (`check_steps`).
-    """
+    """Return what the noise of a run of `steps` steps, at least 1, costs; refused where they do not suit `strategy`."""
     steps = check_steps(strategy, validate.integer(1, steps=steps))
     how, vectors = way(strategy), strategy.order
     if how in ("ring", "recurrence"):

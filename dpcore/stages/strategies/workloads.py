@@ -18,8 +18,8 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix, Strategy
+from dpcore.stages.strategies.kinds import Toeplitz, summed
 from dpcore.stages.strategies.sensitivity import sensitivity
-from dpcore.stages.strategies.toeplitz import Toeplitz, summed
 
 # What a strategy is chosen for: a lower-triangular matrix A whose inverse has few bands.
 #
@@ -195,20 +195,8 @@ def row_norms(strategy: Strategy, workload: npt.ArrayLike, steps: int) -> Matrix
 def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iterable[npt.ArrayLike]) -> float:
     """Return the root mean squared error per step and coordinate at mu = 1, in clip norms.
 
-    Parameters
-    ----------
-    strategy : Strategy
-        C.
-    workload : (steps, steps) array
-        A.
-    steps : int
-        Steps of the run.
-    patterns : iterable of (k,) integer arrays
-        When examples take part, see `sensitivity`.
-
-    Notes
-    -----
-    ``sqrt(mean of the squared row norms of A C^{-1}) * sensitivity``, which is the noise multiplier at mu = 1.
+    It is ``sqrt(mean of the squared row norms of A C^{-1}) * sensitivity``, which is the noise multiplier at mu = 1, of
+    C, the `strategy`, and A, the `workload` (steps, steps); `patterns` say when examples take part (`sensitivity`).
     """
     squares = np.square(row_norms(strategy, workload, steps))
     return math.sqrt(float(squares.mean())) * sensitivity(strategy, patterns, steps)
@@ -219,8 +207,8 @@ def max_error(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns:
     return float(row_norms(strategy, workload, steps).max()) * sensitivity(strategy, patterns, steps)
 
 
-def error_of(strategy: Strategy, workload: Workload, epochs: int = 1, *, largest: bool = False) -> float:
-    """Return the root mean squared error at mu = 1, or the largest one; see `rmse`.
+def error_of(strategy: Strategy, workload: Workload, epochs: int = 1) -> float:
+    """Return the root mean squared error at mu = 1; see `rmse`.
 
     Also over millions of steps where both are Toeplitz.
     """
@@ -237,4 +225,4 @@ def error_of(strategy: Strategy, workload: Workload, epochs: int = 1, *, largest
         moved = float(np.linalg.norm(summed(column, steps, epochs, period)))
     elif epochs > 1:
         moved = sensitivity(strategy, (np.arange(first, steps, period) for first in range(period)), steps)
-    return math.sqrt(float(squares.max() if largest else squares.mean())) * moved
+    return math.sqrt(float(squares.mean())) * moved

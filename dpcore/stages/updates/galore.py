@@ -26,7 +26,7 @@ class GaLore(Checked):
     rank : int
         Number of singular vectors.
     every : int
-        Steps between two singular value decompositions, which are made by NumPy in the host's memory.
+        Steps between two decompositions, which NumPy makes in the host's memory.
 
     References
     ----------

@@ -139,9 +139,10 @@ def is_stable(stage: Coefficients | Transfer) -> bool:
 def limiting_noise_factor(stage: Coefficients | Transfer) -> float:
     """Return ``sum_tau kappa_tau^2``, the noise factor in the long run; infinite for an unstable filter.
 
-    With the state x_{t+1} = A x_t + e_1 g_t, the sum is b_0^2 + C P C^T, where P = sum_k A^k e_1 e_1^T A^kT. Doubling
-    (P <- P + A P A^T, A <- A A) has 2^k terms after k rounds.
+    With the state x_{t+1} = A x_t + e_1 g_t, the sum is b_0^2 + C P C^T, where P solves P = A P A^T + e_1 e_1^T.
     """
+    from scipy.linalg import solve_discrete_lyapunov
+
     b, a = _transfer(stage)
     if not is_stable(stage):
         return float("inf")
@@ -151,16 +152,8 @@ def limiting_noise_factor(stage: Coefficients | Transfer) -> float:
     b, a = np.pad(b, (0, size + 1 - len(b))), np.pad(a, (0, size + 1 - len(a)))
     power = np.eye(size, k=-1)
     power[0] = -a[1:]
-    output = b[1:] - b[0] * a[1:]
-    first = np.eye(size, 1)
-    total = first @ first.T
-    for _ in range(64):
-        added = power @ total @ power.T
-        total += added
-        if np.abs(added).max() <= 1e-17 * np.abs(total).max():
-            break
-        power @= power
-    return float(b[0] ** 2 + output @ total @ output)
+    output, first = b[1:] - b[0] * a[1:], np.eye(size, 1)
+    return float(b[0] ** 2 + output @ solve_discrete_lyapunov(power, first @ first.T, method="direct") @ output)
 
 
 def delay(stage: Coefficients | Transfer) -> float:
@@ -210,12 +203,8 @@ def cutoff(stage: Coefficients | Transfer, points: int = 4097) -> float:
 def snr(autocorrelation: ArrayLike, impulse_response: ArrayLike) -> float:
     """Return DOPPLER's normalized SNR, ``(sum_t sum_tau<=t c_tau kappa_tau) / (sum_t sum_tau<=t kappa_tau^2)``, t < T.
 
-    Parameters
-    ----------
-    autocorrelation : array of float, shape (T,)
-        c_0..c_{T-1}: normalized autocorrelation of the gradient. c_0 = 1/2: the SNR is 1/2 without a filter.
-    impulse_response : array of float, shape (T,)
-        kappa_0..kappa_{T-1}, not all zero.
+    `autocorrelation`, c_0..c_{T-1}, is the gradient's, normalized: c_0 = 1/2, so that the SNR is 1/2 without a filter.
+    `impulse_response` is kappa_0..kappa_{T-1}, not all zero.
 
     References
     ----------

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.sampling.base import Indices
+from dpcore.sampling.draw import Indices
 from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.ahead import Ahead

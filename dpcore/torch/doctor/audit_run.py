@@ -61,12 +61,12 @@ from dpcore.audit.verdict import AuditResult, RatioBound, judged, log_wealth
 from dpcore.errors import ArgumentError, DpcoreError
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
-from dpcore.sampling.sharding import Shard
+from dpcore.sampling.base import Shard
 from dpcore.spec import validate
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import new_key
 from dpcore.stages.clipping.blocks import as_blocks
-from dpcore.stages.clipping.together import norms_of
+from dpcore.stages.clipping.clipped_sum import norms_of
 from dpcore.stages.method import Method
 from dpcore.stages.queries import Plain
 from dpcore.torch.data import batches

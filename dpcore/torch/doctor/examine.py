@@ -21,7 +21,7 @@ from torch import nn
 from dpcore import methods
 from dpcore.errors import ArgumentError, ArgumentTypeError, DeltaWarning, DpcoreError
 from dpcore.spec import validate
-from dpcore.stages.clipping.together import norms_of
+from dpcore.stages.clipping.clipped_sum import norms_of
 from dpcore.stages.method import Method
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpcore import accounting
 from dpcore.accounting import calibrate
-from dpcore.accounting.calibrate import greatest_meeting, least_meeting
+from dpcore.accounting.calibrate import least_private
 from dpcore.accounting.events import Composed, Event, FixedSizeSampledGaussian, Gaussian, PoissonSampledGaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
@@ -38,7 +38,9 @@ def test_noise_meets_its_target(log_epsilon: float, log_delta: float, log_rate: 
     for name in {"rdp", "gaussian"} & set(accounting.accountants_for(make(1.0))):
         sigma = calibrate("noise_multiplier", target, delta, make, name)
         reached = accounting.epsilon(make(sigma), delta, name)
-        assert target * (1 - EXACT) <= reached <= target
+        assert reached <= target
+        # Right behind RDP's jump to 0, or near the target.
+        assert accounting.epsilon(make(sigma * (1 - 1e-9)), delta, name) > target or reached >= target * (1 - EXACT)
 
 
 @settings(max_examples=20)
@@ -167,8 +169,7 @@ def test_search_of_a_power(power: float, log_target: float, log_start: float, lo
         asked.append(value)
         return value**-power
 
-    value, met = least_meeting(epsilon, target, 10.0**log_start, (1e-60, 1e60), tolerance)
-    assert met
+    value = least_private(epsilon, target, 10.0**log_start, (1e60, 1e-60), tolerance)
     assert target * (1 - tolerance) <= value**-power <= target
     assert len(set(asked)) < 60
 
@@ -182,8 +183,7 @@ def test_search_of_an_integer_power(power: float, log_scale: float, start: int, 
         asked.add(value)
         return float(value) ** power / scale
 
-    value, met = greatest_meeting(epsilon, 1.0, start, largest)
-    assert value == 0 or float(value) ** power / scale <= 1.0
-    assert met == (value < largest)
-    assert not met or float(value + 1) ** power / scale > 1.0
+    value = least_private(epsilon, 1.0, start, (1, largest), None)
+    assert value == 1 or value**power / scale <= 1.0
+    assert value == largest or (value + (value**power / scale <= 1.0)) ** power / scale > 1.0
     assert len(asked) < 80

@@ -18,7 +18,7 @@ from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import Peers
 from dpcore.plan.plan import Plan
 from dpcore.sampling import PoissonSampler, UserSampler
-from dpcore.sampling.sharding import shard
+from dpcore.sampling.base import shard
 from dpcore.spec import keys as spent
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout, Piece

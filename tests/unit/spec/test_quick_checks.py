@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dpcore.errors import DpcoreError
 from dpcore.spec import check_rows, memory
-from dpcore.stages.clipping.blocks import Rows, as_blocks
-from dpcore.stages.clipping.rows import as_rows
+from dpcore.stages.clipping.blocks import Rows, as_blocks, as_rows
 
 torch = pytest.importorskip("torch")
 

@@ -23,8 +23,7 @@ from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping import AdaptiveClip, Clip
-from dpcore.stages.clipping.adaptive import REACH, limits, twice_the_bits
-from dpcore.stages.clipping.running import RunningNorm
+from dpcore.stages.clipping.adaptive import REACH, RunningNorm, limits, twice_the_bits
 from dpcore.stages.filters import OptimalFIR
 from dpcore.stages.noise import IndependentGaussian
 from dpcore.stages.updates import SGD

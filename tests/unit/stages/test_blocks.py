@@ -26,7 +26,7 @@ from dpcore.stages.clipping.blocks import (
     of_units,
     scaled,
 )
-from dpcore.stages.clipping.together import add_sums, norms_of
+from dpcore.stages.clipping.clipped_sum import add_sums, norms_of
 
 PORT = load_backend("numpy")
 EXAMPLES, SIZE, WIDTH = 5, 4, 3

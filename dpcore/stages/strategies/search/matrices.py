@@ -1,31 +1,29 @@
 """The best of all strategies where every example takes part once, with its proof.
 
-With X = C^T C, row t of A C^{-1} has the squared norm ``r_t = (A X^{-1} A^T)_tt``, and column s of C the squared norm
-X_ss. The error, squared, is ``sum_t u_t r_t`` times the largest X_ss: for the mean error all u_t are 1/T, for the
-largest one u is the worst of all weights that add up to 1.
+With X = C^T C, row t of A C^{-1} has the squared norm ``(A X^{-1} A^T)_tt``, and column s of C the squared norm X_ss.
+The squared error is ``tr(A X^{-1} A^T) / T`` times the largest X_ss.
 
-**Lower bound.** For all lambda > 0, and any lower-triangular or other C with all X_ss <= 1, with B = U^(1/2) A:
+**Lower bound.** For all lambda > 0, and any lower-triangular or other C with all X_ss <= 1:
 
-    tr(B X^{-1} B^T) sum(lambda)  >=  tr(B X^{-1} B^T) tr(Lambda X)
-                                  >=  tr((Lambda^(1/2) B^T B Lambda^(1/2))^(1/2))^2,
+    tr(A X^{-1} A^T) sum(lambda)  >=  tr(A X^{-1} A^T) tr(Lambda X)
+                                  >=  tr((Lambda^(1/2) A^T A Lambda^(1/2))^(1/2))^2,
 
 the second by Cauchy-Schwarz, in nuclear and Frobenius norms,
-``|B Lambda^(1/2)|_* = |(B C^{-1}) (C Lambda^(1/2))|_* <= |B C^{-1}|_F |C Lambda^(1/2)|_F``. So
-``(sum of the singular values of U^(1/2) A Lambda^(1/2))^2 / sum(lambda)`` is below any mechanism's squared error.
-Equality holds for ``X = Lambda^(-1/2) (Lambda^(1/2) B^T B Lambda^(1/2))^(1/2) Lambda^(-1/2)`` where all X_ss are 1.
+``|A Lambda^(1/2)|_* = |(A C^{-1}) (C Lambda^(1/2))|_* <= |A C^{-1}|_F |C Lambda^(1/2)|_F``. So
+``(sum of the singular values of A Lambda^(1/2))^2 / (T sum(lambda))`` is below any mechanism's squared error. Equality
+holds for ``X = Lambda^(-1/2) (Lambda^(1/2) A^T A Lambda^(1/2))^(1/2) Lambda^(-1/2)`` where all X_ss are 1.
 
-**Search.** So lambda is multiplied by the square of X's diagonal, and u by the square of r, until the two bounds meet:
-a fixed-point iteration, accelerated, without a proof of convergence; what is proved is each bound. With singular
-values p S q^T of U^(1/2) A Lambda^(1/2), X and r are those of q S q^T and p S p^T. S^(-2) and q are the
-eigenvalues and vectors of ``Lambda^(-1/2) A^{-1} U^{-1} A^{-T} Lambda^(-1/2)``, which is tridiagonal where
-A^{-1} has two bands.
+**Search.** The logarithm of the bound over log lambda, whose derivative is the difference of the shares that each s has
+in ``lambda_s X_ss`` and in lambda. It is 0 where bound and strategy meet. With singular values p S q^T of
+A Lambda^(1/2), X is that of q S q^T. S^(-2) and q are the eigenvalues and vectors of
+``Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2)``, which is tridiagonal where A^{-1} has two bands.
 
-**Start.** Where A^{-1} has two bands, as that of prefix sums, the search for the mean error begins near its end, and
-without eigenvectors. It needs the diagonal of ``S = T^(-1/2)`` for a tridiagonal
-T = Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2). S is nearly a sum of few ``w_i (T + s_i)^{-1}``, and the diagonal of each
-of these follows from the pivots of its factorizations from the top, f, and from the end, g: it is 1 / (f + g - T_tt).
-That takes the time of T steps, and no proof rests on it: whatever lambda is found, its bound is computed from singular
-values.
+**Start.** Where A^{-1} has two bands, as that of prefix sums, the search begins near its end, and without eigenvectors:
+lambda is multiplied by the square of X's diagonal again and again. That needs the diagonal of ``S = T^(-1/2)`` for a
+tridiagonal T = Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2). S is nearly a sum of few ``w_i (T + s_i)^{-1}``, and the
+diagonal of each of these follows from the pivots of its factorizations from the top, f, and from the end, g: it is
+1 / (f + g - T_tt). That takes the time of T steps, and no proof rests on it: whatever lambda is found, its bound is
+computed from singular values.
 
 References
 ----------
@@ -35,55 +33,81 @@ method 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, islice
 
 import numpy as np
 
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.search.series import descent
 from dpcore.stages.strategies.workloads import Workload
 
-# The best banded strategies whose columns all have norm 1.
-#
-# With D = A C^{-1}, the squared mean error is ``tr(D^T D) / T``, and its derivative by C is ``-(2/T) D^T D C^{-T}``, of
-# which the bands are taken. C is given up to the norms of its columns; with at most as many bands as there are steps
-# between two of an example's, its columns have no row in common, and its squared sensitivity is their number.
+# Descent by L-BFGS on an open domain, such as that of positive definite matrices: SciPy's does not bear its edge.
 
 
-def banded(workload: Workload, start: Matrix) -> Matrix:
-    """Return the bands (b, T) of the least mean error, from bands to begin with."""
-    from scipy.linalg import solve_triangular
-    from scipy.optimize import minimize
+_DECREASE, _SHORTEST_MOVE = 1e-4, 1e-12
 
-    count, steps = start.shape
-    full = np.asarray(workload)
-    band, column = np.nonzero(np.add.outer(np.arange(count), np.arange(steps)) < steps)
-    place = band + column, column
 
-    def objective(free: Matrix) -> tuple[float, Matrix]:
-        c = np.zeros((steps, steps))
-        c[place] = free
-        norms = np.linalg.norm(c, axis=0)
-        c /= norms
-        with np.errstate(all="ignore"):
-            d = solve_triangular(c, full.T, lower=True, trans="T", check_finite=False).T  # D C = A
-            error = float(np.square(d).sum())
-            if not np.isfinite(error) or not (np.diagonal(c) > 0).all():
-                return 1e300, np.zeros_like(free)
-            slope = -2 * solve_triangular(c, d.T @ d, lower=True, check_finite=False).T[place] / error
-        # Along a column its norm changes nothing.
-        radial = np.bincount(column, slope * c[place], minlength=steps)
-        return np.log(error), (slope - radial[column] * c[place]) / norms[column]
+def descent(
+    objective: Callable[[Matrix], tuple[float, Matrix]], start: Matrix, memory: int = 20
+) -> Iterator[tuple[Matrix, float]]:
+    """Yield points of falling value, until no step along the direction lowers it.
 
-    options = {"maxiter": 300, "ftol": 1e-11}
-    found: Any = minimize(objective, start[band, column], jac=True, method="L-BFGS-B", options=options)
-    result = np.zeros((count, steps))
-    result[band, column] = found.x
-    result /= np.linalg.norm(result, axis=0)
-    return result
+    `objective` returns value and gradient, an infinite value outside of the domain.
+
+    References
+    ----------
+    Nocedal and Wright, "Numerical Optimization", algorithm 7.4.
+    """
+    point = start
+    value, slope = objective(point)
+    moves: list[Matrix] = []
+    turns: list[Matrix] = []
+    products: list[float] = []
+    while True:
+        direction = -_times_inverse_hessian(slope, moves, turns, products)
+        fall = _inner(direction, slope)
+        if fall >= 0:
+            direction, fall = -slope, -_inner(slope, slope)
+            moves, turns, products = [], [], []
+        length = 1.0 if moves else min(1.0, 0.1 * np.abs(point).max() / max(np.abs(slope).max(), 1e-300))
+        while True:
+            new = point + length * direction
+            new_value, new_slope = objective(new)
+            if new_value <= value + _DECREASE * length * fall:
+                break
+            length /= 2
+            if length < _SHORTEST_MOVE:
+                return
+        move, turn = new - point, new_slope - slope
+        product = _inner(move, turn)
+        if product > 0:
+            products = [*products, product][-memory:]
+            moves, turns = [*moves, move][-memory:], [*turns, turn][-memory:]
+        point, value, slope = new, new_value, new_slope
+        yield point, value
+
+
+def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix], products: list[float]) -> Matrix:
+    """Return the two-loop recursion's result; `products` are those of moves and turns."""
+    from scipy.linalg.blas import daxpy
+
+    result, weights = slope.flatten(), []
+    for move, turn, product in zip(reversed(moves), reversed(turns), reversed(products), strict=True):
+        weights.append(_inner(move, result) / product)
+        daxpy(turn.ravel(), result, a=-weights[-1])  # in place
+    if moves:
+        result *= products[-1] / _inner(turns[-1], turns[-1])
+    for move, turn, product, weight in zip(moves, turns, products, reversed(weights), strict=True):
+        daxpy(move.ravel(), result, a=weight - _inner(turn, result) / product)
+    return result.reshape(slope.shape)
+
+
+def _inner(left: Matrix, right: Matrix) -> float:
+    from scipy.linalg.blas import ddot
+
+    return float(ddot(left.ravel(), right.ravel()))
 
 
 MOST_ITERATIONS = 500
@@ -93,12 +117,7 @@ ROUNDING = 32 * 2.0**-53
 
 _NEAR = 1e-7
 
-_POLES, _MOST = 24, 200
-
-_LARGEST_MOVE, _SMALL = 4.0, 1e-8
-
-LEAST_ROW = 1e-5
-"""Least weight of a row, over their mean: rows of weight 0 would have none, and the bound loses as much at most."""
+_POLES, _MOST = 24, 500
 
 
 @dataclass(frozen=True)
@@ -121,48 +140,40 @@ class Bracket:
         return float(np.sqrt(self.squared_error / self.lower_bound)) - 1 if self.lower_bound > 0 else np.inf
 
 
-def brackets(workload: Workload, largest: bool) -> Iterator[Bracket]:
-    """Yield better and better brackets of the least mean error, or of the least largest one."""
+def brackets(workload: Workload) -> Iterator[Bracket]:
+    """Yield better and better brackets of the least mean error."""
     steps = workload.steps
-    search, here = Accelerated(), np.zeros(2 * steps if largest else steps)
-    if not largest and len(workload.inverse) == 2:
-        here = logarithms(workload.inverse, _NEAR)
-    bound, best, kept, last = 0.0, np.inf, np.eye(steps), here
-    for _ in range(MOST_ITERATIONS):
-        columns, rows = _weights(here[:steps]), np.full(steps, 1 / steps)  # lambda and u
-        if largest:
-            rows = np.maximum(_weights(here[steps:]), LEAST_ROW) / steps
-        singular, vectors, total = _singular(workload, columns, rows)
-        proved = total**2 / columns.sum() / rows.sum()
-        if proved < bound / 2 or not np.isfinite(proved):  # the proposal was none
-            search.forget()
-            here = last
-            continue
-        bound, last = max(bound, proved), here
-        diagonal = (vectors**2 @ singular) / columns
-        wanted = np.square(workload.apply(np.sqrt(columns)[:, None] * vectors * singular**-0.5)).sum(axis=1)
+    here = logarithms(workload.inverse, _NEAR) if len(workload.inverse) == 2 else np.ones(steps)
+    bound, best, kept = 0.0, np.inf, np.eye(steps)
+    last: list[tuple[Matrix, Matrix, float]] = []
+
+    def objective(exponents: Matrix) -> tuple[float, Matrix]:
+        columns = _weights(exponents)  # lambda
+        if not columns.all():
+            return np.inf, exponents
+        singular, vectors, total = _singular(workload, columns)
+        last[:] = [(singular, vectors, total)]
+        shares = vectors**2 @ singular  # lambda times the diagonal of X
+        return -2 * float(np.log(shares.sum())), columns / steps - shares / shares.sum()
+
+    objective(here)
+    for _ in chain([None], islice(descent(objective, here), MOST_ITERATIONS)):
+        ((singular, vectors, total),) = last
+        bound = max(bound, total**2 / steps**2)
         # C scaled column by column to norm 1: a strategy whatever lambda is.
-        half = np.sqrt(columns * diagonal)[:, None] * vectors * singular**-0.5
-        errors = np.square(workload.apply(half)).sum(axis=1)
-        error = errors.max() if largest else errors.mean()
+        norms = np.sqrt(vectors**2 @ singular)
+        error = float(np.square(workload.apply(norms[:, None] * vectors * singular**-0.5)).sum()) / steps
         if error < best:
-            scale = 1 / np.sqrt(columns * diagonal)
-            best, kept = error, scale[:, None] * vectors * np.sqrt(singular)
-        yield Bracket(kept, float(best), float(bound))
-        step = 2 * np.log(np.concatenate([diagonal, wanted]) if largest else diagonal)
-        # Both weights are up to a factor.
-        step[:steps] -= np.average(step[:steps], weights=columns)
-        if largest:
-            step[steps:] -= np.average(step[steps:], weights=rows)
-        here = search.following(here, step)
+            best, kept = error, vectors * np.sqrt(singular) / norms[:, None]
+        yield Bracket(kept, best, bound)
 
 
 def quick_bound(workload: Workload, tolerance: float) -> float | None:
     """Return the squared error that no mechanism's mean one is below, where eigenvalues alone tell it; else None."""
     if len(workload.inverse) != 2:
         return None
-    columns, rows = _weights(logarithms(workload.inverse, tolerance)), np.full(workload.steps, 1 / workload.steps)
-    return float(_accurate(*_tridiagonal(workload, columns, rows))[1] ** 2 / columns.sum() / rows.sum())
+    columns = _weights(logarithms(workload.inverse, tolerance))
+    return float(_accurate(*_tridiagonal(workload, columns))[1] / workload.steps) ** 2
 
 
 def _accurate(diagonal: Matrix, off: Matrix) -> tuple[Matrix, float]:
@@ -196,29 +207,29 @@ def factor(square: Matrix) -> Matrix:
     return np.ascontiguousarray(flipped.T[::-1, ::-1])
 
 
-def _singular(workload: Workload, columns: Matrix, rows: Matrix) -> tuple[Matrix, Matrix, float]:
-    """Return singular values and right vectors of U^(1/2) A Lambda^(1/2), and a sum that theirs is not below.
+def _singular(workload: Workload, columns: Matrix) -> tuple[Matrix, Matrix, float]:
+    """Return singular values and right vectors of A Lambda^(1/2), and a sum that theirs is not below.
 
     What rounding makes of an eigenvalue, a small multiple of the unit roundoff and the largest one, must not raise it.
     """
     from scipy.linalg import eigh, eigh_tridiagonal
 
     if len(workload.inverse) <= 2:
-        diagonal, off = _tridiagonal(workload, columns, rows)
+        diagonal, off = _tridiagonal(workload, columns)
         vectors = eigh_tridiagonal(diagonal, off)[1]
         squares, proved = _accurate(diagonal, off)
         return np.maximum(squares, ROUNDING**2 * squares[-1]) ** -0.5, vectors, proved
     # The inverse of the banded matrix, whose small eigenvalues would be lost beside its large ones.
-    half = np.sqrt(rows)[:, None] * np.asarray(workload) * np.sqrt(columns)
+    half = np.asarray(workload) * np.sqrt(columns)
     squares, vectors = eigh(half.T @ half, driver="evd", overwrite_a=True, check_finite=False)
     margin = ROUNDING * squares[-1]
     known = float(np.sqrt(np.maximum(squares - margin, 0)).sum())
     return np.sqrt(np.maximum(squares, margin)), vectors, known
 
 
-def _tridiagonal(workload: Workload, columns: Matrix, rows: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the diagonals of ``Lambda^(-1/2) A^{-1} U^{-1} A^{-T} Lambda^(-1/2)``."""
-    inverse, weights = workload.inverse / np.sqrt(rows), columns**-0.5
+def _tridiagonal(workload: Workload, columns: Matrix) -> tuple[Matrix, Matrix]:
+    """Return the diagonals of ``Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2)``."""
+    inverse, weights = workload.inverse, columns**-0.5
     diagonal = inverse[0] ** 2
     if len(inverse) == 1:
         return diagonal * weights**2, np.zeros(workload.steps - 1)
@@ -230,7 +241,7 @@ def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
     """Return log lambda whose bound is within `tolerance` of the largest, from the two bands of A^{-1}, (2, T)."""
     diagonal, off = inverse[0] ** 2, (inverse[0] * inverse[1])[:-1]
     diagonal[1:] += inverse[1, :-1] ** 2
-    search, here, best, reached = Accelerated(), np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf
+    here, best, reached = np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf
     for _ in range(_MOST):
         scale = np.exp((here.max() - here) / 2)
         found = _root_diagonal(diagonal * scale**2, off * scale[:-1] * scale[1:]) * scale**2
@@ -242,7 +253,7 @@ def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
             best, reached = here, found.max() / mean
         if np.sqrt(reached) - 1 <= tolerance:
             break
-        here = search.following(here, 2 * np.log(found / mean))
+        here = here + 2 * np.log(found / mean)
     return best
 
 
@@ -268,42 +279,6 @@ def _inverse_diagonal(diagonal: Matrix, off: Matrix) -> Matrix:
     down, _, _ = dpttrf(diagonal, off)
     up, _, _ = dpttrf(diagonal[::-1], off[::-1])
     return 1 / np.asarray(down + up[::-1] - diagonal)
-
-
-class Accelerated:
-    """Proposes the next point of ``z <- z + step(z)`` from the last `memory` points and their steps.
-
-    It solves for the combination of these whose steps add up to the least, by least squares. Where a proposal would
-    move a coordinate by more than 4 beyond the plain step, or after `forget`, the plain step is taken.
-
-    References
-    ----------
-    Walker and Ni, "Anderson acceleration for fixed-point iterations", 2011.
-    """
-
-    def __init__(self, memory: int = 6) -> None:
-        self._memory = memory
-        self._points: list[Matrix] = []
-        self._steps: list[Matrix] = []
-
-    def forget(self) -> None:
-        """Begin anew, as after a proposal that turned out bad."""
-        self._points, self._steps = [], []
-
-    def following(self, point: Matrix, step: Matrix) -> Matrix:
-        """Return where to go from a point whose plain step is known."""
-        self._points = [*self._points, point][-self._memory :]
-        self._steps = [*self._steps, step][-self._memory :]
-        if len(self._steps) == 1:
-            return point + step
-        steps, points = np.diff(self._steps, axis=0), np.diff(self._points, axis=0)
-        weights = np.linalg.lstsq(steps.T, step, rcond=_SMALL)[0]
-        moved = step - weights @ (points + steps)
-        if not np.isfinite(moved).all() or np.abs(moved - step).max() > _LARGEST_MOVE:
-            self.forget()
-            return point + step
-        result: Matrix = point + moved
-        return result
 
 
 # The best strategy where every example takes part several times, in a fixed order, with its proof.

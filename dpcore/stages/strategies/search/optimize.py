@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +18,12 @@ import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
-from dpcore.stages.strategies.banded import Banded
+from dpcore.spec.whole_file import whole_file
 from dpcore.stages.strategies.base import Strategy
-from dpcore.stages.strategies.dense import from_matrix
+from dpcore.stages.strategies.kinds import BLT, BandedInverseToeplitz, BandedToeplitz, from_matrix
 from dpcore.stages.strategies.search import matrices
-from dpcore.stages.strategies.search.matrices import Bracket, banded, factor
-from dpcore.stages.strategies.search.series import banded_inverse, blt, fractional_root, toeplitz
-from dpcore.stages.strategies.toeplitz import BLT, BandedInverseToeplitz, BandedToeplitz, Coefficients
+from dpcore.stages.strategies.search.matrices import Bracket, factor
+from dpcore.stages.strategies.search.series import banded_inverse, blt, toeplitz
 from dpcore.stages.strategies.workloads import Workload, error_of, ones
 
 # Solved problems on disk: one file each, named by what was asked and by the version of the search.
@@ -54,16 +53,11 @@ def looked_up(problem: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def keep_solved(problem: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Keep what was found; where that cannot be written, it is found again next time."""
-    path, draft = _path(problem), None
-    try:
+    path = _path(problem)
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft", delete=False) as file:
-            draft = Path(file.name)
+        with whole_file(path) as file:
             np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in found.items()})
-        draft.replace(path)
-    except OSError:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
 
 
 def _path(problem: Mapping[str, Any]) -> Path:
@@ -74,9 +68,8 @@ def _path(problem: Mapping[str, Any]) -> Path:
 # What each kind of strategy is made of, and which settings it has.
 
 
-KINDS: Final = ("dense", "banded", "banded-toeplitz", "toeplitz", "blt", "banded-inverse", "bifr", "lambda-cgd")
-WITH_BANDS: Final = ("banded", "banded-toeplitz", "banded-inverse", "bifr")
-_INVERSES: Final = ("banded-inverse", "bifr", "lambda-cgd")
+KINDS: Final = ("dense", "banded-toeplitz", "blt", "banded-inverse")
+WITH_BANDS: Final = ("banded-toeplitz", "banded-inverse")
 
 
 def settings_of(kind: str, bands: int | None, buffers: int | None, period: int, steps: int) -> dict[str, int]:
@@ -91,7 +84,7 @@ def settings_of(kind: str, bands: int | None, buffers: int | None, period: int, 
     if kind not in WITH_BANDS:
         return {}
     most, why = period, "the steps between two of an example's; with more, its columns overlap"
-    if kind in _INVERSES:
+    if kind == "banded-inverse":
         most, why = steps, "the number of steps"
     count = validate.integer(1, bands=min(32, most) if bands is None else bands)
     if count > most:
@@ -104,30 +97,18 @@ def solved(kind: str, workload: Workload, epochs: int, period: int, settings: di
     if kind == "blt":
         scales, decays = blt(workload, settings["buffers"], epochs, period)
         return {"scales": scales, "decays": decays}
-    bands = settings.get("bands", workload.steps if kind == "toeplitz" else min(2, workload.steps))
-    if kind in _INVERSES:
-        search = banded_inverse if kind == "banded-inverse" else fractional_root
-        return {"series": search(workload, bands, epochs, period)}
-    if kind != "banded":
-        return {"series": toeplitz(workload, bands, epochs, period)}
-    series = toeplitz(workload, bands, epochs, period) if workload.series() is not None else np.eye(1, bands)[0]
-    start = np.repeat(series[:, None], workload.steps, axis=1)
-    start[np.add.outer(np.arange(bands), np.arange(workload.steps)) >= workload.steps] = 0.0
-    return {"bands": banded(workload, start)}
+    search = banded_inverse if kind == "banded-inverse" else toeplitz
+    return {"series": search(workload, settings["bands"], epochs, period)}
 
 
 def strategy_of(kind: str, found: dict[str, Any], steps: int) -> Any:
     """Return the strategy that is made of these numbers."""
     if kind == "dense":
         return from_matrix(found["matrix"])
-    if kind == "banded":
-        return Banded(found["bands"])
     if kind == "blt":
         return BLT(found["scales"].tolist(), found["decays"].tolist(), steps)
     series = tuple(found["series"].tolist())
-    if kind in _INVERSES:
-        return BandedInverseToeplitz(series, steps)
-    return BandedToeplitz(series) if kind == "banded-toeplitz" else Coefficients(series)
+    return BandedToeplitz(series) if kind == "banded-toeplitz" else BandedInverseToeplitz(series, steps)
 
 
 TOLERANCE: Final = 5e-6
@@ -144,18 +125,9 @@ Told = Callable[[Bracket], None]
 class Optimum:
     """A strategy with its certificate.
 
-    Attributes
-    ----------
-    strategy : Strategy
-    error : float
-        Root mean squared error of the workload, or its largest, at mu = 1 and in clip norms: `dpcore.strategies.rmse`.
-    lower_bound : float or None
-        What the error of no mechanism is below, matrix mechanisms of any shape and size among them; None where it is
-        not known.
-    seconds : float
-        That the search took, when it was made.
-    finished : bool
-        False if it was interrupted: the best so far.
+    `error` is the root mean squared error of the workload at mu = 1 and in clip norms (`dpcore.strategies.rmse`), and
+    that of no mechanism is below `lower_bound`, matrix mechanisms of any shape and size among them; None where it is
+    not known. The search took `seconds`, when it was made; it is not `finished` if it was interrupted.
     """
 
     strategy: Strategy
@@ -177,7 +149,6 @@ def optimal(
     epochs: int = 1,
     bands: int | None = None,
     buffers: int | None = None,
-    largest: bool = False,
     tolerance: float | None = None,
     keep: bool = True,
     certified: bool = True,
@@ -187,18 +158,16 @@ def optimal(
 
     Parameters
     ----------
-    kind : {"dense", "banded", "banded-toeplitz", "toeplitz", "blt", "banded-inverse", "bifr", "lambda-cgd"}
+    kind : {"dense", "banded-toeplitz", "blt", "banded-inverse"}
     workload : Workload or int
         A number of steps stands for that of plain SGD, prefix sums.
     epochs : int
         How often an example takes part: at j, j + b, j + 2b, ... with b = ceil(steps / epochs), in a fixed order.
     bands : int, optional
-        Of "banded" and "banded-toeplitz", by default 32 or all steps of an epoch where these are fewer; of
-        "banded-inverse" and "bifr", by default 32 or all steps.
+        Of "banded-toeplitz", by default 32 or all steps of an epoch where these are fewer; of "banded-inverse", by
+        default 32 or all steps.
     buffers : int, optional
         Of "blt"; 4 by default.
-    largest : bool
-        Minimize the largest error of any step instead of the mean one; for "dense" and one epoch.
     tolerance : float, optional
         How far above the least error a dense strategy may be, as a share of it; by default 5e-6, or 1e-6 for several
         epochs.
@@ -209,14 +178,10 @@ def optimal(
     told : callable, optional
         Told of every bracket of a dense search.
 
-    Raises
-    ------
-    ArgumentError
-        For a kind that does not fit the workload or the participation.
-
     Notes
     -----
-    Ctrl-C ends a dense search with the best strategy so far, which is not `finished`.
+    A kind that does not fit the workload or the participation is refused. Ctrl-C ends a dense search with the best
+    strategy so far, which is not `finished`.
     """
     workload = _workload(workload)
     steps = workload.steps
@@ -227,19 +192,17 @@ def optimal(
     settings = settings_of(kind, bands, buffers, period, steps)
     usual = TOLERANCE if epochs == 1 else TOLERANCE_OF_EPOCHS
     tolerance = usual if tolerance is None else validate.positive(tolerance=tolerance)
-    if largest and (kind != "dense" or epochs > 1):
-        raise ArgumentError(f"largest=True: is for kind='dense' and epochs=1, not for {kind!r} and {epochs}")
-    if steps > MOST_DENSE and kind in ("dense", "banded"):
+    if steps > MOST_DENSE and kind == "dense":
         raise ArgumentError(
             f"steps={steps}: must be at most {MOST_DENSE} for kind={kind!r}; take 'banded-toeplitz' or 'blt'"
         )
-    problem = {"kind": kind, "workload": workload.describe()["sha256"], "epochs": epochs, "largest": largest,
+    problem = {"kind": kind, "workload": workload.describe()["sha256"], "epochs": epochs,
                "tolerance": tolerance, "certified": certified, **settings}  # fmt: skip
     found = looked_up(problem) if keep else None
     if found is None:
         begun = time.monotonic()
         if kind == "dense":
-            found = _dense(workload, epochs, period, largest, tolerance, told)
+            found = _dense(workload, epochs, period, tolerance, told)
         else:
             found = {**solved(kind, workload, epochs, period, settings), "finished": True}
             found["bound"] = squared_bound(workload, epochs, keep=keep) if certified else 0.0
@@ -247,21 +210,18 @@ def optimal(
         if keep and found["finished"]:
             keep_solved(problem, found)
     strategy, bound = strategy_of(kind, found, steps), float(found["bound"])
-    error = error_of(strategy, workload, epochs, largest=largest)
+    error = error_of(strategy, workload, epochs)
     known = math.sqrt(bound) if bound > 0 else None
     return Optimum(strategy, error, known, float(found["seconds"]), bool(found["finished"]))
 
 
-def lower_bound(workload: Workload | int, *, epochs: int = 1, largest: bool = False, tolerance: float = 1e-4) -> float:
+def lower_bound(workload: Workload | int, *, epochs: int = 1, tolerance: float = 1e-4) -> float:
     """Return what the error of no mechanism is below, within `tolerance` of the least; arguments as of `optimal`.
 
-    Raises
-    ------
-    ArgumentError
-        For more than 4,096 steps, where only that of prefix sums in one epoch is known (and there within 1.8 %).
+    Of more than 4,096 steps, only that of prefix sums in one epoch is known (and there within 1.8 %).
     """
     workload = _workload(workload)
-    bound = squared_bound(workload, epochs, largest=largest, tolerance=tolerance)
+    bound = squared_bound(workload, epochs, tolerance=tolerance)
     if bound <= 0:
         raise ArgumentError(
             f"workload of {workload.steps} steps with epochs={epochs}: must have at most {MOST_DENSE} in one epoch or "
@@ -270,18 +230,16 @@ def lower_bound(workload: Workload | int, *, epochs: int = 1, largest: bool = Fa
     return math.sqrt(bound)
 
 
-def squared_bound(
-    workload: Workload, epochs: int, *, largest: bool = False, tolerance: float = 1e-4, keep: bool = True
-) -> float:
+def squared_bound(workload: Workload, epochs: int, *, tolerance: float = 1e-4, keep: bool = True) -> float:
     """Return the square of `lower_bound`, 0 where none is known."""
-    if epochs == 1 and not largest and workload.steps <= MOST_DENSE:
+    if epochs == 1 and workload.steps <= MOST_DENSE:
         quick = matrices.quick_bound(workload, tolerance)
         if quick is not None:
             return quick
-    if workload.steps <= MOST_DENSE and (epochs == 1 or workload.steps <= MOST_EPOCHS):
-        dense = optimal("dense", workload, epochs=epochs, largest=largest, tolerance=tolerance, keep=keep)
+    if workload.steps <= (MOST_DENSE if epochs == 1 else MOST_EPOCHS):
+        dense = optimal("dense", workload, epochs=epochs, tolerance=tolerance, keep=keep)
         return 0.0 if dense.lower_bound is None else dense.lower_bound**2
-    if epochs == 1 and not largest and np.array_equal(workload.inverse, ones(workload.steps).inverse):
+    if epochs == 1 and np.array_equal(workload.inverse, ones(workload.steps).inverse):
         # lambda of ones, with the singular values of prefix sums: 1 / (2 sin((2 j - 1) pi / (4 n + 2))).
         n = workload.steps
         return float((0.5 / np.sin((2 * np.arange(1, n + 1) - 1) * np.pi / (4 * n + 2))).sum() ** 2) / n**2
@@ -299,15 +257,12 @@ def _workload(workload: Any) -> Workload:
     return ones(validate.integer(1, steps=workload))
 
 
-def _dense(
-    workload: Workload, epochs: int, period: int, largest: bool, tolerance: float, told: Told | None
-) -> dict[str, Any]:
-    found: Iterator[Bracket] = matrices.brackets(workload, largest)
+def _dense(workload: Workload, epochs: int, period: int, tolerance: float, told: Told | None) -> dict[str, Any]:
+    found: Iterator[Bracket] = matrices.brackets(workload)
     if epochs > 1:
         # To begin with: any with so many bands has the pattern, whatever the workload.
-        series = toeplitz(ones(workload.steps), period, epochs, period)
-        start = strategy_of("banded-toeplitz", {"series": series}, workload.steps)
-        matrix = start.matrix(workload.steps)
+        root = BandedToeplitz(tuple(toeplitz(ones(workload.steps), period, epochs, period).tolist()))
+        matrix = root.matrix(workload.steps)
         found = matrices.brackets_of_epochs(workload, period, matrix.T @ matrix)
     best, finished = Bracket(np.eye(workload.steps), np.inf, 0.0), True
     try:

@@ -1,24 +1,22 @@
 """The best strategies that are power series: Toeplitz by bands, buffered linear (BLT), those with a banded inverse.
 
-Power series of as many coefficients as there are steps come first: quotients, their transposes, and shifted sums.
+Power series of as many coefficients as there are steps come first: quotients, their transposes, and shifted sums. Each
+takes the time of a recurrence over the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.stages.strategies.base import Matrix
-from dpcore.stages.strategies.toeplitz import BandedInverseToeplitz, reciprocal, root, summed
+from dpcore.stages.strategies.kinds import BandedInverseToeplitz, root, summed
 from dpcore.stages.strategies.workloads import Workload, error_of
 
-MOST_FILTERED = 512
-"""So many coefficients are divided by as a recurrence; more by Fourier transforms."""
-
-_DIRECT, _BLOCK, _TINY = 64, 1 << 14, 1e-250
+_BLOCK, _TINY = 1 << 14, 1e-250
 
 
 def series_of(workload: Workload) -> Matrix:
@@ -34,34 +32,13 @@ def series_of(workload: Workload) -> Matrix:
 
 def divided(series: Matrix, by: Matrix) -> Matrix:
     """Return the series over another, as long as itself."""
-    from scipy.signal import fftconvolve, lfilter
+    from scipy.signal import lfilter
 
-    if len(by) <= MOST_FILTERED:
-        result, state = np.empty(len(series)), np.zeros(len(by) - 1)
-        for first in range(0, len(series), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            result[block], state = lfilter([1.0], by, series[block], zi=state)
-            state[np.abs(state) < _TINY] = 0.0  # subnormal numbers take a hundred times as long
-        return result
-    whole: Matrix = fftconvolve(series, inverse(by, len(series)))[: len(series)]
-    return whole
-
-
-def inverse(series: Matrix, size: int) -> Matrix:
-    """Return the first coefficients of 1 over the series, (size,)."""
-    if len(series) <= MOST_FILTERED:
-        return divided(np.eye(1, size)[0], series)
-    return reciprocal(np.pad(series, (0, size - len(series))))
-
-
-def multiplied(left: Matrix, right: Matrix) -> Matrix:
-    """Return the product of two series, as long as the second."""
-    from scipy.signal import fftconvolve, lfilter
-
-    if len(left) <= _DIRECT:
-        filtered: Matrix = lfilter(left, [1.0], right)
-        return filtered
-    result: Matrix = fftconvolve(left, right)[: len(right)]
+    result, state = np.empty(len(series)), np.zeros(len(by) - 1)
+    for first in range(0, len(series), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        result[block], state = lfilter([1.0], by, series[block], zi=state)
+        state[np.abs(state) < _TINY] = 0.0  # subnormal numbers take a hundred times as long
     return result
 
 
@@ -81,80 +58,7 @@ def gathered(moved: Matrix, size: int, epochs: int, period: int) -> Matrix:
 
 def lagged(left: Matrix, right: Matrix, count: int) -> Matrix:
     """Return ``sum_t left_t right_{t-j}`` for j below `count`."""
-    from scipy.signal import fftconvolve
-
-    size = len(left)
-    if count <= _DIRECT:
-        return np.array([left[lag:] @ right[: size - lag] for lag in range(count)])
-    result: Matrix = fftconvolve(left, right[::-1])[size - 1 : size - 1 + count]
-    return result
-
-
-# Descent by L-BFGS on an open domain, such as that of positive definite matrices: SciPy's does not bear its edge.
-
-
-_DECREASE, _SHORTEST_MOVE = 1e-4, 1e-12
-
-
-def descent(
-    objective: Callable[[Matrix], tuple[float, Matrix]], start: Matrix, memory: int = 20
-) -> Iterator[tuple[Matrix, float]]:
-    """Yield points of falling value, until no step along the direction lowers it.
-
-    `objective` returns value and gradient, an infinite value outside of the domain.
-
-    References
-    ----------
-    Nocedal and Wright, "Numerical Optimization", algorithm 7.4.
-    """
-    point = start
-    value, slope = objective(point)
-    moves: list[Matrix] = []
-    turns: list[Matrix] = []
-    products: list[float] = []
-    while True:
-        direction = -_times_inverse_hessian(slope, moves, turns, products)
-        fall = _inner(direction, slope)
-        if fall >= 0:
-            direction, fall = -slope, -_inner(slope, slope)
-            moves, turns, products = [], [], []
-        length = 1.0 if moves else min(1.0, 0.1 * np.abs(point).max() / max(np.abs(slope).max(), 1e-300))
-        while True:
-            new = point + length * direction
-            new_value, new_slope = objective(new)
-            if new_value <= value + _DECREASE * length * fall:
-                break
-            length /= 2
-            if length < _SHORTEST_MOVE:
-                return
-        move, turn = new - point, new_slope - slope
-        product = _inner(move, turn)
-        if product > 0:
-            products = [*products, product][-memory:]
-            moves, turns = [*moves, move][-memory:], [*turns, turn][-memory:]
-        point, value, slope = new, new_value, new_slope
-        yield point, value
-
-
-def _times_inverse_hessian(slope: Matrix, moves: list[Matrix], turns: list[Matrix], products: list[float]) -> Matrix:
-    """Return the two-loop recursion's result; `products` are those of moves and turns."""
-    from scipy.linalg.blas import daxpy
-
-    result, weights = slope.flatten(), []
-    for move, turn, product in zip(reversed(moves), reversed(turns), reversed(products), strict=True):
-        weights.append(_inner(move, result) / product)
-        daxpy(turn.ravel(), result, a=-weights[-1])  # in place
-    if moves:
-        result *= products[-1] / _inner(turns[-1], turns[-1])
-    for move, turn, product, weight in zip(moves, turns, products, reversed(weights), strict=True):
-        daxpy(move.ravel(), result, a=weight - _inner(turn, result) / product)
-    return result.reshape(slope.shape)
-
-
-def _inner(left: Matrix, right: Matrix) -> float:
-    from scipy.linalg.blas import ddot
-
-    return float(ddot(left.ravel(), right.ravel()))
+    return np.array([left[lag:] @ right[: len(left) - lag] for lag in range(count)])
 
 
 # The best Toeplitz strategies for Toeplitz workloads: by bands, and buffered linear (BLT).
@@ -173,24 +77,19 @@ def _inner(left: Matrix, right: Matrix) -> float:
 Objective = Callable[[Matrix], tuple[float, Matrix]]
 
 
-_DOUBLED = 512
 _COARSER, _SHORTEST = 4, 2048
-_NEAR, _SURE = 1e-8, 5e-7
-"""Changes of the objective that end a search which began near the optimum, and let it stay at its start."""
+_NEAR = 1e-8
+"""Change of the objective that ends a search which began near the optimum."""
 
 
 def square_root(series: Matrix, size: int) -> Matrix:
     """Return the first coefficients of ``p(x)^(-1/2)`` over the first one: of ``p f' = -p' f / 2``."""
-    result = np.zeros(min(size, _DOUBLED))
+    result = np.zeros(size)
     result[0] = 1.0
     degree = len(series) - 1
-    for k in range(1, len(result)):
+    for k in range(1, size):
         lags = np.arange(1, min(degree, k) + 1)
         result[k] = -(series[lags] * (k - lags / 2) @ result[k - lags]) / (k * series[0])
-    while len(result) < size:  # Newton's f <- f (3 - p f^2) / 2 doubles those that are right
-        length = min(2 * len(result), size)
-        f = np.pad(result, (0, length - len(result)))
-        result = 1.5 * f - multiplied(f, multiplied(series / series[0], multiplied(f, f))) / 2
     return result
 
 
@@ -200,28 +99,25 @@ def toeplitz(workload: Workload, bands: int, epochs: int, period: int) -> Matrix
     Of many steps, the search begins with what it finds for fewer: over the square root of the workload, the best
     series of prefix sums hardly depends on their number but for the scale of time.
     """
-    return _searched(series_of(workload), workload.steps, bands, epochs, period)[0]
+    return _searched(series_of(workload), workload.steps, bands, epochs, period)
 
 
-def _searched(series: Matrix, steps: int, bands: int, epochs: int, period: int) -> tuple[Matrix, float]:
-    """Return the series, and by how much the search lowered the objective below that of its start."""
+def _searched(series: Matrix, steps: int, bands: int, epochs: int, period: int) -> Matrix:
     from scipy.optimize import minimize
 
     start, ending = square_root(series, bands), 1e-13
     if bands == 1:
-        return start, 0.0
+        return start
     short = epochs * (steps // _COARSER // epochs)
     if short >= max(_SHORTEST, 4 * epochs) and (start > 0).all():
         few = bands if 4 * bands <= short else max(2, bands * short // steps)
-        found, gain = _searched(series, short, few, epochs, short // epochs)
+        found = _searched(series, short, few, epochs, short // epochs)
         start *= np.interp(np.linspace(0, few - 1, bands), np.arange(few), found / start[:few])
-        if bands == steps and gain < _SURE:  # and this one would lower it by less
-            return start, gain
         ending = _NEAR
-    objective = _objective(series, steps, epochs, period)
     options, within = {"maxiter": 500, "ftol": ending, "gtol": 1e-8}, [(0, None)] * (bands - 1)
+    objective = _objective(series, steps, epochs, period)
     last: Any = minimize(objective, start[1:], jac=True, method="L-BFGS-B", bounds=within, options=options)
-    return np.concatenate([[1.0], last.x]), objective(start[1:])[0] - last.fun
+    return np.concatenate([[1.0], last.x])
 
 
 def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Objective:
@@ -230,13 +126,11 @@ def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Objectiv
     def objective(free: Matrix) -> tuple[float, Matrix]:
         c = np.concatenate([[1.0], free])
         with np.errstate(all="ignore"):
-            by_c = None if len(c) <= MOST_FILTERED else inverse(c, steps)
-            h = divided(prefix, c) if by_c is None else divided(by_c, series)
+            h = divided(prefix, c)
             error = float(weights @ h**2)
             if not np.isfinite(error):
                 return 1e300, np.zeros_like(free)
-            again = divided(h, c) if by_c is None else multiplied(by_c, h)
-            slope = -2 * lagged(weights * h, again, len(c)) / error
+            slope = -2 * lagged(weights * h, divided(h, c), len(c)) / error
         moved = summed(c, steps, epochs, period)
         square = float(moved @ moved)
         return np.log(error) + np.log(square), (slope + 2 * gathered(moved, len(c), epochs, period) / square)[1:]
@@ -246,7 +140,7 @@ def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Objectiv
 
 # The best buffered linear Toeplitz strategies: a few geometric sequences, whatever the number of steps.
 #
-# The series is ``c(x) = 1 + sum_j w_j x / (1 - u_j x)``; see `dpcore.stages.strategies.toeplitz` for its quotient P/Q.
+# The series is ``c(x) = 1 + sum_j w_j x / (1 - u_j x)``; see `dpcore.stages.strategies.kinds` for its quotient P/Q.
 # With h = 1 / (p c) as above, and g = h / c,
 #
 #     dh/dw_j = -g x / (1 - u_j x),      dh/du_j = -w_j g x^2 / (1 - u_j x)^2:
@@ -256,8 +150,7 @@ def _objective(series: Matrix, steps: int, epochs: int, period: int) -> Objectiv
 # optimal series of many steps best, ``(1 - x)^(-1/2)``.
 
 
-_FITTED, _SHORT, _BLT_TRIED, _BLT_ITERATIONS, _BLT_COARSER = 2000, 10_000, 30, 400, 4
-_BLT_NEAR, _DIFFERENCE, _FLATTEST, _LOW = 1e-8, 1e-3, 1e-8, 1024
+_FITTED, _SHORT, _BLT_TRIED, _BLT_ITERATIONS, _BLT_COARSER, _LOW = 2000, 10_000, 30, 400, 4, 1024
 
 
 def blt(workload: Workload, buffers: int, epochs: int, period: int) -> tuple[Matrix, Matrix]:
@@ -270,54 +163,26 @@ def blt(workload: Workload, buffers: int, epochs: int, period: int) -> tuple[Mat
     while sizes[0] > _SHORT and sizes[0] // _BLT_COARSER >= 4 * epochs:
         sizes.insert(0, epochs * (sizes[0] // _BLT_COARSER // epochs))
     found: list[Matrix] = []
-    metric = np.eye(2 * buffers)
     for size in sizes:
         objective = _blt_objective(series, buffers, size, epochs, period if size == workload.steps else size // epochs)
         if found:
             start = np.clip(_extrapolated(found), *_limits(buffers))
-            found.append(_near(objective, start, metric))
+            found.append(_least(objective, start, _BLT_ITERATIONS, _NEAR).x)
         else:
             starts = [_start(size, buffers, first, share) for first in (1.2, 2.0, 4.0) for share in (2.0, 0.5, 0.1)]
             # There are local minima: the best of several starts is followed to its end.
             tried = _BLT_TRIED if size <= _SHORT else 0
             begun = min((_least(objective, start, tried) for start in starts), key=lambda each: each.fun)
             found.append(_least(objective, begun.x, _BLT_ITERATIONS).x)
-        if size <= 4 * _SHORT < workload.steps:
-            metric = _metric(objective, found[-1])
     return np.exp(found[-1][:buffers]), 1 / (1 + np.exp(-found[-1][buffers:]))
 
 
-def _least(objective: Objective, start: Matrix, iterations: int) -> Any:
+def _least(objective: Objective, start: Matrix, iterations: int, ending: float = 1e-14) -> Any:
     from scipy.optimize import minimize
 
     within = np.transpose(_limits(len(start) // 2))
-    options = {"maxiter": iterations, "ftol": 1e-14, "gtol": 1e-9}
+    options = {"maxiter": iterations, "ftol": ending, "gtol": 1e-9}
     return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=within, options=options)
-
-
-def _near(objective: Objective, start: Matrix, metric: Matrix) -> Matrix:
-    """Return the least point from a start near it, by steps along the columns of `metric`."""
-    limits, best, last = _limits(len(start) // 2), start, np.inf
-
-    def moved(along: Matrix) -> tuple[float, Matrix]:
-        value, slope = objective(np.clip(start + metric @ (along - 1), *limits))
-        return value, slope @ metric
-
-    for along, value in descent(moved, np.ones(len(start))):
-        best = np.clip(start + metric @ (along - 1), *limits)
-        if last - value < _BLT_NEAR:
-            break
-        last = value
-    return best
-
-
-def _metric(objective: Objective, point: Matrix) -> Matrix:
-    """Return directions along which the second derivatives at a minimum are about 1, by central differences."""
-    moves = _DIFFERENCE * np.eye(len(point))
-    second = np.stack([objective(point + move)[1] - objective(point - move)[1] for move in moves]) / (2 * _DIFFERENCE)
-    values, vectors = np.linalg.eigh((second + second.T) / 2)
-    result: Matrix = vectors / np.sqrt(np.maximum(np.abs(values), _FLATTEST * np.abs(values).max()))
-    return result
 
 
 def _extrapolated(found: list[Matrix]) -> Matrix:
@@ -397,7 +262,7 @@ def _start(steps: int, buffers: int, shortest: float, share: float) -> Matrix:
     lengths = np.geomspace(shortest, longest, buffers) if buffers > 1 else np.array([np.sqrt(shortest * longest)])
     decays = 1 - 1 / lengths
     size = min(steps, _FITTED)
-    wanted = square_root(np.array([1.0, -1.0]), size)[1:]
+    wanted = root(-0.5, size)[1:]
     scales, _ = nnls(decays[None, :] ** np.arange(size - 1)[:, None], wanted) if size > 1 else (np.ones(buffers), 0.0)
     return np.concatenate([np.log(np.maximum(scales, 1e-4)), np.log(decays / (1 - decays))])
 

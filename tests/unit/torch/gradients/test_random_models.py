@@ -14,7 +14,7 @@ from torch import nn
 
 from dpcore.spec.backends import load_backend
 from dpcore.stages.clipping.blocks import joined
-from dpcore.stages.clipping.together import add_sums, norms_of
+from dpcore.stages.clipping.clipped_sum import add_sums, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import PerExampleGradient, prove
 from tests.unit.torch.models import Called
