@@ -96,8 +96,7 @@ def square_root(series: Matrix, size: int) -> Matrix:
 def toeplitz(workload: Workload, bands: int, epochs: int, period: int) -> Matrix:
     """Return c_0 .. c_{bands-1} of the least mean error where examples take part `epochs` times, `period` apart.
 
-    Of many steps, the search begins with what it finds for fewer: over the square root of the workload, the best
-    series of prefix sums hardly depends on their number but for the scale of time.
+    Of many steps, the search begins with what it finds for fewer: few bands hardly depend on their number.
     """
     return _searched(series_of(workload), workload.steps, bands, epochs, period)
 
@@ -109,11 +108,8 @@ def _searched(series: Matrix, steps: int, bands: int, epochs: int, period: int) 
     if bands == 1:
         return start
     short = epochs * (steps // _COARSER // epochs)
-    if short >= max(_SHORTEST, 4 * epochs) and (start > 0).all():
-        few = bands if 4 * bands <= short else max(2, bands * short // steps)
-        found = _searched(series, short, few, epochs, short // epochs)
-        start *= np.interp(np.linspace(0, few - 1, bands), np.arange(few), found / start[:few])
-        ending = _NEAR
+    if short >= max(_SHORTEST, 4 * epochs, 4 * bands):
+        start, ending = _searched(series, short, bands, epochs, short // epochs), _NEAR
     options, within = {"maxiter": 500, "ftol": ending, "gtol": 1e-8}, [(0, None)] * (bands - 1)
     objective = _objective(series, steps, epochs, period)
     last: Any = minimize(objective, start[1:], jac=True, method="L-BFGS-B", bounds=within, options=options)
