@@ -25,7 +25,7 @@ from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, sha
 from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotCaptured
 from dpcore.torch.gradients.losses import Calls, ExampleLoss
-from dpcore.torch.gradients.sources import RESHAPED, Finder, Source
+from dpcore.torch.gradients.sources import RESHAPED, Finder, Source, as_captured, lies_anyhow
 from dpcore.torch.memory import Footprint
 from dpcore.torch.model.functional import Values, local
 from dpcore.torch.model.state_probe import Snapshot
@@ -142,6 +142,7 @@ class Program:
         A size that counts examples is k times their number, for the k that it had when the graph was captured.
         """
         needed, pending = set[Node](), list(operands)
+        fixed = set(captured.places[: len(captured.places) - captured.batch])  # lie as when the graph was captured
         while pending:
             node = pending.pop()
             if node not in needed:
@@ -176,6 +177,9 @@ class Program:
                 if hasattr(node.target, "_schema"):
                     args, kwargs = _named(node, copied)
                     args = _without_sums(node, args, marks[node])
+                    if not lies_anyhow(node.target):
+                        laid = {copies[n]: as_captured(copies[n], n) for n in node.all_input_nodes if n not in fixed}
+                        args, kwargs = map_arg((args, kwargs), lambda n, laid=laid: laid.get(n, n))
                 else:
                     args = map_arg(args, copied)
                 target = _RUN.get(node.target, node.target)
@@ -185,7 +189,7 @@ class Program:
             else:
                 continue
             copies[node].meta = dict(node.meta)
-        graph.output([copies[node] for node in operands])
+        graph.output([as_captured(copies[node], node) for node in operands])
         return GraphModule(captured.constants, graph)
 
 

@@ -194,8 +194,12 @@ class Finder:
         constants = list(dict.fromkeys(i for node in inner for i in node.all_input_nodes if self.marks[i] is None))
         graph = Graph()
         copies = {node: graph.placeholder(node.name) for node in (*ends, *constants)}
+
+        def laid(node: Node) -> Node:
+            return as_captured(copies[node], node)
+
         for node in inner:
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
+            copies[node] = graph.node_copy(node, copies.get if lies_anyhow(node.target) else laid)
             copies[node].target = RESHAPED.get(node.target, node.target)
         graph.output(copies[gradient])
         carry = GraphModule(torch.nn.Module(), graph)
@@ -215,6 +219,38 @@ class Finder:
 
         values = tuple(value for source in made for value in source.values) + tuple(constants)
         return Source(values, block, "+".join(dict.fromkeys(source.operation for source in made)))
+
+
+def lies_anyhow(operation: Any) -> bool:
+    """Whether an operation's kernels go by the strides of whatever they are given: views, and what is entry by entry.
+
+    Others may read memory in the order of the indices, whatever the strides say: `native_group_norm_backward` does on a
+    CPU. There other examples' numbers may lie. torch's own backward pass makes such tensors contiguous where they are not,
+    and so does the graph, but for the strides of its capture, which tensors without values had. Kernels give others at
+    times, and users give batches of others. So every other operation gets tensors that lie as they did then.
+    """
+    returns = operation._schema.returns
+    return torch.Tag.pointwise in operation.tags or any(each.alias_info is not None for each in returns)
+
+
+def as_captured(copy: Node, node: Node) -> Node:
+    """Return a value of the graph that runs, in memory as it lay when the graph was captured, if that had no gaps."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dim() < 2:
+        return copy
+    order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+    if not value.permute(order).is_contiguous():
+        return copy
+    call, turned = copy.graph.call_function, order != sorted(order)
+    for target, args in (
+        (torch.ops.aten.permute.default, (order,)) if turned else (None, ()),
+        (torch.ops.aten.contiguous.default, ()),
+        (torch.ops.aten.permute.default, ([order.index(d) for d in range(len(order))],)) if turned else (None, ()),
+    ):
+        if target is not None:
+            copy = call(target, (copy, *args))
+            copy.meta = dict(node.meta)
+    return copy
 
 
 class _Piece(NamedTuple):
@@ -395,7 +431,7 @@ def _general(op: Op, which: int) -> Source:
 
     def block(values: Sequence[Tensor], examples: int) -> Block:
         given = [
-            stacked(value, mark, examples).movedim(1, mark.dim + 1) if isinstance(mark, Axis) else value
+            stacked(value, mark, examples).movedim(1, mark.dim + 1).contiguous() if isinstance(mark, Axis) else value
             for value, mark in zip(values, marks, strict=True)
         ]
 

@@ -323,6 +323,17 @@ def test_normalizations_of_images():
     compare(randomized(nn.InstanceNorm2d(4, affine=True)), (4, 3, 3))
 
 
+def test_gradients_that_lie_otherwise_than_when_the_graph_was_captured():
+    """A layer norm's gradient is contiguous, that of its capture lies as its input did."""
+
+    def forward(s, x):
+        h = s.norm(s.group(s.a(x).transpose(1, 2)).transpose(1, 2))
+        return s.conv(h.transpose(1, 2))
+
+    parts = {"a": nn.Linear(5, 4), "group": nn.GroupNorm(2, 4), "norm": nn.LayerNorm(4), "conv": nn.Conv1d(4, 4, 3)}
+    compare(randomized(Layers(forward, **parts)), (4, 5))
+
+
 # -------------------------------------------------------------------------------------------------------- recurrence
 
 
