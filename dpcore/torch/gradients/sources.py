@@ -229,8 +229,10 @@ def lies_anyhow(operation: Any) -> bool:
     and so does the graph, but for the strides of its capture, which tensors without values had. Kernels give others at
     times, and users give batches of others. So every other operation gets tensors that lie as they did then.
     """
-    returns = operation._schema.returns
-    return torch.Tag.pointwise in operation.tags or any(each.alias_info is not None for each in returns)
+    returns = getattr(operation, "_schema", None) and operation._schema.returns
+    return (
+        returns is None or torch.Tag.pointwise in operation.tags or any(each.alias_info is not None for each in returns)
+    )
 
 
 def as_captured(copy: Node, node: Node) -> Node:
