@@ -594,7 +594,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/updates/galore.py": [
         ("turn GaLore's basis while the moments stay", "if previous is not None and previous.any():", "if False:",
-         "unit/stages/test_galore.py papers/test_doppler.py"),
+         "unit/stages/test_updates.py papers/test_doppler.py"),
     ],
     "backends/dpcore_numpy/update.py": [
         ("take Nesterov's step before the momentum", "else g + beta1 * m)", "else g + m)", "unit/stages/test_updates.py"),
@@ -610,7 +610,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("say nothing of values that are not finite", "        if not look.finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
     "dpcore/cli/train/training.py": [
-        ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_divergence.py"),
+        ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_training.py"),
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/stages/filters/base.py": [
@@ -826,7 +826,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/updates/averaging.py": [
         ("start averages at zero", "return (1 - self.decay) / (1 - self.decay ** (step + 1))", "return 1 - self.decay",
-         "unit/stages/test_averaging.py"),
+         "unit/stages/test_updates.py"),
     ],
     "dpcore/stages/method.py": [
         ("ignore a scaled query inside a window", "if isinstance(inner, Preconditioned):", "if False:", "unit/plan/test_plan.py"),
@@ -1005,20 +1005,20 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "name, end = self.known[name].parent, self.known[name].mark", "unit/plan/test_plan.py"),
     ],
     "dpcore/stages/strategies/search/series.py": [
-        ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_inverses.py"),
-        ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_inverses.py"),
+        ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_optimal.py"),
+        ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_optimal.py"),
         ("leave the square root out of a family", "np.append(np.linspace(0, np.log(16 * steps), _TRIED), np.log(2))",
-         "np.append(np.linspace(3, np.log(16 * steps), _TRIED), 3.5)", "unit/stages/test_inverses.py"),
-        ("keep the worst of the banded inverses", "return min(found, key=", "return max(found, key=", "unit/stages/test_inverses.py"),
+         "np.append(np.linspace(3, np.log(16 * steps), _TRIED), 3.5)", "unit/stages/test_optimal.py"),
+        ("keep the worst of the banded inverses", "return min(found, key=", "return max(found, key=", "unit/stages/test_optimal.py"),
         ("go on from fewer steps in the wrong direction", "3 * found[-1] - 3 * found[-2] + found[-3]", "30 * found[-1] - 30 * found[-2] + found[-3]",
-         "unit/stages/test_inverses.py"),
-        ("lose a derivative by the decays", "scale * (later @ powers[j]) / decay", "scale * (later @ powers[j])", "unit/stages/test_inverses.py"),
-        ("stretch a series the wrong way", "np.linspace(0, few - 1, bands)", "np.linspace(0, few / 2, bands)", "unit/stages/test_inverses.py"),
+         "unit/stages/test_optimal.py"),
+        ("lose a derivative by the decays", "scale * (later @ powers[j]) / decay", "scale * (later @ powers[j])", "unit/stages/test_optimal.py"),
+        ("stretch a series the wrong way", "np.linspace(0, few - 1, bands)", "np.linspace(0, few / 2, bands)", "unit/stages/test_optimal.py"),
     ],
     "dpcore/stages/strategies/workloads.py": [
         ("forget that examples take part again", "    elif epochs > 1:\n", "    elif False:\n", "unit/stages/test_optimal.py"),
         ("forget it for positive series", "np.linalg.norm(summed(column, steps, epochs, period))", "np.linalg.norm(column)",
-         "unit/stages/test_inverses.py"),
+         "unit/stages/test_optimal.py"),
     ],
     "dpcore/torch/peers.py": [
         ("let processes read other data", '        peers.check_alike({"data (an example, or their order)": told})\n', "        pass\n",
@@ -1098,11 +1098,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
     ],
     "dpcore/stages/strategies/search/matrices.py": [
-        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
-        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
+        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_optimal.py"),
+        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_optimal.py"),
         ("claim a bound that is none", "proved = total**2 / columns.sum() / rows.sum()", "proved = 1.0001 * total**2 / columns.sum() / rows.sum()",
          "unit/stages/test_optimal.py"),
-        ("claim a quick bound that is none", "[1] ** 2 / columns.sum()", "[1] ** 2 * 1.001 / columns.sum()", "unit/stages/test_inverses.py"),
+        ("claim a quick bound that is none", "[1] ** 2 / columns.sum()", "[1] ** 2 * 1.001 / columns.sum()", "unit/stages/test_optimal.py"),
         ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
         ("move the weights the wrong way", "step = 2 * np.log(", "step = -2 * np.log(", "unit/stages/test_optimal.py"),
         ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
@@ -1110,7 +1110,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget that X is scaled class by class", "_class_sums(product, period)[place % period] / scale**2", "0.0", "unit/stages/test_optimal.py"),
     ],
     "dpcore/stages/strategies/search/optimize.py": [
-        ("let a banded inverse have more bands than steps", "        most, why = steps, ", "        most, why = 2 * steps, ", "unit/stages/test_inverses.py"),
+        ("let a banded inverse have more bands than steps", "        most, why = steps, ", "        most, why = 2 * steps, ", "unit/stages/test_optimal.py"),
     ],
     "dpcore/torch/data/ahead.py": [
         ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),

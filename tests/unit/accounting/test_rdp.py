@@ -18,9 +18,8 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant as reference
 
 from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
+from dpcore.accounting import Event, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.renyi import (
-    DEFAULT_ORDERS,
     _trapezoid,
     _window,
     delta_from_rdp,
@@ -73,15 +72,6 @@ def test_random_settings_agree_with_dp_accounting() -> None:
         # The library's own orders, and sums instead of bounds on them, only ever help.
         theirs = reference_accountant(event, REFERENCE_ORDERS).get_epsilon(delta)
         assert epsilon_of(event, delta) <= theirs * (1 + 1e-9), (event, delta)
-
-
-def test_example_of_the_readme() -> None:
-    event = PoissonSampledGaussian(0.01, 1.1, 1000)
-    assert epsilon_of(event, 1e-6) == pytest.approx(1.97674964, abs=1e-8)
-
-
-def test_default_orders_contain_dp_accountings() -> None:
-    assert set(REFERENCE_ORDERS) <= set(DEFAULT_ORDERS)
 
 
 def true_log_moment(q: float, sigma: float, alpha: float, *, swapped: bool = False) -> float:
@@ -163,14 +153,6 @@ def test_delta_undoes_epsilon(q: float, sigma: float, steps: int, delta: float) 
         assert epsilon_of(event, again) == pytest.approx(epsilon, rel=1e-9)
 
 
-def test_delta_agrees_with_dp_accounting() -> None:
-    for event, _ in random_settings(chosen(12, 300)):
-        theirs = reference_accountant(event, WHOLE.tolist())
-        for epsilon in (0.0, 0.5, 4.0):
-            ours = delta_from_rdp(WHOLE, event_rdp(event, WHOLE), epsilon)
-            assert ours == pytest.approx(theirs.get_delta(epsilon), rel=1e-6, abs=1e-300)
-
-
 @given(st.floats(1.01, 100), st.floats(0, 20), st.floats(0, 20))
 def test_conversion_bounds_the_hockey_stick_of_a_gaussian(alpha: float, mu_squared: float, epsilon: float) -> None:
     mu = math.sqrt(mu_squared + 1e-6)
@@ -186,18 +168,3 @@ def test_conversion_takes_the_best_order_and_is_never_negative() -> None:
     assert epsilon_from_rdp(orders, np.zeros(3), 1e-5) == 0.0
     assert epsilon_from_rdp(orders, np.full(3, 1e-3), 0.5) == 0.0
     assert epsilon_from_rdp(orders, np.full(3, np.inf), 0.5) == math.inf
-
-
-def test_composition_adds_divergences() -> None:
-    first, second = PoissonSampledGaussian(0.01, 1.0, 300), PoissonSampledGaussian(0.01, 1.0, 700)
-    whole = PoissonSampledGaussian(0.01, 1.0, 1000)
-    assert epsilon_of(Composed((first, second)), 1e-5) == pytest.approx(epsilon_of(whole, 1e-5), rel=1e-13)
-    mixed = Composed((first, Gaussian(2.0, 3, Adjacency.ZERO_OUT)))
-    orders = np.array(DEFAULT_ORDERS)
-    np.testing.assert_allclose(event_rdp(mixed, orders), event_rdp(first, orders) + 3 * orders / 8, rtol=1e-14)
-
-
-@pytest.mark.parametrize("sigma", [1e-4, 1e-2, 0.03, 1e3, 1e7])
-def test_extreme_noise_stays_finite_and_ordered(sigma: float) -> None:
-    here = epsilon_of(PoissonSampledGaussian(0.01, sigma, 10), 1e-6)
-    assert 0 <= epsilon_of(PoissonSampledGaussian(0.01, 2 * sigma, 10), 1e-6) <= here < math.inf

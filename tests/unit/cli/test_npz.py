@@ -7,6 +7,7 @@ import functools
 import io
 import tracemalloc
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from dpcore.cli import datasets
 from dpcore.cli.datasets import KEYS
-from dpcore.errors import DataError
+from dpcore.cli.gradients import load_gradients, save_gradients
+from dpcore.errors import ArgumentError, DataError
 from tests.refused import refused
 
 read_npz = functools.partial(datasets.read_arrays, keys=KEYS, optional=("classes",))
@@ -118,3 +120,66 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     # What is not compressed is as large on the disk, and is taken.
     path.write_bytes(packed(np.savez, x_train=np.zeros(2_000_000, np.uint8)))
     assert read_npz(path)["x_train"].size == 2_000_000
+
+
+# gradients.npz: written whole, read back the same, and refused in one sentence where it is damaged.
+
+
+def record(**changes: object) -> dict[str, object]:
+    g = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    whole = {"released": g, "filtered": g / 2, "negative_share": np.array([np.nan, 0, 0.25, 0.5, 1, 0], np.float32),
+        "dimension": 10, "noise_std": 0.1}  # fmt: skip
+    return {**whole, **changes}
+
+
+def save_record(path: Path, **changes: object) -> Path:
+    return save_gradients(path, **record(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("white", [True, False])
+def test_what_is_saved_is_loaded(tmp_path, white: bool):
+    assert save_record(tmp_path, white_noise=white) == tmp_path / "gradients.npz"
+    assert [path.name for path in tmp_path.iterdir()] == ["gradients.npz"]
+    for place in (tmp_path, tmp_path / "gradients.npz"):
+        back = load_gradients(place)
+        for key, value in record(white_noise=white).items():
+            np.testing.assert_array_equal(getattr(back, key), value)
+        assert back.released.dtype == back.filtered.dtype == back.negative_share.dtype == np.float32
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"released": np.ones(6)}, r"released: has shape \(6,\)"),
+    ({"released": np.ones((0, 4))}, "at least one of each"),
+    ({"released": np.full((6, 4), np.nan)}, "released: holds values that are not finite"),
+    ({"filtered": np.full((6, 4), 1e39)}, "filtered: holds values that are not finite"),
+    ({"filtered": np.ones((6, 3))}, r"filtered: has shape \(6, 3\); must be \(6, 4\)"),
+    ({"negative_share": np.ones(5)}, r"negative_share: has shape \(5,\)"),
+    ({"negative_share": np.full(6, 1.5)}, r"must lie in \[0, 1\]"),
+    ({"negative_share": np.full(6, -0.5)}, r"must lie in \[0, 1\]"),
+    ({"dimension": 3}, "dimension=3: must be at least the 4 coordinates recorded"),
+    ({"dimension": 0}, "dimension=0"), ({"noise_std": -1.0}, "noise_std=-1"),
+    ({"noise_std": float("nan")}, "noise_std=nan"),
+])  # fmt: skip
+def test_what_does_not_fit_is_not_written(tmp_path, changes: dict[str, object], said: str):
+    refused(ArgumentError, said, save_record, tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_types_that_do_not_fit(tmp_path):
+    refused(ArgumentError, "must be real numbers", save_record, tmp_path, released=np.array([["a"]]))
+    refused(TypeError, "white_noise=1", save_record, tmp_path, white_noise=1)
+
+
+def test_other_files_are_refused(tmp_path):
+    refused(DataError, "no such file; `dpcore train --record-gradients N", load_gradients, tmp_path)
+    file = tmp_path / "gradients.npz"
+    file.write_bytes(b"not a zip")
+    refused(DataError, r"is not a \.npz archive", load_gradients, tmp_path)
+    np.savez(file, released=np.ones((2, 2)))
+    refused(DataError, "lacks filtered, negative_share, dimension, noise_std", load_gradients, tmp_path)
+    np.savez(file, **record(white_noise=True, released=np.array([[1, "a"]], dtype=object)))  # type: ignore[arg-type]
+    refused(DataError, "released holds Python objects", load_gradients, tmp_path)
+    np.savez(file, **record(white_noise=True, dimension=2))  # type: ignore[arg-type]
+    refused(DataError, "dimension=2: must be at least the 4 coordinates", load_gradients, tmp_path)
+    np.savez(file, **record(white_noise=True, noise_std=np.ones(2)))  # type: ignore[arg-type]
+    refused(DataError, "size 1", load_gradients, tmp_path)

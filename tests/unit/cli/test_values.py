@@ -32,11 +32,6 @@ def test_what_is_no_number_is_refused_with_a_hint(text: Any):
     refused(typer.BadParameter, "is not", real, text)
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_every_float_survives(value: float):
-    assert real(repr(value)) == value
-
-
 @given(st.integers(0, 10**15))
 def test_every_count_survives_in_each_spelling(value: int):
     assert count(str(value)) == count(f"{value:,}") == count(f"{value:_}") == count(value) == value

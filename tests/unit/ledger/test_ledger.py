@@ -150,14 +150,6 @@ def test_the_plan_is_told_which_rows_were_abandoned(tmp_path: Path) -> None:
     assert asked[-1] == (on.mark, ((4, 9), (7, back.mark)))
 
 
-def test_forks_have_numbers_of_their_own(tmp_path: Path) -> None:
-    run = begin(ledger := new(tmp_path))
-    run.reserve(0)
-    numbers = {ledger.resume(run.run_id, run.branch_id, 0, event_after=poisson)[1] for _ in range(20)}
-    assert len(numbers) == ledger.runs()[0].forks == 20
-    assert all(0 <= number < 2**63 for number in numbers)
-
-
 def test_an_older_copy_of_the_ledger_pays_for_the_rows_it_lacks(tmp_path: Path) -> None:
     ledger = new(tmp_path, budget=(3, 1e-5))
     run = begin(ledger, full)
@@ -192,18 +184,6 @@ def test_another_plan_cannot_recount_the_rows(tmp_path: Path) -> None:
     branch.reserve(1500)
     with pytest.raises(ArgumentError, match="at least 2000"):
         ledger.resume(run.run_id, run.branch_id, 9, event_after=poisson, steps=1000)
-
-
-def test_a_branch_that_was_left_may_go_on(tmp_path: Path) -> None:
-    """Its process may live; both branches are charged, whichever reserves."""
-    run = begin(ledger := new(tmp_path))
-    run.reserve(0)
-    second, _ = ledger.resume(run.run_id, run.branch_id, 0, event_after=poisson)
-    for one, row in ((second, 0), (run, 1), (second, 1)):
-        one.reserve(row)
-    (held,) = ledger.runs()
-    assert held.event == poisson(held.releases)
-    assert held.releases == run.mark + second.mark
 
 
 # Budget, adjacency
@@ -370,22 +350,6 @@ def test_what_was_released_already_is_written_down_and_leaves_no_budget(tmp_path
     (problem,) = again.verify().problems
     assert "the budget is exceeded" in problem
     assert Ledger.restore(tmp_path / "again", again.export()).runs() == again.runs()
-
-
-def test_what_was_released_already_and_fits_is_a_charge_like_others(tmp_path: Path) -> None:
-    ledger = new(tmp_path, budget=(3, 1e-5))
-    run_id = ledger.charge(Gaussian(8.0), name="a count", already_released=True)
-    assert ledger.total().fixed_runs == (run_id,)
-    assert ledger.verify().valid
-    ledger.charge(Gaussian(8.0), name="another")
-
-
-def test_a_first_release_beyond_the_budget_and_one_without_guarantee(tmp_path: Path) -> None:
-    for name, event in (("large", Gaussian(0.1)), ("none", NonPrivate("published"))):
-        ledger = Ledger.create(tmp_path / name, budget=(1, 1e-5))
-        ledger.charge(event, name="published", already_released=True)
-        with pytest.raises(BudgetError):
-            ledger.charge(Gaussian(1e6), name="anything")
 
 
 def test_a_release_beside_plans_that_keep_the_budget_ends_them(tmp_path: Path) -> None:

@@ -316,15 +316,6 @@ def test_a_signals_handler_cannot_step_inside_of_a_step(call: str) -> None:
     assert mechanism.step == 1
 
 
-def test_abandoned_steps_of_a_kept_order_may_all_have_met_one_example() -> None:
-    plan = Plan(METHODS["dp_sgd"], FixedOrderSampler(dataset_size=50, batch_size=10), 10, ("w", "b"))
-    composed = plan.event_after(7, 3)
-    participations = 2 + 3
-    assert accounting.epsilon(composed, 1e-5, "gaussian") == pytest.approx(
-        accounting.epsilon(accounting.Gaussian(1.0, participations, "zero-out"), 1e-5, "gaussian")
-    )
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
 def test_a_forked_process_cannot_go_on_with_the_same_noise() -> None:
     mechanism, x = build(METHODS["dp_sgd"], keys=RunKeys.new())

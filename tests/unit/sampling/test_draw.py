@@ -32,12 +32,6 @@ def test_a_coin_lands_below_its_threshold_only() -> None:
     assert draw.coins(words, 11, 2, 2).size == 0
 
 
-def test_coins_do_not_depend_on_the_block() -> None:
-    words = draw.row_words(KEY, 3)
-    whole = draw.coins(words, 2**31, 5, 1000)
-    assert draw.coins(words, 2**31, 5, 1000, block=17).tolist() == whole.tolist()
-
-
 @pytest.mark.parametrize(("population", "size", "alphabet"), [(3, 1, 4), (4, 2, 3), (5, 3, 3), (4, 4, 2)])
 def test_every_subset_is_equally_likely_given_that_no_collision_matters(population: int, size: int, alphabet: int):
     counts = Counter(

@@ -136,12 +136,6 @@ def test_a_shard_is_one_of_them_and_nothing_that_is_accounted() -> None:
     refused(ArgumentTypeError, "must be a sampler from dpcore", shard, shard(sampler, 0, 2), 0, 2)
 
 
-def test_empty_batches_at_small_rates_and_everyone_at_rate_one() -> None:
-    rare = PoissonSampler(dataset_size=3, sample_rate=2**-32)
-    assert [rare.indices(KEY, step).size for step in range(5)] == [0] * 5
-    assert PoissonSampler(dataset_size=50, batch_size=50).sample_rate == 1.0
-
-
 def test_batch_size_stays_the_denominator_as_given() -> None:
     sampler = PoissonSampler(dataset_size=60_000, batch_size=256)
     assert sampler.expected_batch_size == 256.0
@@ -231,20 +225,6 @@ def test_fixed_order_is_one_partition_for_every_epoch(
     assert sorted(map(tuple, patterns)) == sorted(brute_patterns(sampler, steps))
 
 
-@pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler, FixedOrderSampler])
-def test_keys_and_steps_change_the_draw(kind: type) -> None:
-    sampler = kind(dataset_size=1000, batch_size=100)
-    first = sampler.indices(KEY, 0).tolist()
-    assert first not in (sampler.indices(KEY, 1).tolist(), sampler.indices(bytes(32), 0).tolist(), list(range(100)))
-
-
-def test_full_batch_takes_everyone_every_time() -> None:
-    for kind in (FixedOrderSampler, FixedSizeSampler, PoissonSampler):
-        sampler = kind(dataset_size=9, batch_size=9)
-        assert [sampler.indices(KEY, step).tolist() for step in range(3)] == [list(range(9))] * 3
-    assert FixedOrderSampler(dataset_size=9, batch_size=9).event(2.0, 12) == Gaussian(2.0, 12, Adjacency.ZERO_OUT)
-
-
 # ------------------------------------------------------------------------------------------------------- fixed batches
 
 BATCH_LISTS = st.lists(st.lists(st.integers(0, 8), unique=True, max_size=5), min_size=1, max_size=6).filter(any)
@@ -262,12 +242,6 @@ def test_fixed_batches_count_the_most_used_example(batches: list[list[int]], ste
     patterns = sampler.patterns(steps)
     assert all(pattern.dtype == np.int64 for pattern in patterns)
     assert sorted(map(tuple, patterns)) == sorted(brute_patterns(sampler, steps))
-
-
-def test_the_most_used_example_is_most_used_over_the_whole_run() -> None:
-    # 1 leads a full round, 0 leads its beginning; together neither has three uses in four steps.
-    sampler = FixedBatches([[0], [1], [1]])
-    assert [sampler.participations(steps) for steps in range(8)] == [0, 1, 1, 2, 2, 3, 4, 4]
 
 
 def test_fixed_batches_are_told_apart_by_what_they_describe() -> None:

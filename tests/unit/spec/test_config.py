@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
 import sys
 import threading
 
@@ -10,6 +12,7 @@ import pytest
 import dpcore
 from dpcore.errors import ArgumentError, BackendError
 from dpcore.spec.backends import load_backend
+from dpcore.spec.public_names import PUBLIC_NAMES
 
 
 def test_numpy_is_the_default_and_the_variable_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +49,25 @@ def test_the_reference_has_every_member_of_the_port() -> None:
 
     members = {name for name in vars(Backend) if not name.startswith("_")}
     assert members <= set(vars(load_backend("numpy")))
+
+
+# A public name and the room behind it are one module: no class exists twice.
+
+
+@pytest.mark.parametrize(("public", "room"), PUBLIC_NAMES.items())
+def test_a_public_name_is_the_module_in_its_room(public: str, room: str):
+    before = dict(vars(importlib.import_module(room)))
+    assert importlib.import_module(public) is importlib.import_module(room)
+    assert {name: value for name, value in vars(importlib.import_module(room)).items() if name in before} == before
+
+
+def test_what_would_be_a_second_copy_is_refused_by_name():
+    code = "import dpcore.filters.low_pass"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "import dpcore.filters, or dpcore.stages.filters.low_pass" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["minimize", "strategies.sensitivity", "datasets.load"])
+def test_functions_keep_their_names(name: str):
+    parent, _, last = f"dpcore.{name}".rpartition(".")
+    assert callable(getattr(importlib.import_module(parent), last))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from dpcore.strategies import (
+    BandedInverseToeplitz,
     Dense,
     Workload,
+    banded_inverse_square_root,
     check_steps,
     check_streaming,
     error_of,
@@ -23,12 +26,15 @@ from dpcore.strategies import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.linalg import eigvalsh_tridiagonal, sqrtm
+from scipy.optimize import approx_fprime, minimize
 
 from dpcore import strategies
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
-from dpcore.stages.strategies.search import matrices
+from dpcore.stages.strategies.search import matrices, optimize, series
 from dpcore.stages.strategies.search.optimize import KINDS
+from dpcore.stages.strategies.search.series import adjoint, divided, lagged, multiplied
+from dpcore.stages.strategies.toeplitz import root
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -136,15 +142,6 @@ def test_values_of_jax_privacy():
     assert optimal("dense", 258, epochs=6).error ** 2 <= 44.43385
 
 
-def test_kinds_are_in_order():
-    bands = {kind: optimal(kind, 128, bands=16).error for kind in ("banded", "banded-toeplitz")}
-    dense, toeplitz = optimal("dense", 128), optimal("toeplitz", 128)
-    assert dense.error < toeplitz.error <= optimal("blt", 128).error < bands["banded"] < bands["banded-toeplitz"]
-    root = error_of(strategies.strategy("square-root", 128), workloads.ones(128))
-    assert toeplitz.error < root
-    assert lower_bound(128) <= dense.error
-
-
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_found_streams_what_it_says(kind: str, epochs: int, tmp_path: Path):
@@ -242,3 +239,165 @@ def test_nonsense(tmp_path: Path):
             (tmp_path / name).write_bytes(content)
             with pytest.raises(DataError, match="strategy"):
                 strategies.load(tmp_path / name)
+
+
+# Banded inverses: gradients, brute force, the families of one number; and searches that begin with fewer steps.
+
+
+INVERSES = ["banded-inverse", "bifr", "lambda-cgd"]
+
+
+def by_definition(p: np.ndarray, workload: Workload, epochs: int) -> float:
+    """The error, with the largest sum of |C^T C| of any pattern."""
+    steps = workload.steps
+    period = -(-steps // epochs)
+    decoder = np.zeros((steps, steps))
+    for lag, value in enumerate(p):
+        decoder += value * np.eye(steps, k=-lag)
+    products = np.linalg.inv(decoder).T @ np.linalg.inv(decoder)
+    patterns = [np.arange(first, steps, period) for first in range(period)]
+    square = max(np.abs(products[np.ix_(pattern, pattern)]).sum() for pattern in patterns)
+    return math.sqrt(np.square(np.asarray(workload) @ decoder).sum() / steps * square)
+
+
+def agrees(objective: Callable[[Any], Any], point: np.ndarray) -> None:
+    slope = approx_fprime(point, lambda x: objective(x)[0], 1e-7)
+    np.testing.assert_allclose(objective(point)[1], slope, atol=1e-5 * max(1.0, np.abs(slope).max()))
+
+
+@pytest.mark.parametrize(("steps", "bands", "epochs", "factor"), [(40, 4, 1, 0.0), (40, 5, 4, 0.9), (37, 37, 3, 0.5)])
+@pytest.mark.parametrize("signed", [False, True])
+def test_gradients_of_inverses(steps: int, bands: int, epochs: int, factor: float, signed: bool):
+    rng = np.random.default_rng(bands)
+    wanted = workloads.momentum(steps, factor).series()
+    assert wanted is not None
+    objective = series._inverse_objective(wanted, steps, epochs, -(-steps // epochs))
+    falls = -np.diff(np.log(np.cumsum(root(0.5, bands))))
+    agrees(objective, falls + (0.5 if signed else 0.0) * rng.standard_normal(bands - 1))
+
+
+@given(
+    st.integers(1, 24),
+    st.integers(1, 24),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.5, 0.9]),
+    st.sampled_from(INVERSES),
+)
+def test_errors_are_those_of_the_matrices(steps: int, bands: int, epochs: int, factor: float, kind: str):
+    bands, epochs = min(bands, steps), min(epochs, steps)
+    workload = workloads.momentum(steps, factor)
+    own = {} if kind == "lambda-cgd" else {"bands": bands}
+    found = optimal(kind, workload, epochs=epochs, keep=False, **own)
+    period = -(-steps // epochs)
+    patterns = [np.arange(first, steps, period) for first in range(period)]
+    assert isinstance(found.strategy, BandedInverseToeplitz)
+    assert len(found.strategy.series) <= (2 if kind == "lambda-cgd" else bands)
+    assert found.error == pytest.approx(rmse(found.strategy, workload, steps, patterns), rel=1e-9)
+    assert found.error == pytest.approx(by_definition(np.array(found.strategy.series), workload, epochs), rel=1e-7)
+    assert found.lower_bound is not None
+    assert found.lower_bound <= found.error * (1 + 1e-9)
+    if kind == "banded-inverse":
+        plain = banded_inverse_square_root(bands, steps)
+        assert found.error <= error_of(plain, workload, epochs) * (1 + 1e-12)
+        assert found.error <= optimal("bifr", workload, epochs=epochs, bands=bands, keep=False).error * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_families_of_one_number_against_a_grid(epochs: int):
+    workload = workloads.ones(64)
+    grid = 1 - np.geomspace(1e-3, 1, 400)
+
+    def least(series: Callable[[float], Any]) -> float:
+        return min(error_of(BandedInverseToeplitz(tuple(series(x)), 64), workload, epochs) for x in grid)
+
+    cancelled = optimal("lambda-cgd", workload, epochs=epochs)
+    assert cancelled.error == pytest.approx(least(lambda x: (1.0, -x)), rel=1e-4)
+    assert cancelled.error <= least(lambda x: (1.0, -x))
+    assert cancelled.error == pytest.approx(optimal("bifr", workload, epochs=epochs, bands=2).error, rel=1e-9)
+    for bands in (3, 8):
+        found = optimal("bifr", workload, epochs=epochs, bands=bands)
+        assert found.error == pytest.approx(least(lambda x, bands=bands: root(x, bands)), rel=1e-4)
+        assert found.error <= error_of(banded_inverse_square_root(bands, 64), workload, epochs)
+        assert found.error > optimal("banded-inverse", workload, epochs=epochs, bands=bands).error
+
+
+def test_all_bands_reach_the_best_series_and_more_bands_are_better():
+    errors = [optimal("banded-inverse", 128, bands=bands).error for bands in (1, 2, 4, 16, 64, 128)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] == pytest.approx(error_of(strategies.strategy("identity", 128), workloads.ones(128)))
+    assert errors[-1] == pytest.approx(optimal("toeplitz", 128).error, rel=1e-6)
+
+
+def test_series_and_their_transposes():
+    rng = np.random.default_rng(0)
+    for size, count in ((50, 3), (40_000, 3), (2000, 700)):
+        by = np.concatenate([[1.0], rng.uniform(-1, 1, count - 1) / count])
+        x, y = rng.standard_normal((2, size))
+        assert divided(x, by) @ y == pytest.approx(x @ adjoint(y, by), rel=1e-9)
+        np.testing.assert_allclose(multiplied(by, divided(x, by)), x, atol=1e-9)
+        full = [x[lag:] @ y[: size - lag] for lag in range(min(100, size))]
+        for lags in (20, len(full)):
+            np.testing.assert_allclose(lagged(x, y, lags), full[:lags], atol=1e-8)
+    np.testing.assert_allclose(series.square_root(np.array([1.0, -1.0]), 3000), root(-0.5, 3000), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("epochs", "factor"), [(1, 0.0), (1, 0.9), (3, 0.0)])
+def test_a_search_that_begins_with_fewer_steps_ends_where_one_without_does(
+    epochs: int, factor: float, monkeypatch: pytest.MonkeyPatch
+):
+    workload, period = workloads.momentum(12_000, factor), 12_000 // epochs
+    monkeypatch.setattr(series, "_INVERSE_SHORTEST", 1000)
+    bands: list[tuple[str, dict[str, int]]] = [("toeplitz", {}), ("banded-toeplitz", {"bands": 600})]
+    for kind, settings in [*bands, ("blt", {"buffers": 3}), ("banded-inverse", {"bands": 5})]:
+        quick = optimize.solved(kind, workload, epochs, period, settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(series, "_SHORTEST", 10**9)
+            patch.setattr(series, "_SHORT", 10**9)
+            patch.setattr(series, "_INVERSE_SHORTEST", 10**9)
+            slow = optimize.solved(kind, workload, epochs, period, settings)
+        errors = [error_of(optimize.strategy_of(kind, found, 12_000), workload, epochs) for found in (quick, slow)]
+        assert errors[0] <= errors[1] * (1 + 1e-6), kind
+
+
+def test_the_bound_without_eigenvectors():
+    rng = np.random.default_rng(0)
+    for workload in (
+        workloads.ones(200),
+        workloads.weight_decay(90, 0.3),
+        workloads.learning_rates(rng.uniform(0.1, 1, 70)),
+    ):
+        inverse_of = np.linalg.inv(np.asarray(workload))
+        diagonal = np.diagonal(inverse_of @ inverse_of.T).copy()
+        off = np.diagonal(inverse_of @ inverse_of.T, 1).copy()
+        expected = np.diagonal(np.linalg.inv(sqrtm(inverse_of @ inverse_of.T).real))
+        np.testing.assert_allclose(matrices._root_diagonal(diagonal, off), expected, rtol=1e-6)
+        dense = optimal("dense", workload, keep=False)
+        assert lower_bound(workload) <= dense.error
+        assert lower_bound(workload) == pytest.approx(dense.error, rel=1e-4)
+        exact = (eigvalsh_tridiagonal(diagonal, off) ** -0.5).sum()
+        assert optimal("toeplitz", workloads.ones(200)).lower_bound == pytest.approx(lower_bound(200), rel=1e-4)
+        assert exact**2 / workload.steps**2 <= dense.error**2 * (1 + 1e-9)
+
+
+def test_what_is_found_for_fewer_steps_is_a_start_near_the_end(monkeypatch: pytest.MonkeyPatch):
+    points = np.array([[1.0, -2.0], [4.0, 0.0], [9.0, 3.0], [16.0, 7.0]])
+    np.testing.assert_allclose(series._extrapolated(list(points[:3])), points[3])
+    np.testing.assert_allclose(series._extrapolated(list(points[:2])), 2 * points[1] - points[0])
+    counted = []
+
+    def objective(series: np.ndarray, steps: int, epochs: int, period: int) -> Any:
+        found = own(series, steps, epochs, period)
+
+        def counting(free: np.ndarray) -> tuple[float, np.ndarray]:
+            counted.append(steps)
+            return found(free)
+
+        return counting
+
+    own = series._objective
+    monkeypatch.setattr(series, "_objective", objective)
+    series.toeplitz(workloads.ones(12_000), 12_000, 1, 12_000)
+    assert counted.count(12_000) <= 5 < counted.count(3000)
+    counted.clear()
+    series.toeplitz(workloads.ones(48_000), 48_000, 1, 48_000)
+    assert 48_000 not in counted
