@@ -28,7 +28,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/statement/verify/__init__.py": [
         ("take a total below its own run's epsilon", "elif all(figure >= own", "elif any(figure >= own",
-         "end_to_end/test_cli_verify_folder.py::test_a_statement_beside_its_ledger"),
+         "end_to_end/test_cli_statement.py::test_a_statement_beside_its_ledger"),
         ("verify a replacement at twice its noise", "expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma", "expected = sigma",
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
         ("let a forger lower a matrix's sensitivity", "least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0", "least = 0.0",
@@ -41,9 +41,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/statement/verify/folder.py": [
         ("take any file for the one that the card lists", "if found.hexdigest() == stated:", "if stated:",
-         "end_to_end/test_cli_verify_folder.py"),
+         "end_to_end/test_cli_statement.py"),
         ("take any model for the statement's", "if named == statement.statement_hash:", "if named:",
-         "end_to_end/test_cli_verify_folder.py"),
+         "end_to_end/test_cli_statement.py"),
     ],
     "dpcore/cli/compare/runs.py": [
         ("begin runs that are not paid for", "[*to_come, event], rest) == len(to_come) + 1", "[*to_come, event], rest) >= len(to_come)",
@@ -964,7 +964,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/spec/test_whole_file.py"),
     ],
     "dpcore/cli/train/train.py": [
-        ("load torch before the output folder is looked at", "    check_folder(place, overwrite=overwrite)\n", "", "end_to_end/test_cli_first_checks.py"),
+        ("load torch before the output folder is looked at", "    check_folder(place, overwrite=overwrite)\n", "", "end_to_end/test_cli_errors.py"),
         ("say of a run that wrote its end that its statement counts the whole epoch", "upper = folder.stated.note.startswith(WRITTEN_BEFORE)", "upper = True",
          "end_to_end/test_cli_full_disk.py"),
         ("say that resuming costs nothing", 'lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)', "lost = 0",

@@ -6,18 +6,16 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
+from dpcore.cli.compare import compare as demo
 from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare.runs import FINAL, SEARCH, Payer, whole_runs
 from dpcore.cli.train.settings import Settings
@@ -25,6 +23,7 @@ from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.end_to_end.command_line import say
 
 FILES = {
     *("config.json", "results.json", "timing.json", "table.txt", "statement.txt", "statement.json", "comparison.png"),
@@ -245,22 +244,6 @@ def test_how_many_runs_fit_is_what_the_ledger_grants(tmp_path, epsilon: float, b
     assert whole_runs(ledger, []) == 0
 
 
-def test_nothing_is_left_by_a_plan_that_keeps_the_budget_and_ended_early(tmp_path):
-    steps = accounting.calibrate("steps", 3.0, 1e-5, lambda n: accounting.PoissonSampledGaussian(0.05, 2.0, n))
-    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3.0, 1e-5))
-    run = ledger.begin(
-        name="whole",
-        adjacency="add-remove",
-        steps=steps,
-        event_after=lambda taken, _left: accounting.PoissonSampledGaussian(0.05, 2.0, taken),
-        description=None,
-        key_digest="",
-    )
-    run.reserve(0)
-    run.close(1)
-    assert whole_runs(ledger, [accounting.Gaussian(100.0)]) == 0
-
-
 def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys):
     file, out = tmp_path / "people.ledger", tmp_path / "comparison"
     Ledger.create(file, budget=(2.0, 1e-5))
@@ -356,19 +339,6 @@ def test_a_payer_counts_runs_under_way_to_their_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_stop_before_one_that_is_not_paid_for(tmp_path, capsys):
-    file, out = tmp_path / "people.ledger", tmp_path / "comparison"
-    Ledger.create(file, budget=(2.0, 1e-5)).charge(accounting.Gaussian(50.0), name="a count")
-    command = ("--methods", "dp_sgd", "--epsilon", "0.9", "--seeds", "6", "--jobs", "2", "--ledger", str(file))
-    assert compare(out, *command) == 3
-    told = results(out)["runs"]
-    assert 0 < len(told) < 6
-    assert {run["status"] for run in told} == {"complete"}
-    assert "of 6 " in capsys.readouterr().out
-    assert main(["verify", str(out)]) == 0
-
-
-@pytest.mark.slow
 def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
     out, begun = tmp_path / "comparison", []
 
@@ -402,3 +372,41 @@ def test_a_process_that_is_killed_and_one_that_fails_are_told(tmp_path, monkeypa
     process._process.join()
     process.begin(compare_runs.Task(settings, tmp_path / "run", None, "three"))
     assert process.receive() == ("died", "was ended by signal 9")
+
+
+# `dpcore demo`: a comparison with fixed settings.
+
+
+@pytest.mark.slow
+def test_it_ends_with_a_table_a_picture_and_the_guarantee(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "COMMON", {**demo.COMMON, "model": "logistic", "epochs": 1})
+    out = tmp_path / "demo"
+    printed = say(capsys, ["demo", "--out", str(out), "--seeds", "2"]).out
+    for part in ("DP-SGD", "DOPPLER", "DiSK", "±", "comparison.png", "Tuning is NOT accounted for"):
+        assert part in printed
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    assert [run["contestant"] for run in runs] == ["DP-SGD"] * 2 + ["DOPPLER"] * 2 + ["DiSK"] * 2
+    statements = [Statement.from_json((out / run["folder"] / "statement.json").read_text()) for run in runs]
+    # The same guarantee, sampler and noise for all: only the methods differ.
+    for name in ("epsilon", "sampler", "noise", "delta", "steps_taken", "adjacency"):
+        assert len({json.dumps(getattr(item, name), sort_keys=True) for item in statements}) == 1
+    assert 0.999 < statements[0].best_epsilon <= 1
+    assert (out / "comparison.png").stat().st_size > 10_000
+    # The same command keeps what is made; with --overwrite it begins anew.
+    assert "6 of 6 runs were made before" in say(capsys, ["demo", "--out", str(out), "--seeds", "2", "--json"]).err
+    assert main(["demo", "--out", str(out), "--seeds", "1", "--overwrite"]) == 0
+    assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
+
+
+def test_its_settings_are_those_of_the_documentation():
+    assert [(item.name, item.lr) for item in demo.CONTESTANTS] == [
+        ("DP-SGD", (0.35,)),
+        ("DOPPLER", (0.7,)),
+        ("DiSK", (0.35,)),
+    ]
+    asked = demo.Comparison(demo.CONTESTANTS, (1.0,), demo.COMMON)
+    settings = [asked.settings_for(asked.final(item.name, 1.0, item.lr[0])[0]) for item in demo.CONTESTANTS]
+    same = {replace(item, method="dp_sgd", lr=None) for item in settings}
+    assert len(same) == 1
+    (one,) = same
+    assert (one.data, one.model, one.epochs, one.batch_size, one.delta) == ("digits", "mlp", 10, 64, 1e-5)

@@ -18,11 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("typer")
-pytest.importorskip("rich")
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 import torch
 
 from dpcore import accounting
