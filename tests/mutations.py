@@ -528,7 +528,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the other processes' sums out", "                exchange(found, sent, self._group)",
          "                found.copy_(sent / self.world_size)", "end_to_end/test_processes.py::test_several_processes_are_one_run"),
         ("add messages in float32", "torch.sum(found, 0, out=own[start : start + columns])", "own[start : start + columns] = torch.sum(found.float(), 0)",
-         "end_to_end/test_processes_sums.py::test_sums_of_processes_are_exact"),
+         "end_to_end/test_processes.py::test_sums_of_processes_are_exact"),
         ("go on where another process failed", "if ranks := flags[0].nonzero()[:, 0].tolist():", "if ranks := []:",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
         ("let learning rates differ", "if others := (row != row[0]).any(1).nonzero()[:, 0].tolist():", "if others := []:",
@@ -1030,7 +1030,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
         ("take parts of another save", 'if any(content["save"] != save for content in held):', "if False:", "unit/torch/test_sharded.py"),
         ("save where another process could not", "    if failed:\n", "    if False:\n",
-         "end_to_end/test_processes_sharded_state.py::test_no_process_saves_or_loads_alone"),
+         "end_to_end/test_processes.py::test_no_process_saves_or_loads_alone"),
         ("read damaged parts", "fits = not whole or archive.testzip() is None", "fits = True", "unit/torch/test_sharded.py"),
     ],
     "dpcore/mechanism/parts.py": [

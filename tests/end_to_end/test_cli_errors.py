@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.fresh import python
+
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.accounting import Gaussian
@@ -269,10 +271,7 @@ def _full_folder(tmp_path, monkeypatch) -> None:
 @pytest.mark.usefixtures("_full_folder")
 def test_it_is_refused_without_torch_and_nothing_is_made(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(list(REFUSED))], env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python("-c", PROBE, json.dumps(list(REFUSED)), folder=tmp_path)
     said = done.stderr.splitlines()
     assert len(said) == len(REFUSED), done.stderr
     for (line, words), sentence in zip(REFUSED.items(), said, strict=True):
@@ -296,10 +295,7 @@ def test_train_says_what_it_begins_before_torch_is_imported(tmp_path):
         "import sys; sys.modules['torch'] = None; from dpcore.cli import main;"
         f"main(['train', '--epsilon', '3', '--out', {str(tmp_path / 'run')!r}])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path), "PATH": ""}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+    done = python("-c", code)
     first, second = done.stderr.splitlines()
     assert first == (
         "Training logistic on digits by dp_sgd: 1,438 examples, 230 steps, noise for epsilon = 3 at delta = 1e-5"

@@ -18,6 +18,7 @@ from dpcore import accounting
 from dpcore.cli import datasets, main
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.fresh import python
 
 EPOCHS = 2000
 PATIENCE = 1800  # seconds, on whatever machine; what takes so long hangs
@@ -166,13 +167,7 @@ class Stuck:
 sys.meta_path.insert(0, Stuck())
 sys.exit(dpcore_command.main())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", code)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "dpcore: stopped by Ctrl-C; nothing was begun\n"
 

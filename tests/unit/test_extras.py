@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from dpcore.spec.extras import EXTRAS, needs
+from tests.fresh import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Runs in its own process. A refused package is one that is not installed.
@@ -30,13 +27,6 @@ from dpcore.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn"}
-
-
-def command(refused: set[str], *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
-    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100"}
-    started = [sys.executable, "-c", WITHOUT.format(refused=refused), *arguments]
-    return subprocess.run(started, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
 
 def test_the_table_names_extras_of_the_distribution_that_bring_the_package():
@@ -60,7 +50,7 @@ def test_sentences():
     ],
 )
 def test_accounting_needs_no_extra(words: str, tmp_path: Path):
-    done = command(NO_EXTRAS, *words.split(), folder=tmp_path)
+    done = python("-c", WITHOUT.format(refused=NO_EXTRAS), *words.split(), folder=tmp_path, COLUMNS="100")
     assert done.returncode == 0, done.stderr
 
 
@@ -74,7 +64,7 @@ def test_accounting_needs_no_extra(words: str, tmp_path: Path):
     ],
 )
 def test_what_is_missing_is_named_with_its_extra(words: str, package: str, tmp_path: Path):
-    done = command(NO_EXTRAS, *words.split(), folder=tmp_path)
+    done = python("-c", WITHOUT.format(refused=NO_EXTRAS), *words.split(), folder=tmp_path, COLUMNS="100")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(needs("", package))
     assert "Traceback" not in done.stderr

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.fresh import after
 
 # Runs in its own process, for this one has imported everything already. Every installed package but ours, numpy and
 # scipy is refused there, and what was tried is told, also where an `except ImportError` hid it.
@@ -40,16 +36,7 @@ OPTIONAL = {"torch", "triton", "dpcore_triton", "typer", "rich", "matplotlib", "
 
 def tried_by(code: str) -> set[str]:
     """Optional packages that `code` tries to import, in an interpreter that has none of them."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(code=code, optional=sorted(OPTIONAL))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1])) & (OPTIONAL | {"cryptography"})
+    return set(json.loads(after(PROBE.format(code=code, optional=sorted(OPTIONAL))))) & (OPTIONAL | {"cryptography"})
 
 
 def test_import_dpcore_needs_numpy_and_scipy_only():
@@ -80,15 +67,7 @@ def test_the_probe_notices_a_hidden_import(package: str):
 
 def modules_after(code: str) -> set[str]:
     """The modules that a new interpreter holds after `code`."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    return set(done.stdout.splitlines()[-1].split())
+    return set(after(f"import sys\n{code}\nprint(*sys.modules)").split())
 
 
 def test_import_dpcore_is_quick():

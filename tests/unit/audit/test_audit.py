@@ -31,6 +31,7 @@ from dpcore.spec.grid import step_of
 from dpcore.spec.ops import NoiseRow
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.method import Method
+from tests.fresh import after
 
 KEY = bytes(range(32))
 ORDER = FixedOrderSampler(dataset_size=64, batch_size=32)
@@ -253,10 +254,6 @@ def test_bad_input(change: dict[str, object], message: str) -> None:
 
 
 def test_the_package_does_not_load_what_is_slow() -> None:
-    import subprocess
-    import sys
-
     slow = ("torch", "triton", "scipy.stats", "matplotlib")
     code = f"import sys, dpcore.audit; print([m for m in {slow} if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    assert after(code) == "[]"

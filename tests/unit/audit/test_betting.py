@@ -12,6 +12,7 @@ from scipy.special import ndtr, ndtri
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.audit.verdict import THETAS, RatioBound, log_wealth
 from dpcore.errors import ArgumentError
+from tests.refused import refused
 
 CANARIES, STEPS = 8, 60
 
@@ -92,8 +93,7 @@ def test_claims_may_differ_from_step_to_step():
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
 def test_a_level_outside_of_0_and_1_is_refused(alpha):
-    with pytest.raises(ArgumentError, match="alpha"):
-        RatioBound(alpha)
+    refused(ArgumentError, "alpha", RatioBound, alpha)
 
 
 def test_shares_given_together_are_those_given_one_by_one():

@@ -156,5 +156,4 @@ def test_one_value_has_no_interval_and_none_is_refused():
     assert not one.excludes_zero
     assert difference_interval([0.5, 0.5], [0.5, 0.5]).half_width == 0
     assert not difference_interval([0.5, 0.5], [0.5, 0.5]).excludes_zero
-    with pytest.raises(ArgumentError, match="at least one value"):
-        mean_interval([])
+    refused(ArgumentError, "at least one value", mean_interval, [])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpcore.errors import ArgumentError
+from tests.fresh import after
 
 pytest.importorskip("matplotlib")
 from dpcore.cli import plots
@@ -74,7 +73,7 @@ def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path):
         f"plots.learning_curve({str(tmp_path / 'a.png')!r}, [1], [0.5], [1.0]);"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": ""})
+    after(code)
 
 
 def test_intervals_stay_within_the_range_of_an_accuracy():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dpcore.accounting import Composed, Gaussian, NonPrivate, PoissonSampledGaussian
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.ledger.privacy_filter import DEFAULT_ORDER, PrivacyFilter, add, best_order
+from tests.refused import refused
 
 BUDGETS = [(0.1, 1e-6), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-7), (30.0, 1e-5), (200.0, 1e-9)]
 
@@ -132,8 +133,7 @@ def test_an_odometer_holds_where_the_plain_sum_does_not() -> None:
 
 def test_refusals() -> None:
     """And the default: for sampled steps with little noise, the order that is best for a Gaussian is behind a cliff."""
-    with pytest.raises(ArgumentError, match="is too small for a ledger at delta=1e-09"):
-        best_order(1e-6, 1e-9)
+    refused(ArgumentError, "is too small for a ledger at delta=1e-09", best_order, 1e-6, 1e-9)
     assert PrivacyFilter("gdp").limit(1e-6, 1e-9) > 0
     with pytest.raises(ArgumentError, match=r"order=1\.2: leaves nothing"):
         PrivacyFilter("rdp", 1.2).limit(1.0, 1e-5)

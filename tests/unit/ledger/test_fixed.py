@@ -18,6 +18,7 @@ from dpcore.errors import BudgetError, DataError
 from dpcore.ledger import Ledger, LedgerRun
 from dpcore.ledger.privacy_filter import PrivacyFilter, order_for
 from dpcore.ledger.state import within
+from tests.refused import refused
 from tests.unit.ledger_tools import begin, full, new, poisson, released, resealed
 
 BUDGET = (1.0, 1e-5)
@@ -115,8 +116,7 @@ def test_three_runs_declared_in_one_go(tmp_path: Path) -> None:
     total = ledger.total()
     assert (total.fixed_runs, total.alone) == (tuple(run.run_id for run in runs), True)
     assert total.plan == epsilon_of(plans, 1e-5, "gaussian")
-    with pytest.raises(BudgetError, match="kept whole by the runs that were fixed"):
-        fourth.reserve(0)
+    refused(BudgetError, "kept whole by the runs that were fixed", fourth.reserve, 0)
     assert ledger.verify().valid
 
 
@@ -159,8 +159,7 @@ def test_nothing_behind_the_planned_steps_is_in_the_plan(tmp_path: Path) -> None
     run.close(20)
     branch, _ = ledger.resume(run.run_id, run.branch_id, 20, event_after=little, steps=STEPS + 1)
     released(branch, STEPS, 20)
-    with pytest.raises(BudgetError, match=f"after step {STEPS} they are not in the plan"):
-        branch.reserve(STEPS)
+    refused(BudgetError, f"after step {STEPS} they are not in the plan", branch.reserve, STEPS)
 
 
 def test_what_is_within_a_plan() -> None:
@@ -208,8 +207,7 @@ def test_two_ledger_objects_agree_on_who_was_first(tmp_path: Path) -> None:
     one, two = begin(ledger, little, steps=STEPS), begin(other := Ledger.open(ledger.path), little, steps=STEPS)
     two.reserve(0)
     assert ledger.total().fixed_runs == other.total().fixed_runs == (two.run_id,)
-    with pytest.raises(BudgetError, match="kept whole"):
-        one.reserve(0)
+    refused(BudgetError, "kept whole", one.reserve, 0)
 
 
 def test_the_first_plan_chooses_the_order(tmp_path: Path) -> None:
@@ -255,5 +253,4 @@ def test_forged_entries_are_noticed(tmp_path: Path) -> None:
         ("d", {"limit": fix["limit"] * 2}, "the limit"),
     ):
         assert any(words in text for text in forged(name, **change).verify().problems)
-    with pytest.raises(DataError, match="fixes runs that were not begun"):
-        forged("e", runs=["nobody"])
+    refused(DataError, "fixes runs that were not begun", forged, "e", runs=["nobody"])

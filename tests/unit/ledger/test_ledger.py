@@ -14,6 +14,7 @@ from dpcore.accounting.gaussian import analytic_noise_multiplier
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Total
 from dpcore.ledger.allowance import Blocks, largest
+from tests.refused import refused
 from tests.unit.ledger_tools import begin, full, new, ordered, poisson, released
 
 
@@ -49,16 +50,14 @@ def test_rows_are_on_disk_before_they_are_granted(tmp_path: Path) -> None:
 def test_never_beyond_the_plan(tmp_path: Path) -> None:
     released(run := begin(new(tmp_path), steps=37), 37)
     assert run.mark == 37
-    with pytest.raises(PrivacyError, match="planned for 37 rows"):
-        run.reserve(37)
+    refused(PrivacyError, "planned for 37 rows", run.reserve, 37)
 
 
 def test_close_gives_the_rest_back(tmp_path: Path) -> None:
     run = begin(ledger := new(tmp_path))
     released(run, 300)
     assert run.mark > 300
-    with pytest.raises(ArgumentError, match=r"row=298: must be at least 299"):
-        run.close(298)
+    refused(ArgumentError, r"row=298: must be at least 299", run.close, 298)
     run.close(300)
     run.close(300)
     assert (run.mark, run.releases) == (300, 300)
@@ -123,10 +122,8 @@ def test_rows_behind_the_checkpoint_stay_charged(tmp_path: Path) -> None:
     assert branch.releases == branch.mark + 20
     branch.use_key("key of the branch")
     branch.use_key("key of the branch")
-    with pytest.raises(PrivacyError, match="has the same noise key"):
-        begin(ledger, key_digest="key of the branch")
-    with pytest.raises(ArgumentError, match="begins at row 30"):
-        ledger.resume(branch.run_id, branch.branch_id, 29, event_after=ordered)
+    refused(PrivacyError, "has the same noise key", begin, ledger, key_digest="key of the branch")
+    refused(ArgumentError, "begins at row 30", ledger.resume, branch.run_id, branch.branch_id, 29, event_after=ordered)
 
 
 def test_the_plan_is_told_which_rows_were_abandoned(tmp_path: Path) -> None:
@@ -195,8 +192,7 @@ def test_a_budget_ends_at_the_very_row(tmp_path: Path) -> None:
     run.reserve(0)
     granted = 1 + ledger.remaining().steps(full, 1000)
     released(run, granted)
-    with pytest.raises(BudgetError, match=r"step \d+ would cross the budget of .*epsilon=2 at delta=1e-05"):
-        run.reserve(granted)
+    refused(BudgetError, r"step \d+ would cross the budget of .*epsilon=2 at delta=1e-05", run.reserve, granted)
     remaining = ledger.remaining()
     assert ledger.filter.charge(full(granted)) <= remaining.limit < ledger.filter.charge(full(granted + 1))
     assert run.mark == run.releases == granted
@@ -253,12 +249,10 @@ def test_adjacencies(tmp_path: Path) -> None:
         ledger.charge(Gaussian(5.0, adjacency=Adjacency.REPLACE_ONE), name="x")
     other = Ledger.create(tmp_path / "replace.ledger")
     other.charge(Gaussian(5.0, adjacency=Adjacency.REPLACE_ONE), name="x")
-    with pytest.raises(PrivacyError, match="holds runs under replace-one"):
-        begin(other, poisson)
+    refused(PrivacyError, "holds runs under replace-one", begin, other, poisson)
     other.charge(FixedSizeSampledGaussian(1000, 10, 1.0, 5), name="without replacement")
     assert other.total(1e-5).adjacency == "replace-one"
-    with pytest.raises(ArgumentError, match="described under 'zero-out'"):
-        begin(ledger, full, adjacency="add-remove")
+    refused(ArgumentError, "described under 'zero-out'", begin, ledger, full, adjacency="add-remove")
 
 
 def test_no_guarantee_is_infinite(tmp_path: Path) -> None:
@@ -274,11 +268,9 @@ def test_no_guarantee_is_infinite(tmp_path: Path) -> None:
 
 
 def test_nonsense(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentTypeError, match=r"storage='x.ledger': open a ledger with Ledger.open\(path\)"):
-        Ledger("x.ledger")
+    refused(ArgumentTypeError, r"storage='x.ledger': open a ledger with Ledger.open\(path\)", Ledger, "x.ledger")
     for budget in ((3, 1e-5, 1), 3, "x"):
-        with pytest.raises(ArgumentTypeError, match=r"must be \(epsilon, delta\)|must be a real number"):
-            new(tmp_path, budget=budget)
+        refused(ArgumentTypeError, r"must be \(epsilon, delta\)|must be a real number", new, tmp_path, budget=budget)
     for match, options in (
         *(("budget_", {"budget": budget}) for budget in ((0, 1e-5), (-1, 1e-5), (3, 0), (3, 1), (float("nan"), 1e-5))),
         (r"order=1\.0: must be greater than 1", {"order": 1.0}),
@@ -286,8 +278,7 @@ def test_nonsense(tmp_path: Path) -> None:
         ("composition='pld'", {"composition": "pld"}),
         ("only composition='rdp' has an order", {"composition": "gdp", "order": 3}),
     ):
-        with pytest.raises(ArgumentError, match=match):
-            new(tmp_path, **options)
+        refused(ArgumentError, match, new, tmp_path, **options)
     assert os.listdir(tmp_path) == []
     ledger = new(tmp_path)
     for kind, match, use in (
@@ -299,8 +290,7 @@ def test_nonsense(tmp_path: Path) -> None:
         (ArgumentError, "adjacency=", lambda: begin(ledger, adjacency="add-remov")),
         (ArgumentError, "has None, fixed when", lambda: Ledger.open_or_create(ledger.path, budget=(3, 1e-5))),
     ):
-        with pytest.raises(kind, match=match):
-            use()
+        refused(kind, match, use)
     assert ledger.runs() == ()  # nothing of this was written
     assert Ledger.open_or_create(ledger.path).ledger_id == ledger.ledger_id
     assert isinstance(Ledger.open_or_create(tmp_path / "new", budget=(3, 1e-5)).total(), Total)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 import threading
 
@@ -13,18 +12,18 @@ import dpcore
 from dpcore.errors import ArgumentError, BackendError
 from dpcore.spec.backends import load_backend
 from dpcore.spec.public_names import PUBLIC_NAMES
+from tests.fresh import python
+from tests.refused import refused
 
 
 def test_numpy_is_the_default_and_the_variable_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match="backend='nunpy': did you mean 'numpy'"):
-        dpcore.set_backend("nunpy")
+    refused(ArgumentError, "backend='nunpy': did you mean 'numpy'", dpcore.set_backend, "nunpy")
     assert {"numpy", "triton"} <= set(dpcore.available_backends())
     assert dpcore.get_backend() == "numpy"
     monkeypatch.setenv("DPCORE_BACKEND", "triton")
     assert dpcore.get_backend() == "triton"
     monkeypatch.setenv("DPCORE_BACKEND", "tritn")
-    with pytest.raises(ArgumentError, match="DPCORE_BACKEND='tritn': did you mean 'triton'"):
-        dpcore.get_backend()
+    refused(ArgumentError, "DPCORE_BACKEND='tritn': did you mean 'triton'", dpcore.get_backend)
 
 
 def test_use_backend_restores_and_is_seen_by_every_thread() -> None:
@@ -39,8 +38,7 @@ def test_use_backend_restores_and_is_seen_by_every_thread() -> None:
 
 def test_a_backend_that_cannot_be_imported_is_an_error_never_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dpcore_triton", None)
-    with pytest.raises(BackendError, match=r"pip install 'dpcore\[triton\]'"):
-        dpcore.set_backend("triton")
+    refused(BackendError, r"pip install 'dpcore\[triton\]'", dpcore.set_backend, "triton")
     assert dpcore.get_backend() == "numpy"
 
 
@@ -63,8 +61,7 @@ def test_a_public_name_is_the_module_in_its_room(public: str, room: str):
 
 def test_what_would_be_a_second_copy_is_refused_by_name():
     code = "import dpcore.filters.low_pass"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "import dpcore.filters, or dpcore.stages.filters.low_pass" in done.stderr
+    assert "import dpcore.filters, or dpcore.stages.filters.low_pass" in python("-c", code).stderr
 
 
 @pytest.mark.parametrize("name", ["minimize", "strategies.sensitivity", "datasets.load"])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore.errors import ArgumentError
+from tests.refused import refused
 
 T = 7
 
@@ -59,12 +60,9 @@ def test_what_is_constant_along_its_diagonals():
 
 
 def test_nonsense():
-    with pytest.raises(ArgumentError, match="rates: must be positive"):
-        workloads.learning_rates([1.0, 0.0])
-    with pytest.raises(ArgumentError, match="steps=0"):
-        workloads.ones(0)
-    with pytest.raises(ArgumentError, match=r"decay=1\.5"):
-        workloads.weight_decay(3, 1.5)
+    refused(ArgumentError, "rates: must be positive", workloads.learning_rates, [1.0, 0.0])
+    refused(ArgumentError, "steps=0", workloads.ones, 0)
+    refused(ArgumentError, r"decay=1\.5", workloads.weight_decay, 3, 1.5)
     with pytest.raises(ArgumentError, match="inverse: the diagonal entry"):
         Workload(np.array([[1.0, 0.0]]))
     with pytest.raises(ArgumentError, match=r"inverse.shape=\(3, 2\)"):
