@@ -618,7 +618,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/ledger/privacy_filter.py": [
         ("give more than the budget to a ledger's filter", "return epsilon - np.log1p(-1.0 / orders)",
-         "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_filter.py"),
+         "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_fixed.py"),
     ],
     "dpcore/audit/auditing.py": [
         ("choose a threshold by the guesses that it counts", "start, stop = stop, 2 * stop\n        order = np.argsort(scores[:start])",
@@ -660,7 +660,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/sampling/library.py": [
         ("count a branch of a kept order once, however long", "max((int((steps >= first).sum()) for steps",
          "max((int((steps >= first).any()) for steps", "unit/plan/test_plan.py"),
-        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_random_allocation.py"),
+        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_epochs.py"),
         ("account for a strategy as for single participation", "return sensitivity(strategy, self.patterns(steps), steps, first)",
          "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)", "unit/plan/test_plan.py"),
     ],
@@ -685,7 +685,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/sampling/orders.py": [
         ("give an epoch the order of the first", "draw.permutation(key, self.dataset_size, epoch)", "draw.permutation(key, self.dataset_size, 0)",
-         "unit/sampling/test_shuffled.py::test_orders_are_uniform_and_fresh_in_every_epoch"),
+         "unit/sampling/test_epochs.py::test_orders_are_uniform_and_fresh_in_every_epoch"),
         ("count the first round of fixed batches only", "return [pattern[pattern < steps] for", "return [pattern[pattern < min(steps, cycle)] for",
          "'end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'"),
     ],
@@ -695,12 +695,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/sampling/test_truncated.py"),
         ("sample at another rate than accounted", "threshold = round(self.sample_rate * WORDS)", "threshold = round(1.1 * self.sample_rate * WORDS)",
          "unit/sampling/test_samplers.py"),
-        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_random_allocation.py"),
-        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_random_allocation.py"),
+        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_epochs.py"),
+        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_epochs.py"),
         ("count whole epochs only", "epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)",
-         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_random_allocation.py"),
+         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_epochs.py"),
         ("call allocation a draw of every step", "keeps_order = True  # the batches of an epoch are one arrangement",
-         "keeps_order = False", "unit/sampling/test_random_allocation.py"),
+         "keeps_order = False", "unit/sampling/test_epochs.py"),
     ],
     "backends/dpcore_numpy/correlate.py": [
         ("read a ring one place off", "vectors[(place - j) % len(vectors)]", "vectors[(place - j + 1) % len(vectors)]", "unit/backends/test_correlate.py"),
@@ -762,7 +762,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/strategies/sensitivity.py": [
         ("take reshuffled epochs for a fixed order", "float(np.abs(products).max())", "float(np.abs(np.diagonal(products)).max())",
-         "unit/sampling/test_shuffled.py"),
+         "unit/sampling/test_epochs.py"),
         ("let participations be one step nearer", "taken = np.append(squares + best[separation:], np.zeros(separation))",
          "taken = np.append(squares + best[separation - 1 : -1], np.zeros(separation))", "unit/stages/test_strategies_sensitivity.py"),
         ("sum columns with their signs", "return float(np.abs(block.T @ block).sum())", "return float((block.T @ block).sum())",
@@ -972,7 +972,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/cli/datasets/__init__.py": [
         ("unpack a member of an archive whole, whatever its directory states", "while chunk := packed.read(_CHUNK):", "while chunk := packed.read():",
-         "unit/cli/test_npz.py"),
+         "unit/cli/test_datasets.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
@@ -989,8 +989,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/sampling/draw.py": [
         ("toss coins that land once too often", ".astype(np.uint64) < np.uint64(threshold)", ".astype(np.uint64) <= np.uint64(threshold)",
-         "unit/sampling/test_draw.py unit/sampling/test_exact.py"),
-        ("let attempts of a draw share words", "start += 2 * size", "start += size", "unit/sampling/test_draw.py"),
+         "unit/sampling/test_samplers.py unit/sampling/test_exact.py"),
+        ("let attempts of a draw share words", "start += 2 * size", "start += size", "unit/sampling/test_samplers.py"),
     ],
     "dpcore/audit/checks.py": [
         ("audit a cut batch at the coins' rate", "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n", "    if True:\n",
@@ -1082,8 +1082,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/strategies/recommended.py": [
         ("recommend what amplification does not cover", "most = period if bands is None else min(period, validate.integer(1, bands=bands))",
-         "most = period", "unit/stages/test_recommended.py"),
-        ("recommend for one epoch", "epochs = 1 if period is None else -(-steps // min(period, steps))", "epochs = 1", "unit/stages/test_recommended.py"),
+         "most = period", "unit/stages/test_optimal.py"),
+        ("recommend for one epoch", "epochs = 1 if period is None else -(-steps // min(period, steps))", "epochs = 1", "unit/stages/test_optimal.py"),
     ],
     "dpcore/torch/shards.py": [
         ("leave the other processes' sums out of a shard", "processes.reduce_scatter(own, whole, self._group)",

@@ -36,6 +36,7 @@ from dpcore.torch import checkpoint, doctor, make_private, processes
 from dpcore.torch.data.loader import DrawnBatch
 from dpcore.torch.peers import _check_backend
 from dpcore.torch.processes import Processes
+from tests.depth import chosen
 from tests.unit import torch_runs
 from tests.unit.torch_runs import DATA, finish, keep_keys, load, model, saved, start, values
 
@@ -262,7 +263,7 @@ def in_processes(world: int, task: Callable[[int, Path], None], folder: Path, jo
     return torch.multiprocessing.start_processes(work, given, world, join=join, start_method="forkserver")
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", chosen([2, 3], [2, 3, 4]))
 def test_several_processes_are_one_run(world: int, tmp_path: Path):
     in_processes(world, compared, tmp_path)
     for index, name in enumerate(METHODS):
@@ -447,7 +448,7 @@ def alike(rank: int, folder: Path) -> None:
             torch.save(found, folder / f"{name}.pt")
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", chosen([3], [2, 3, 4]))
 def test_parameters_are_the_same_bits_for_any_number_of_processes(world: int, tmp_path: Path):
     in_processes(world, alike, tmp_path)
     for name in STEPS:

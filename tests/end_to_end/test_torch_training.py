@@ -71,9 +71,7 @@ def test_a_short_run_on_real_text_learns() -> None:
 
 
 LEARNERS = {
-    "dp_sgd": lambda: dpcore.methods.dp_sgd(lr=1.0, batch_size=128),
     "doppler": lambda: dpcore.methods.doppler(lr=1.0, batch_size=128),
-    "disk": lambda: dpcore.methods.disk(lr=1.0, batch_size=128),
     "dp_adam": lambda: dpcore.methods.dp_adam(lr=0.02, batch_size=128),
 }
 

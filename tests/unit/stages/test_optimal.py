@@ -1,4 +1,4 @@
-"""Optimal strategies: their certificates against brute force, and published values."""
+"""Optimal strategies, recommended ones and workloads: certificates against brute force, and published values."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ import pytest
 from dpcore.strategies import (
     BandedInverseToeplitz,
     Dense,
+    Identity,
+    Recommended,
     Workload,
     banded_inverse_square_root,
+    candidates,
     check_steps,
     check_streaming,
     error_of,
     lower_bound,
     max_error,
     optimal,
+    recommend,
     rmse,
+    sensitivity,
     workloads,
 )
 from hypothesis import given
@@ -29,8 +34,10 @@ from hypothesis import strategies as st
 from scipy.linalg import eigvalsh_tridiagonal, sqrtm
 from scipy.optimize import approx_fprime, minimize
 
-from dpcore import strategies
+from dpcore import methods, strategies
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.plan.plan import Plan
+from dpcore.sampling import CyclicPoissonSampler, FixedOrderSampler, RandomAllocationSampler
 from dpcore.stages.strategies.search import matrices, optimize, series
 from dpcore.stages.strategies.search.optimize import KINDS
 from dpcore.stages.strategies.search.series import adjoint, divided, lagged, multiplied
@@ -401,3 +408,142 @@ def test_what_is_found_for_fewer_steps_is_a_start_near_the_end(monkeypatch: pyte
     counted.clear()
     series.toeplitz(workloads.ones(48_000), 48_000, 1, 48_000)
     assert 48_000 not in counted
+
+
+# Workloads: the matrices that their recurrences stand for.
+
+
+T = 7
+
+
+def lower_series(series: list[float]) -> np.ndarray:
+    return np.array([[series[t - s] if s <= t else 0.0 for s in range(T)] for t in range(T)])
+
+
+def test_each_is_its_definition():
+    ones = lower_series([1.0] * T)
+    heavy = lower_series([0.9**k for k in range(T)])
+    np.testing.assert_allclose(workloads.ones(T), ones)
+    np.testing.assert_allclose(workloads.momentum(T, 0.9), ones @ heavy)
+    np.testing.assert_allclose(workloads.weight_decay(T, 0.1), heavy)
+    np.testing.assert_allclose(workloads.exponential_average(T, 0.9), 0.1 * heavy @ ones)
+    np.testing.assert_allclose(workloads.srg(T, 0.9, 0.5), ones @ heavy @ lower_series([0.5**k for k in range(T)]))
+    rates = np.linspace(1.0, 0.1, T)
+    np.testing.assert_allclose(workloads.learning_rates(rates), ones * rates)
+    factors = np.linspace(0.0, 1.0, T)
+    expected = np.eye(T)
+    for t in range(1, T):
+        expected[t, :t] = factors[t] * expected[t - 1, :t]
+    np.testing.assert_allclose(workloads.accumulation(T, factors), expected)
+
+
+@given(st.integers(1, 9), st.data())
+def test_products_are_those_of_the_matrices(steps: int, data: st.DataObject):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+
+    def some(bands: int) -> Workload:
+        inverse = rng.standard_normal((min(bands, steps), steps))
+        inverse[0] = 1 + rng.random(steps)
+        return Workload(inverse)
+
+    first, second = some(data.draw(st.integers(1, 4))), some(data.draw(st.integers(1, 4)))
+    np.testing.assert_allclose(first @ second, np.asarray(first) @ np.asarray(second), rtol=1e-6, atol=1e-8)
+    vector = rng.standard_normal(steps)
+    np.testing.assert_allclose(first @ vector, np.asarray(first) @ vector, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(np.asarray(first), np.tril(first))
+
+
+def test_what_is_constant_along_its_diagonals():
+    series = workloads.momentum(T, 0.9).series()
+    assert series is not None
+    np.testing.assert_allclose(series, [1.0, -1.9, 0.9])
+    assert workloads.learning_rates(np.linspace(1, 2, T)).series() is None
+    assert workloads.ones(1).series() is not None
+
+
+def test_nonsense_of_workloads():
+    refused(ArgumentError, "rates: must be positive", workloads.learning_rates, [1.0, 0.0])
+    refused(ArgumentError, "steps=0", workloads.ones, 0)
+    refused(ArgumentError, r"decay=1\.5", workloads.weight_decay, 3, 1.5)
+    with pytest.raises(ArgumentError, match="inverse: the diagonal entry"):
+        Workload(np.array([[1.0, 0.0]]))
+    with pytest.raises(ArgumentError, match=r"inverse.shape=\(3, 2\)"):
+        Workload(np.ones((3, 2)))
+    with pytest.raises(ArgumentError, match="steps=3: must be 2"):
+        _ = workloads.ones(2) @ workloads.ones(3)
+
+
+# The strategy that is recommended: it fits the memory, it is the best that does, and runs take it by themselves.
+
+
+@pytest.mark.parametrize(("steps", "epochs", "vectors", "rows"), [
+    (60, 1, 4, 1), (60, 6, 4, 1), (60, 6, 1, 1), (60, 6, 0, 4), (60, 1, 0, 1), (2, 2, 4, 1), (1, 1, 4, 1), (9, 9, 3, 2),
+])  # fmt: skip
+def test_what_is_recommended_fits_and_is_near_the_best_that_fits(
+    steps: int, epochs: int, vectors: int, rows: int
+) -> None:
+    found = candidates(workloads.momentum(steps, 0.9), epochs=epochs, vectors=vectors, rows=rows)
+    patterns = FixedOrderSampler(dataset_size=-(-steps // epochs), batch_size=1).patterns(steps)
+    wanted = np.asarray(workloads.momentum(steps, 0.9))
+    for one in found:
+        assert one.cost == strategies.streaming_cost(one.strategy, steps)
+        assert one.cost.vectors <= vectors
+        assert one.cost.rows_drawn <= max(rows, 1)
+        assert one.error == pytest.approx(strategies.rmse(one.strategy, wanted, steps, patterns), rel=1e-9)
+    assert found[0].error <= 1.01 * min(one.error for one in found)
+    assert found[0].error <= next(one.error for one in found if one.kind == "identity")
+    fewer = [one for one in found if one.error <= 1.01 * min(two.error for two in found)]
+    assert found[0].cost.vectors == min(one.cost.vectors for one in fewer)
+
+
+def test_more_memory_never_hurts() -> None:
+    errors = [recommend(200, epochs=4, vectors=vectors).error for vectors in (0, 1, 2, 4, 8)]
+    assert all(more <= 1.011 * less for less, more in itertools.pairwise(errors))
+    assert errors[-1] < 0.4 * errors[0]
+
+
+def test_bands_are_limited_where_sampling_amplifies_them() -> None:
+    sampler = CyclicPoissonSampler(dataset_size=1000, batch_size=20, groups=3)
+    plan = Plan(methods.memf(lr=0.1, noise_multiplier=1.0), sampler, 60)
+    assert strategies.sensitivity(plan.method.noise.strategy, [[0], [30]], 60) == pytest.approx(1.0)
+    assert plan.method.noise.strategy.order == 2  # three bands
+    assert plan.event.participations == 20
+
+
+def test_memf_and_srg_memf_take_it_for_their_own_workload_and_participation() -> None:
+    sampler = FixedOrderSampler(dataset_size=1000, batch_size=50)  # epochs of 20 steps
+    for method, wanted in (
+        (methods.memf(lr=0.1, noise_multiplier=1.0), workloads.momentum(80, 0.9)),
+        (methods.memf(lr=0.1, noise_multiplier=1.0, base="sgd"), workloads.ones(80)),
+        (methods.memf(lr=0.1, noise_multiplier=1.0, base="adam"), workloads.ones(80)),
+        (methods.memf(lr=0.1, noise_multiplier=1.0, momentum=0.5), workloads.momentum(80, 0.5)),
+        (methods.srg_memf(lr=0.1, noise_multiplier=1.0), workloads.srg(80, math.exp(-2.5), 0.9)),
+    ):
+        chosen = Plan(method, sampler, 80).method.noise.strategy
+        assert chosen == recommend(wanted, epochs=4).strategy
+        assert strategies.error_of(chosen, wanted, 4) < 0.7 * strategies.error_of(Identity(), wanted, 4)
+
+
+def test_it_is_better_than_the_banded_square_root_that_was_the_default() -> None:
+    for steps, epochs in ((120, 1), (400, 10), (1000, 1)):
+        before = strategies.strategy("banded-inverse-square-root", steps, bands=16)
+        wanted = workloads.momentum(steps, 0.9)
+        assert recommend(wanted, epochs=epochs).error < 0.95 * strategies.error_of(before, wanted, epochs)
+
+
+def test_it_says_what_it_is_and_runs_of_any_sampler_that_covers_it() -> None:
+    assert Recommended(momentum=0.9).describe() == {
+        "kind": "recommended", "vectors": 4, "momentum": 0.9, "decay": None,
+    }  # fmt: skip
+    sampler = RandomAllocationSampler(dataset_size=100, batch_size=10)
+    plan = Plan(methods.memf(lr=0.1, noise_multiplier=1.0), sampler, 30)
+    chosen = plan.method.noise.strategy
+    blocks = [[i, j, k] for i in range(10) for j in range(10, 20) for k in range(20, 30)]
+    assert plan.run_sensitivity >= sensitivity(chosen, blocks, 30) - 1e-12
+
+
+def test_bad_input() -> None:
+    refused(ArgumentError, "vectors=-1", candidates, 10, vectors=-1)
+    refused(ArgumentError, "rows=0", candidates, 10, rows=0)
+    refused(ArgumentError, "epochs=11", candidates, 10, epochs=11)
+    refused(ArgumentError, "bands=0", candidates, 10, bands=0)
