@@ -18,13 +18,14 @@ from tests.refused import refused
 
 pytest.importorskip("triton")
 from asv_benchmarks.benchmarks import ops_on_device
-from asv_benchmarks.gpu import merge, runner, steps, table, training
+from asv_benchmarks.gpu import checks, kernels, merge, runner, steps, table, training
 from asv_benchmarks.gpu.record import CHUNKS, ROOT, load, save
 from tests.depth import chosen
 
 # A process runs either the interpreter or the device.
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 # What a chunk's record is before its first part.
+SETTING = runner.Setting(Path(), True, 1e12)
 WAITING: dict[str, Any] = {"small": True, "deadline": 1e12, "machine": {}, "parts": {}}
 
 
@@ -33,10 +34,14 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def in_this_process(folder: Path) -> int:
-    """Do what the script does, with one of the small models only."""
+    """Do what the script does, with one of the small models only, and of parts that are alike only one."""
     small = {"mlp": training.cases(small=True)["mlp"]}
+    alike = "plain, compiled", "CUDA graphs", "adamw", "philox", "banded 8", "filter of order", "scale", "every kernel"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "cases", lambda _: small)
+        for module in (checks, kernels, training):
+            parts = [part for part in module.parts(SETTING) if not any(words in part.name for words in alike)]
+            patch.setattr(module, "parts", lambda _, parts=parts: parts)
         for chunk in CHUNKS:
             save(folder, chunk, {**WAITING, "chunk": chunk, "timed": False})
             runner.work(chunk, folder)
