@@ -31,6 +31,7 @@ from dpcore.spec.grid import step_of
 from dpcore.spec.ops import NoiseRow
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.method import Method
+from tests.depth import chosen
 from tests.fresh import after
 
 KEY = bytes(range(32))
@@ -177,7 +178,7 @@ def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) ->
 ])  # fmt: skip
 def test_alarms_of_honest_runs_are_as_rare_as_stated(method: Method, sampler: object) -> None:
     alarms = exceeded = 0
-    audits = 200 if method is SGD else 80
+    audits = chosen(100, 200) if method is SGD else 80
     for number in range(audits):
         key = bytes([number]) * 32
         found = audit(method, sampler, 4, delta=1e-5, canaries=64, runs=2, confidence=0.9, key=key)
