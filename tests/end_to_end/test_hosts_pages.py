@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.depth import chosen
 from tests.fresh import python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ assert abs(again.private.epsilon() - module.private.epsilon()) < 1e-9
 
 
 def test_lightning(tmp_path: Path):
-    run("pytorch_lightning", tmp_path, TORCHRUN, RESUMED)
+    run("pytorch_lightning", tmp_path, chosen([], TORCHRUN), RESUMED)
     checkpoints = list((tmp_path / "run").rglob("*.ckpt"))
     assert len(checkpoints) == 4
     assert {stat.S_IMODE(file.stat().st_mode) for file in checkpoints} == {0o600}
