@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("typer")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import compare as demo

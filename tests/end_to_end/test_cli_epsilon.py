@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import pytest
 
 pytest.importorskip("dp_accounting")
+import dp_accounting
+
 from dpcore import accounting, methods
 from dpcore.accounting import Event, PoissonSampledGaussian
 from dpcore.cli import main

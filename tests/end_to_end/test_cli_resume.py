@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("typer")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.gradients import load_gradients

@@ -6,15 +6,16 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-import mpmath
 import numpy as np
 import pytest
-from dp_accounting.rdp import rdp_privacy_accountant as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("mpmath")
 pytest.importorskip("dp_accounting")
+import mpmath
+from dp_accounting.rdp import rdp_privacy_accountant as reference
+
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
 from dpcore.accounting.phases import phases

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("typer")
+import typer
+
 from dpcore.cli import app, options
 from dpcore.cli.options import count, group_norms, names, one_of, real, reals, whole
 from dpcore.cli.train import train
