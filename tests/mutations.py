@@ -28,7 +28,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/statement/verify/__init__.py": [
         ("take a total below its own run's epsilon", "elif all(figure >= own", "elif any(figure >= own",
-         "end_to_end/test_cli_verify_folder.py::test_a_statement_beside_its_ledger"),
+         "end_to_end/test_cli_statement.py::test_a_statement_beside_its_ledger"),
         ("verify a replacement at twice its noise", "expected = sigma / 2 if part.adjacency is Adjacency.REPLACE_ONE else sigma", "expected = sigma",
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
         ("let a forger lower a matrix's sensitivity", "least = whole * (1 - SAME) if steps == statement.steps_planned else 0.0", "least = 0.0",
@@ -41,9 +41,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/statement/verify/folder.py": [
         ("take any file for the one that the card lists", "if found.hexdigest() == stated:", "if stated:",
-         "end_to_end/test_cli_verify_folder.py"),
+         "end_to_end/test_cli_statement.py"),
         ("take any model for the statement's", "if named == statement.statement_hash:", "if named:",
-         "end_to_end/test_cli_verify_folder.py"),
+         "end_to_end/test_cli_statement.py"),
     ],
     "dpcore/cli/compare/runs.py": [
         ("begin runs that are not paid for", "if not pays_for(paying, events_of(plans, [run])):", "if False:",
@@ -524,7 +524,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the other processes' sums out", "                exchange(found, sent, self._group)",
          "                found.copy_(sent / self.world_size)", "end_to_end/test_processes.py::test_several_processes_are_one_run"),
         ("add messages in float32", "torch.sum(found, 0, out=own[start : start + columns])", "own[start : start + columns] = torch.sum(found.float(), 0)",
-         "end_to_end/test_processes_sums.py::test_sums_of_processes_are_exact"),
+         "end_to_end/test_processes.py::test_sums_of_processes_are_exact"),
         ("go on where another process failed", "if ranks := flags[0].nonzero()[:, 0].tolist():", "if ranks := []:",
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
         ("let learning rates differ", "if others := (row != row[0]).any(1).nonzero()[:, 0].tolist():", "if others := []:",
@@ -551,7 +551,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_peers.py::test_the_place_of_a_share"),
         ("count a branch of a kept order once, however long", "max((int((steps >= first).sum()) for steps",
          "max((int((steps >= first).any()) for steps", "unit/plan/test_plan.py"),
-        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_random_allocation.py"),
+        ("release again for nothing", "return -(-stop // epoch) - first // epoch if first < stop else 0", "return 0", "unit/sampling/test_epochs.py"),
         ("account for a strategy as for single participation", "return sensitivity(strategy, self.patterns(steps), steps, first)",
          "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)", "unit/plan/test_plan.py"),
     ],
@@ -595,7 +595,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/updates/galore.py": [
         ("turn GaLore's basis while the moments stay", "if previous is not None and previous.any():", "if False:",
-         "unit/stages/test_galore.py papers/test_doppler.py"),
+         "unit/stages/test_updates.py papers/test_doppler.py"),
     ],
     "backends/dpcore_numpy/update.py": [
         ("take Nesterov's step before the momentum", "else g + beta1 * m)", "else g + m)", "unit/stages/test_updates.py"),
@@ -608,7 +608,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("say nothing of values that are not finite", "        if not look.finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
     "dpcore/cli/train/training.py": [
-        ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_divergence.py"),
+        ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_training.py"),
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/stages/filters/base.py": [
@@ -616,7 +616,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/ledger/privacy_filter.py": [
         ("give more than the budget to a ledger's filter", "return epsilon - np.log1p(-1.0 / orders)",
-         "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_filter.py"),
+         "return epsilon - 2.0 * np.log1p(-1.0 / orders)", "unit/ledger/test_fixed.py"),
     ],
     "dpcore/audit/auditing.py": [
         ("choose a threshold by the guesses that it counts", "start, stop = stop, 2 * stop\n        order = np.argsort(scores[:start])",
@@ -676,7 +676,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/sampling/orders.py": [
         ("give an epoch the order of the first", "draw.permutation(key, self.dataset_size, epoch)", "draw.permutation(key, self.dataset_size, 0)",
-         "unit/sampling/test_shuffled.py::test_orders_are_uniform_and_fresh_in_every_epoch"),
+         "unit/sampling/test_epochs.py::test_orders_are_uniform_and_fresh_in_every_epoch"),
         ("count the first round of fixed batches only", "return [pattern[pattern < steps] for", "return [pattern[pattern < min(steps, cycle)] for",
          "'end_to_end/test_measured_sensitivity.py::test_no_run_shows_more_than_its_event_claims[pmlf]'"),
     ],
@@ -686,12 +686,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/sampling/test_truncated.py"),
         ("sample at another rate than accounted", "threshold = round(self.sample_rate * WORDS)", "threshold = round(1.1 * self.sample_rate * WORDS)",
          "unit/sampling/test_samplers.py"),
-        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_random_allocation.py"),
-        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_random_allocation.py"),
+        ("draw every epoch alike", "words, limit = draw.row_words(key, epoch)", "words, limit = draw.row_words(key, 0)", "unit/sampling/test_epochs.py"),
+        ("keep words beyond the largest multiple", "kept = drawn < limit", "kept = drawn < 2 * limit", "unit/sampling/test_epochs.py"),
         ("count whole epochs only", "epochs = -(-validate.integer(steps=steps, minimum=0) // self.steps_per_epoch)",
-         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_random_allocation.py"),
+         "epochs = validate.integer(steps=steps, minimum=0) // self.steps_per_epoch", "unit/sampling/test_epochs.py"),
         ("call allocation a draw of every step", "keeps_order = True  # the batches of an epoch are one arrangement",
-         "keeps_order = False", "unit/sampling/test_random_allocation.py"),
+         "keeps_order = False", "unit/sampling/test_epochs.py"),
     ],
     "backends/dpcore_numpy/correlate.py": [
         ("read a ring one place off", "vectors[(place - j) % len(vectors)]", "vectors[(place - j + 1) % len(vectors)]", "unit/backends/test_correlate.py"),
@@ -753,7 +753,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/strategies/sensitivity.py": [
         ("take reshuffled epochs for a fixed order", "float(np.abs(products).max())", "float(np.abs(np.diagonal(products)).max())",
-         "unit/sampling/test_shuffled.py"),
+         "unit/sampling/test_epochs.py"),
         ("let participations be one step nearer", "taken = np.append(squares + best[separation:], np.zeros(separation))",
          "taken = np.append(squares + best[separation - 1 : -1], np.zeros(separation))", "unit/stages/test_strategies_sensitivity.py"),
         ("sum columns with their signs", "return float(np.abs(block.T @ block).sum())", "return float((block.T @ block).sum())",
@@ -804,7 +804,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/updates/averaging.py": [
         ("start averages at zero", "return (1 - self.decay) / (1 - self.decay ** (step + 1))", "return 1 - self.decay",
-         "unit/stages/test_averaging.py"),
+         "unit/stages/test_updates.py"),
     ],
     "dpcore/stages/method.py": [
         ("ignore a scaled query inside a window", "if isinstance(inner, Preconditioned):", "if False:", "unit/plan/test_plan.py"),
@@ -940,7 +940,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/spec/test_whole_file.py"),
     ],
     "dpcore/cli/train/train.py": [
-        ("load torch before the output folder is looked at", "    check_folder(place, overwrite=overwrite)\n", "", "end_to_end/test_cli_first_checks.py"),
+        ("load torch before the output folder is looked at", "    check_folder(place, overwrite=overwrite)\n", "", "end_to_end/test_cli_errors.py"),
         ("say of a run that wrote its end that its statement counts the whole epoch", "upper = folder.stated.note.startswith(WRITTEN_BEFORE)", "upper = True",
          "end_to_end/test_cli_full_disk.py"),
         ("say that resuming costs nothing", 'lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)', "lost = 0",
@@ -948,7 +948,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/cli/datasets/__init__.py": [
         ("unpack a member of an archive whole, whatever its directory states", "while chunk := packed.read(_CHUNK):", "while chunk := packed.read():",
-         "unit/cli/test_npz.py"),
+         "unit/cli/test_datasets.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
@@ -965,8 +965,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/sampling/draw.py": [
         ("toss coins that land once too often", ".astype(np.uint64) < np.uint64(threshold)", ".astype(np.uint64) <= np.uint64(threshold)",
-         "unit/sampling/test_draw.py unit/sampling/test_exact.py"),
-        ("let attempts of a draw share words", "start += 2 * size", "start += size", "unit/sampling/test_draw.py"),
+         "unit/sampling/test_samplers.py unit/sampling/test_exact.py"),
+        ("let attempts of a draw share words", "start += 2 * size", "start += size", "unit/sampling/test_samplers.py"),
     ],
     "dpcore/audit/checks.py": [
         ("audit a cut batch at the coins' rate", "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n", "    if True:\n",
@@ -981,19 +981,19 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "name, end = self.known[name].parent, self.known[name].mark", "unit/plan/test_plan.py"),
     ],
     "dpcore/stages/strategies/search/series.py": [
-        ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_inverses.py"),
-        ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_inverses.py"),
+        ("forget one of two inverses in a gradient", "adjoint(adjoint(wanted, p), p)", "adjoint(wanted, p)", "unit/stages/test_optimal.py"),
+        ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_optimal.py"),
         ("leave the square root out of a family", "np.append(np.linspace(0, np.log(16 * steps), _TRIED), np.log(2))",
-         "np.append(np.linspace(3, np.log(16 * steps), _TRIED), 3.5)", "unit/stages/test_inverses.py"),
-        ("keep the worst of the banded inverses", "return min(found, key=", "return max(found, key=", "unit/stages/test_inverses.py"),
+         "np.append(np.linspace(3, np.log(16 * steps), _TRIED), 3.5)", "unit/stages/test_optimal.py"),
+        ("keep the worst of the banded inverses", "return min(found, key=", "return max(found, key=", "unit/stages/test_optimal.py"),
         ("go on from fewer steps in the wrong direction", "3 * found[-1] - 3 * found[-2] + found[-3]", "30 * found[-1] - 30 * found[-2] + found[-3]",
-         "unit/stages/test_inverses.py"),
-        ("lose a derivative by the decays", "scale * (later @ powers[j]) / decay", "scale * (later @ powers[j])", "unit/stages/test_inverses.py"),
+         "unit/stages/test_optimal.py"),
+        ("lose a derivative by the decays", "scale * (later @ powers[j]) / decay", "scale * (later @ powers[j])", "unit/stages/test_optimal.py"),
     ],
     "dpcore/stages/strategies/workloads.py": [
         ("forget that examples take part again", "    elif epochs > 1:\n", "    elif False:\n", "unit/stages/test_optimal.py"),
         ("forget it for positive series", "np.linalg.norm(summed(column, steps, epochs, period))", "np.linalg.norm(column)",
-         "unit/stages/test_inverses.py"),
+         "unit/stages/test_optimal.py"),
     ],
     "dpcore/torch/peers.py": [
         ("let processes read other data", '        peers.check_alike({"data (an example, or their order)": told})\n', "        pass\n",
@@ -1005,7 +1005,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
         ("take parts of another save", 'if any(content["save"] != save for content in held):', "if False:", "unit/torch/test_sharded.py"),
         ("save where another process could not", "    if failed:\n", "    if False:\n",
-         "end_to_end/test_processes_sharded_state.py::test_no_process_saves_or_loads_alone"),
+         "end_to_end/test_processes.py::test_no_process_saves_or_loads_alone"),
         ("read damaged parts", "fits = not whole or archive.testzip() is None", "fits = True", "unit/torch/test_sharded.py"),
     ],
     "dpcore/mechanism/parts.py": [
@@ -1057,8 +1057,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/strategies/recommended.py": [
         ("recommend what amplification does not cover", "most = period if bands is None else min(period, validate.integer(1, bands=bands))",
-         "most = period", "unit/stages/test_recommended.py"),
-        ("recommend for one epoch", "epochs = 1 if period is None else -(-steps // min(period, steps))", "epochs = 1", "unit/stages/test_recommended.py"),
+         "most = period", "unit/stages/test_optimal.py"),
+        ("recommend for one epoch", "epochs = 1 if period is None else -(-steps // min(period, steps))", "epochs = 1", "unit/stages/test_optimal.py"),
     ],
     "dpcore/torch/shards.py": [
         ("leave the other processes' sums out of a shard", "processes.reduce_scatter(own, whole, self._group)",
@@ -1073,11 +1073,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
     ],
     "dpcore/stages/strategies/search/matrices.py": [
-        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_inverses.py"),
-        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_inverses.py"),
+        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_optimal.py"),
+        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_optimal.py"),
         ("claim a bound that is none", "total**2 / steps**2)", "1.0001 * total**2 / steps**2)",
          "unit/stages/test_optimal.py"),
-        ("claim a quick bound that is none", "[1] / workload.steps) ** 2", "[1] / workload.steps) ** 2 * 1.001", "unit/stages/test_inverses.py"),
+        ("claim a quick bound that is none", "[1] / workload.steps) ** 2", "[1] / workload.steps) ** 2 * 1.001", "unit/stages/test_optimal.py"),
         ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
         ("move the weights the wrong way", "columns / steps - shares / shares.sum()", "shares / shares.sum() - columns / steps", "unit/stages/test_optimal.py"),
         ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),
@@ -1085,7 +1085,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget that X is scaled class by class", "_class_sums(product, period)[place % period] / scale**2", "0.0", "unit/stages/test_optimal.py"),
     ],
     "dpcore/stages/strategies/search/optimize.py": [
-        ("let a banded inverse have more bands than steps", "        most, why = steps, ", "        most, why = 2 * steps, ", "unit/stages/test_inverses.py"),
+        ("let a banded inverse have more bands than steps", "        most, why = steps, ", "        most, why = 2 * steps, ", "unit/stages/test_optimal.py"),
     ],
     "dpcore/torch/data/ahead.py": [
         ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),

@@ -25,7 +25,7 @@ from dpcore.spec.ops import CLIP_RULES
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.method import Method
 from dpcore.stages.updates.galore import GaLore
-from tests.depth import pairs
+from tests.depth import chosen, pairs
 
 KEY = bytes([5]) * 32
 ORDER = FixedOrderSampler(dataset_size=160, batch_size=40)
@@ -41,6 +41,7 @@ SAMPLERS: dict[str, Any] = {
     "shuffled": ShuffledSampler(dataset_size=160, batch_size=40),
     "fixed batches": FixedBatches([range(20), range(10, 40), [], range(40)]),
 }
+PRIVATE_VARIANTS = [name for name in VARIANTS if name != "noiseless_preconditioner"]
 DELAYED = {"unscaled_steps": 2, "scaled_steps": 2, "max_scaled_norm": 3.0}
 BANDS = np.linalg.inv(np.linalg.inv(np.eye(9) + 0.5 * np.eye(9, k=-1) + 0.25 * np.eye(9, k=-2)))
 
@@ -60,8 +61,7 @@ def test_every_method(name: str) -> None:
     assert passes(METHODS[name](lr=0.1, noise_multiplier=2.0), ORDER) > 0.4
 
 
-@pytest.mark.parametrize("make", [methods.dp_adam, methods.dp_adagrad])
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "noiseless_preconditioner"])
+@pytest.mark.parametrize(("variant", "make"), pairs(PRIVATE_VARIANTS, [methods.dp_adam, methods.dp_adagrad], 2))
 def test_every_variant(variant: str, make: Callable[..., Method]) -> None:
     more: dict[str, Any] = DELAYED if variant.startswith("delayed") else {}
     single = variant == "joint_moments"
@@ -74,13 +74,13 @@ def test_every_variant(variant: str, make: Callable[..., Method]) -> None:
 def test_independent_moments_in_batches_of_one_show_both_releases() -> None:
     method = methods.dp_adam(lr=0.1, noise_multiplier=2.0, variant="independent_moments")
     # One audit of so few runs shows something or nothing by luck.
-    assert max(passes(method, SINGLE, steps=8, runs=192, key=bytes([k]) * 32) for k in (1, 2, 3)) > 0.1
+    assert max(passes(method, SINGLE, steps=8, runs=192, key=bytes([k]) * 32) for k in chosen((3,), (1, 2, 3))) > 0.1
 
 
 SAMPLED = ["dp_sgd", "disk", "doppler", "pmlf", "inner_outer", "dp_adam", "dp_adagrad"]
 
 
-@pytest.mark.parametrize(("name", "sampler"), pairs(SAMPLED, SAMPLERS, 3))
+@pytest.mark.parametrize(("name", "sampler"), pairs(SAMPLED, SAMPLERS, 7))
 def test_every_sampler(name: str, sampler: str) -> None:
     passes(METHODS[name](lr=0.1, noise_multiplier=1.0), SAMPLERS[sampler], runs=8)
 
@@ -94,7 +94,7 @@ def test_correlated_noise_under_other_orders(name: str, sampler: str) -> None:
 GROUPS = ["flat", "per_layer", "per_tensor", {"first.*": 0.3, "*": 2.0}]
 
 
-@pytest.mark.parametrize(("clipping", "groups"), pairs(CLIP_RULES, GROUPS, 2))
+@pytest.mark.parametrize(("clipping", "groups"), pairs(CLIP_RULES, GROUPS, 4))
 def test_every_clip(clipping: str, groups: Any) -> None:
     method = methods.dp_sgd(lr=0.1, noise_multiplier=2.0, clipping=clipping, clipping_groups=groups, max_grad_norm=7.0)
     assert passes(method, ORDER) > 0.4

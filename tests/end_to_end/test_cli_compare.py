@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("typer")
-pytest.importorskip("rich")
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 from dpcore import accounting
 from dpcore.cli import main
+from dpcore.cli.compare import compare as demo
 from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare.runs import FINAL, SEARCH, pays_for
 from dpcore.cli.train.settings import Settings
@@ -29,6 +28,7 @@ from dpcore.errors import BudgetError, DpcoreError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.end_to_end.command_line import say
 
 FILES = {
     *("config.json", "results.json", "table.txt", "statement.txt", "statement.json", "comparison.png"),
@@ -303,18 +303,6 @@ def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, caps
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_are_charged_to_a_ledger_without_a_budget_only(tmp_path, capsys):
-    out = tmp_path / "comparison"
-    Ledger.create(tmp_path / "limited", budget=(2.0, 1e-5))
-    Ledger.create(tmp_path / "open")
-    command = ("--methods", "dp_sgd", "--epsilon", "0.9", "--seeds", "2", "--jobs", "2", "--ledger")
-    assert compare(out, *command, str(tmp_path / "limited")) == 2
-    assert "jobs=2: must be 1 with a ledger that has a budget" in capsys.readouterr().err
-    assert compare(out, *command, str(tmp_path / "open")) == 0
-    assert [run.releases for run in Ledger.open(tmp_path / "open").runs()] == [6, 6]
-
-
-@pytest.mark.slow
 def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
     out, begun = tmp_path / "comparison", []
 
@@ -363,3 +351,41 @@ def test_runs_side_by_side_end_after_their_step(tmp_path, capsys, monkeypatch):
     left = [run["status"] for run in results(out)["runs"]]
     assert len(left) == 2
     assert set(left) <= {"stopped", "ended before its first step"}
+
+
+# `dpcore demo`: a comparison with fixed settings.
+
+
+@pytest.mark.slow
+def test_it_ends_with_a_table_a_picture_and_the_guarantee(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "COMMON", {**demo.COMMON, "model": "logistic", "epochs": 1})
+    out = tmp_path / "demo"
+    printed = say(capsys, ["demo", "--out", str(out), "--seeds", "2"]).out
+    for part in ("DP-SGD", "DOPPLER", "DiSK", "±", "comparison.png", "Tuning is NOT accounted for"):
+        assert part in printed
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    assert [run["contestant"] for run in runs] == ["DP-SGD"] * 2 + ["DOPPLER"] * 2 + ["DiSK"] * 2
+    statements = [Statement.from_json((out / run["folder"] / "statement.json").read_text()) for run in runs]
+    # The same guarantee, sampler and noise for all: only the methods differ.
+    for name in ("epsilon", "sampler", "noise", "delta", "steps_taken", "adjacency"):
+        assert len({json.dumps(getattr(item, name), sort_keys=True) for item in statements}) == 1
+    assert 0.999 < statements[0].best_epsilon <= 1
+    assert (out / "comparison.png").stat().st_size > 10_000
+    # The same command keeps what is made; with --overwrite it begins anew.
+    assert "6 of 6 runs were made before" in say(capsys, ["demo", "--out", str(out), "--seeds", "2", "--json"]).err
+    assert main(["demo", "--out", str(out), "--seeds", "1", "--overwrite"]) == 0
+    assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
+
+
+def test_its_settings_are_those_of_the_documentation():
+    assert [(item.name, item.lr) for item in demo.CONTESTANTS] == [
+        ("DP-SGD", (0.35,)),
+        ("DOPPLER", (0.7,)),
+        ("DiSK", (0.35,)),
+    ]
+    asked = demo.Comparison(demo.CONTESTANTS, (1.0,), demo.COMMON)
+    settings = [asked.settings_for(asked.final(item.name, 1.0, item.lr[0])[0]) for item in demo.CONTESTANTS]
+    same = {replace(item, method="dp_sgd", lr=None) for item in settings}
+    assert len(same) == 1
+    (one,) = same
+    assert (one.data, one.model, one.epochs, one.batch_size, one.delta) == ("digits", "mlp", 10, 64, 1e-5)

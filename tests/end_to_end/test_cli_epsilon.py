@@ -1,23 +1,25 @@
-"""`dpcore epsilon` and `dpcore calibrate` against dp-accounting, and against each other."""
+"""`dpcore epsilon`, `delta`, `calibrate` and `curve` against dp-accounting and each other; runs of Opacus."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("dp_accounting")
 import dp_accounting
 
-from dpcore import accounting
-from dpcore.accounting import Event
+from dpcore import accounting, methods
+from dpcore.accounting import Event, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
+from dpcore.plan.plan import Plan
 from dpcore.sampling import (
     CyclicPoissonSampler,
     FixedOrderSampler,
@@ -26,14 +28,9 @@ from dpcore.sampling import (
     ShuffledSampler,
     TruncatedPoissonSampler,
 )
-from tests.end_to_end.command_line import say
-
-
-def ask(*arguments: object) -> dict[str, object]:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert main([*map(str, arguments), "--json"]) == 0
-    return dict(json.loads(out.getvalue()))
+from dpcore.spec.keys import Provenance
+from dpcore.statement.build import state
+from tests.end_to_end.command_line import ask, say
 
 
 def test_epsilon_is_that_of_dp_accounting():
@@ -248,3 +245,142 @@ def test_a_delta_too_small_for_a_number_is_not_called_zero(capsys):
     line = ["delta", "--sample-rate", "0.01", "--noise-multiplier", "1.1", "--epsilon", "200", "--steps"]
     assert say(capsys, [*line, "1000"]).out.startswith("delta = below 1e-300 at epsilon = 200")
     assert say(capsys, [*line, "0"]).out.startswith("delta = 0 at epsilon = 200")
+
+
+# `dpcore curve`: certified points, pictures, and what it refuses.
+
+
+PLAN = ["--sample-rate", "0.05", "--noise-multiplier", "1.1", "--steps", "30"]
+EVENT = PoissonSampledGaussian(0.05, 1.1, 30)
+
+
+def test_delta_over_epsilon(capsys):
+    told = ask("curve", *PLAN)
+    x, low, high = np.array(told["points"]).T
+    assert Event.from_dict(told["event"]) == EVENT
+    assert (x[0], told["x"], told["y"]) == (0, "epsilon", "delta")
+    assert (low <= high).all()
+    assert (np.diff(high) < 0).all()
+    assert high[-1] <= 1.02e-10
+    for k in (0, len(x) // 2):
+        exact = accounting.delta_interval(EVENT, x[k])
+        assert low[k] <= exact.upper
+        assert high[k] >= exact.lower
+
+
+def test_epsilon_over_steps(capsys):
+    told = ask("curve", "steps", *PLAN, "--delta", 1e-5)
+    x, low, high = np.array(told["points"]).T
+    assert (x[0], x[-1], told["delta"]) == (1, 30, 1e-5)
+    assert (low <= high).all()
+    assert (np.diff(x) > 0).all()
+    assert (high[1:] >= low[:-1]).all()
+    assert high[-1] == accounting.epsilon(EVENT, 1e-5, "pld")
+    assert told["x"] == "steps"
+
+
+def test_what_an_attacker_can_do(capsys):
+    told = ask("curve", "trade-off", *PLAN)
+    x, low, high = np.array(told["points"]).T
+    assert (x[-1], low[-1], high[-1]) == (1, 1, 1)
+    assert (x <= low).all()
+    assert (low <= high).all()
+    # Any epsilon and its delta bound every test.
+    for epsilon in (0.2, 0.5, 1.0):
+        most = np.exp(epsilon) * x + accounting.delta(EVENT, epsilon)
+        assert (low <= most).all()
+    exact = accounting.delta_interval(EVENT, 0.0)
+    assert exact.lower <= told["advantage"] <= 1.01 * exact.upper
+    assert (high - x).max() <= told["advantage"] * 1.01
+    assert "advantage: the two rates differ by at most" in say(capsys, ["curve", "trade-off", *PLAN]).out
+
+
+@pytest.mark.parametrize("kind", ["delta", "trade-off", "steps"])
+def test_pictures(kind: str, tmp_path, capsys):
+    picture = tmp_path / "curve.png"
+    printed = say(capsys, ["curve", kind, *PLAN, "--delta", "1e-5", "--out", str(picture)]).out
+    assert printed.endswith(f"written: {picture}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_the_curve_of_a_stored_statement(tmp_path, capsys):
+    plan = Plan(methods.dp_sgd(lr=1, noise_multiplier=1.1), PoissonSampler(dataset_size=1000, batch_size=50), 30)
+    statement = state(plan, 1e-5, steps_taken=15, keys=Provenance(), backend="numpy")
+    path = tmp_path / "statement.json"
+    path.write_text(statement.to_json())
+    told = ask("curve", "steps", "--statement", path)
+    assert (told["delta"], told["points"][-1][0]) == (1e-5, 30)
+    assert told["points"][-1][2] == pytest.approx(statement.epsilon_planned["pld"])
+    assert Event.from_dict(told["event"]) == plan.event_after(15)
+    assert main(["curve", "--statement", str(path), "--steps", "3"]) == 2
+    assert "steps: must not be given with --statement" in capsys.readouterr().err
+
+
+# `dpcore epsilon --opacus` and `dpcore delta --opacus`: what a run of Opacus cost.
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def said(capsys: Any, *words: object, status: int = 0) -> str:
+    printed = say(capsys, [*map(str, words)], status)
+    return printed.err if status else printed.out
+
+
+def test_a_checkpoint_and_its_history_in_json_say_the_same(capsys: Any, tmp_path: Path):
+    pytest.importorskip("torch")
+    history = tmp_path / "history.json"
+    history.write_text(json.dumps(json.loads((GOLDEN / "opacus.json").read_text())["prv"]))
+    told: Any = [ask("epsilon", "--opacus", file, "--delta", 1e-5) for file in (GOLDEN / "opacus-prv.pt", history)]
+    assert told[0] == told[1]
+    assert told[0]["interval"][0] <= told[0]["epsilon"] == pytest.approx(2.3375, abs=1e-3)
+    assert Event.from_dict(told[0]["event"]) == accounting.PoissonSampledGaussian(0.05, 1.1, 60)
+    assert "poisson_sampling=False" in told[0]["holds_if"][0]
+    # The same plan by its options costs the same.
+    plan = "epsilon --sample-rate 0.05 --noise-multiplier 1.1 --steps 60 --delta 1e-5"
+    assert ask(*plan.split())["epsilon"] == told[0]["epsilon"]
+    assert ask("delta", "--opacus", history, "--epsilon", told[0]["epsilon"])["delta"] <= 1.003e-5
+
+
+def test_what_a_person_reads(capsys: Any, tmp_path: Path):
+    history = tmp_path / "gdp.json"
+    history.write_text(json.dumps(json.loads((GOLDEN / "opacus.json").read_text())["gdp"]))
+    text = said(capsys, "epsilon", "--opacus", history, "--delta", 1e-5)
+    assert "epsilon = 6.24" in text
+    assert "certified: " in text
+    assert "gdp accountant approximates" in text
+    assert "It holds if:\n  - Batches were drawn by Poisson sampling" in text
+    assert max(map(len, text.partition("It holds if:")[2].splitlines())) <= 80
+    history.write_text(json.dumps({"history": [[1.0, 0.1, 3], [2.0, 0.1, 4]], "mechanism": "rdp"}))
+    text = said(capsys, "epsilon", "--opacus", history, "--delta", 1e-5)
+    assert "7 steps in 2 phases" in text
+    assert "approximates" not in text
+
+
+def test_json_needs_no_torch(capsys: Any, monkeypatch: Any, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "dpcore.torch.opacus", None)
+    history = tmp_path / "history.json"
+    history.write_text(json.dumps({"history": [[1.0, 0.1, 3]], "mechanism": "prv"}))
+    assert "epsilon = " in said(capsys, "epsilon", "--opacus", history, "--delta", 1e-5)
+    line = "epsilon", "--opacus", GOLDEN / "opacus-prv.pt", "--delta", 1e-5
+    assert "needs torch; install it with: pip install 'dpcore[torch]'" in said(capsys, *line, status=2)
+
+
+def test_what_is_refused(capsys: Any, tmp_path: Path):
+    history = tmp_path / "history.json"
+    for text, words in {
+        '{"history": []}': "history.json: history=[]: Opacus recorded no step",
+        '{"history": [[1, 2, 3]]}': "history.json: history[0]: sample_rate=2: ",
+        '{"history": [[1, 0.1, 1e400]]}': "history.json: is not JSON",
+        '{"noise": 1}': "history.json: must be an Opacus accountant's state_dict()",
+        "[1]": "history.json: must be an Opacus",
+        "": "history.json: cannot be read",
+        "{": "history.json: is not JSON",
+    }.items():
+        history.write_text(text)
+        assert words in said(capsys, "epsilon", "--opacus", history, "--delta", 1e-5, status=2)
+    for plan in ("--steps 3", "--sample-rate 0.1", "--sampling fixed-size", "--noise-multiplier 1"):
+        line = "epsilon", "--opacus", history, "--delta", 1e-5, *plan.split()
+        assert f"leave out {plan.split()[0]}" in said(capsys, *line, status=2)
+    assert "No such file" in said(capsys, "delta", "--opacus", tmp_path / "no", "--epsilon", 1, status=2)

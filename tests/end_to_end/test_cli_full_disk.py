@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 from dpcore.cli import main
 from dpcore.errors import DataError
 from dpcore.ledger import Ledger

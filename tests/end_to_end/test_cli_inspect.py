@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +11,9 @@ import scipy.signal
 from dpcore.cli import main
 from dpcore.cli.gradients import save_gradients
 from dpcore.stages.filters import NAMED_FILTERS
-from tests.end_to_end.command_line import say
+from tests.end_to_end.command_line import ask, say
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def ask(capsys, *words: object, status: int = 0) -> dict:
-    assert main(["inspect", *map(str, words), "--json"]) == status
-    return json.loads(capsys.readouterr().out)
 
 
 def record(
@@ -40,7 +34,7 @@ def record(
     "words", [["first-order v1"], ["first-order", "v1"], ["First_Order-V1"], ["b=1/11,1/11 a=-9/11"]]
 )
 def test_a_filters_numbers(words: list[str], capsys):
-    told = ask(capsys, "filter", *words)
+    told = ask("inspect", "filter", *words)
     kappa = scipy.signal.lfilter([1 / 11, 1 / 11], [1, -9 / 11], np.eye(1, 500)[0])
     assert told["accepted"] is True
     assert told["gain"] == pytest.approx(1)
@@ -56,7 +50,7 @@ def test_a_filters_numbers(words: list[str], capsys):
 
 
 def test_every_named_filter_in_one_table(capsys):
-    told = ask(capsys, "filter")["filters"]
+    told = ask("inspect", "filter")["filters"]
     assert [item["filter"] for item in told] == list(NAMED_FILTERS)
     assert all(item["accepted"] and item["stable"] for item in told)
     lines = say(capsys, ["inspect", "filter"]).out.splitlines()
@@ -65,17 +59,17 @@ def test_every_named_filter_in_one_table(capsys):
 
 
 def test_designs_and_disks_filters(capsys):
-    told = ask(capsys, "filter", "butterworth", "--order", 2, "--cutoff", 0.1)
+    told = ask("inspect", "filter", "butterworth", "--order", 2, "--cutoff", 0.1)
     assert told["cutoff"] == pytest.approx(0.05)
     b, a = scipy.signal.butter(2, 0.1)
     assert (told["b"], told["a"]) == (pytest.approx(b), pytest.approx(a[1:]))
-    told = ask(capsys, "filter", "chebyshev", "--order", 3, "--cutoff", 0.2)
+    told = ask("inspect", "filter", "chebyshev", "--order", 3, "--cutoff", 0.2)
     assert told["a"] == pytest.approx(scipy.signal.cheby1(3, 1, 0.2)[1][1:])
-    told = ask(capsys, "filter", "kappa=0.7")
+    told = ask("inspect", "filter", "kappa=0.7")
     assert told["noise_factor"] == pytest.approx(
         {"1": 1, "10": 0.7 / 1.3, "100": 0.7 / 1.3, "limit": 0.7 / 1.3}, rel=1e-4
     )
-    told = ask(capsys, "filter", "sigma_H=0", "sigma_v=0.1", "sigma_w=1")
+    told = ask("inspect", "filter", "sigma_H=0", "sigma_v=0.1", "sigma_w=1")
     # k solves k^2 = v (1 - k), v the variance of the motion over that of the noise.
     assert told["b"] == pytest.approx([(-0.01 + np.sqrt(0.01**2 + 4 * 0.01)) / 2])
 
@@ -88,7 +82,7 @@ def test_designs_and_disks_filters(capsys):
     ("b=0 a=0", "the gain is 0", {"gain": 0, "delay": None}),
 ])  # fmt: skip
 def test_a_filter_that_runs_refuse_is_shown_and_ends_with_2(words: str, why: str, numbers: dict, capsys, tmp_path):
-    told = ask(capsys, "filter", words, "--out", tmp_path / "a.png", status=2)
+    told = ask("inspect", "filter", words, "--out", tmp_path / "a.png", status=2)
     assert told["accepted"] is False
     assert why in told["refused_because"]
     assert {key: told[key] for key in numbers} == numbers
@@ -100,7 +94,7 @@ def test_a_filter_that_runs_refuse_is_shown_and_ends_with_2(words: str, why: str
 
 
 def test_pictures_are_pictures(capsys, tmp_path):
-    told = ask(capsys, "filter", "f6", "--out", tmp_path / "f6.png")
+    told = ask("inspect", "filter", "f6", "--out", tmp_path / "f6.png")
     assert told["picture"] == str(tmp_path / "f6.png")
     record(tmp_path / "run")
     for words in (["filter", "momentum"], ["filter", "none"], ["filter", "kappa=0.7"], ["gradients", tmp_path / "run"]):
@@ -114,7 +108,7 @@ def test_pictures_are_pictures(capsys, tmp_path):
 
 def test_recorded_gradients(capsys, tmp_path):
     g = record(tmp_path / "run")
-    told = ask(capsys, "gradients", tmp_path / "run")
+    told = ask("inspect", "gradients", tmp_path / "run")
     assert (told["steps"], told["coordinates_recorded"], told["dimension"]) == (400, 300, 1000)
     assert told["noise_floor"] == pytest.approx(1000 * 0.25)
     assert told["power_per_coordinate"]["before"] == pytest.approx((g**2).mean(), rel=1e-5)
@@ -133,7 +127,7 @@ def test_recorded_gradients(capsys, tmp_path):
 
 def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
     record(tmp_path / "correlated", white=False, moments=False)
-    told = ask(capsys, "gradients", tmp_path / "correlated")
+    told = ask("inspect", "gradients", tmp_path / "correlated")
     assert told["signal_to_noise"]["before"] is told["signal_to_noise"]["after"] is told["negative_share"] is None
     printed = say(capsys, ["inspect", "gradients", str(tmp_path / "correlated")]).out
     assert "not flat" in printed
@@ -147,7 +141,7 @@ def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
         save_gradients(tmp_path / name, g, filtered, np.full(50, np.nan), dimension=40, noise_std=1)
         assert main(["inspect", "gradients", str(tmp_path / name), "--out", str(tmp_path / f"{name}.png")]) == 0
         assert said in capsys.readouterr().out
-        assert ask(capsys, "gradients", tmp_path / name)["signal_to_noise"]["after"] is None
+        assert ask("inspect", "gradients", tmp_path / name)["signal_to_noise"]["after"] is None
     # No noise at all.
     save_gradients(tmp_path / "zero", g, g, np.full(50, np.nan), dimension=40, noise_std=0)
     assert "is not private" in say(capsys, ["inspect", "gradients", str(tmp_path / "zero")]).out
@@ -157,7 +151,7 @@ def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
 def test_very_short_runs(steps: int, capsys, tmp_path):
     g = np.random.default_rng(0).standard_normal((steps, 1))
     save_gradients(tmp_path / "gradients.npz", g, g, np.zeros(steps), dimension=1, noise_std=1)
-    told = ask(capsys, "gradients", tmp_path, "--out", tmp_path / "a.png")
+    told = ask("inspect", "gradients", tmp_path, "--out", tmp_path / "a.png")
     assert told["steps"] == steps
 
 

@@ -13,17 +13,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("rich")
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 import dpcore_command
 from dpcore import accounting
 from dpcore.cli import datasets, main
-from dpcore.cli.train.run_folder import RunFolder
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
-from tests.end_to_end.command_line import say
+from tests.fresh import python
 
 EPOCHS = 2000
 PATIENCE = 1800  # seconds, on whatever machine; what takes so long hangs
@@ -172,13 +167,7 @@ class Stuck:
 sys.meta_path.insert(0, Stuck())
 sys.exit(dpcore_command.main())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", code)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "dpcore: stopped by Ctrl-C; nothing was begun\n"
 
@@ -191,14 +180,3 @@ def test_the_command_that_listens_first_is_the_command(capsys, monkeypatch):
     finally:
         signal.signal(signal.SIGINT, former)
     assert capsys.readouterr().out.startswith("dpcore ")
-
-
-def test_a_failure_in_mid_run_leaves_an_upper_bound_too(tmp_path, capsys, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "disk")
-
-    monkeypatch.setattr(RunFolder, "log", full)
-    printed = say(capsys, ["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")], 2).err
-    assert printed.endswith("dpcore: disk: No space left on device\n")
-    assert "states an upper bound" in printed
-    assert Statement.from_json((tmp_path / "run" / "statement.json").read_text()).steps_taken == 23

@@ -12,17 +12,12 @@ import pytest
 from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger, storage
-from tests.end_to_end.command_line import say
+from tests.end_to_end.command_line import ask, say
 
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def ask(capsys, *words: object, status: int = 0) -> dict:
-    assert main(["ledger", *map(str, words), "--json"]) == status
-    return json.loads(capsys.readouterr().out)
 
 
 def used() -> Ledger:
@@ -34,14 +29,14 @@ def used() -> Ledger:
 
 def test_create(capsys):
     words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta", "1e-5", "--name", "patients"]
-    told = ask(capsys, *words)
+    told = ask("ledger", *words)
     assert (told["budget"], told["name"]) == ({"epsilon": 3, "delta": 1e-5}, "patients")
     made = Ledger.open("people.ledger")
     assert (made.ledger_id, made.budget, made.order) == (told["ledger"], (3, 1e-5), None)
     assert told["order"] is None
     assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
-    assert ask(capsys, "create", "third.ledger", "--order", 12)["order"] == 12
+    assert ask("ledger", "create", "third.ledger", "--order", 12)["order"] == 12
 
 
 def test_accepting_a_file_system(capsys, monkeypatch):
@@ -50,20 +45,20 @@ def test_accepting_a_file_system(capsys, monkeypatch):
     monkeypatch.setattr(storage, "KNOWN", storage.KNOWN - {"tmpfs"})
     for words in (("create", "new.ledger"), ("verify", moved.path)):
         assert "--accept-file-system" in say(capsys, ["ledger", *map(str, words)], 2).err
-        ask(capsys, *words, "--accept-file-system")
-        assert ask(capsys, "verify", words[1])["valid"]
-        assert ask(capsys, "show", words[1], "--delta", "1e-5")["file_systems"] == ["tmpfs"]
+        ask("ledger", *words, "--accept-file-system")
+        assert ask("ledger", "verify", words[1])["valid"]
+        assert ask("ledger", "show", words[1], "--delta", "1e-5")["file_systems"] == ["tmpfs"]
         assert main(["ledger", "show", str(words[1]), "--delta", "1e-5"]) == 0
         assert "lies on tmpfs, on its owner's word" in capsys.readouterr().out
 
 
 def test_show(capsys):
     ledger = used()
-    told, total = ask(capsys, "show", "people.ledger"), ledger.total()
+    told, total = ask("ledger", "show", "people.ledger"), ledger.total()
     assert told["total"] == json.loads(json.dumps(total.to_dict()))
     assert [run["name"] for run in told["runs"]] == ["first [try]", "a count"]
     assert [run["epsilon"] for run in told["runs"]] == [run.epsilon(1e-5) for run in ledger.runs()]
-    assert ask(capsys, "show", "people.ledger", "--delta", "1e-6")["total"]["fixed"] > total.fixed
+    assert ask("ledger", "show", "people.ledger", "--delta", "1e-6")["total"]["fixed"] > total.fixed
     printed = say(capsys, ["ledger", "show", "people.ledger"]).out
     assert "\x1b" not in printed
     (line,) = [line for line in printed.splitlines() if "first [try]" in line]
@@ -108,20 +103,20 @@ def test_show_an_empty_one_without_a_budget(capsys):
 
 def test_verify(capsys):
     ledger = used()
-    told = ask(capsys, "verify", "people.ledger")
+    told = ask("ledger", "verify", "people.ledger")
     assert told == {"valid": True, "entries": 6, "seal": ledger.seal, "problems": []}
-    assert ask(capsys, "verify", "people.ledger", "--seal", ledger.seal)["valid"]
-    assert not ask(capsys, "verify", "people.ledger", "--seal", "x", status=2)["valid"]
+    assert ask("ledger", "verify", "people.ledger", "--seal", ledger.seal)["valid"]
+    assert not ask("ledger", "verify", "people.ledger", "--seal", "x", status=2)["valid"]
     assert "NOT valid: 6 entries" in say(capsys, ["ledger", "verify", "people.ledger", "--seal", "x"], 2).out
 
 
 def test_export_of_a_whole_and_of_a_damaged_ledger(capsys):
     ledger = used()
-    told = ask(capsys, "export", "people.ledger")
+    told = ask("ledger", "export", "people.ledger")
     assert Ledger.restore("again.ledger", told).runs() == ledger.runs()
     content = ledger.path.read_bytes()
     Path("torn").write_bytes(content[: len(content) // 2])
-    rest = ask(capsys, "export", "torn", status=2)
+    rest = ask("ledger", "export", "torn", status=2)
     assert "is damaged" in rest["damaged"]
     assert all(item in told["entries"] for item in rest["entries"])
     assert rest["entries"]
@@ -133,8 +128,8 @@ def test_a_copy_that_cannot_be_written_can_be_looked_at(capsys, monkeypatch):
     allowed = os.access
     # Root may write everywhere, whatever the mode says.
     monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK and allowed(path, mode))
-    assert ask(capsys, "show", "people.ledger")["total"]["runs"] == 2
-    assert ask(capsys, "verify", "people.ledger")["valid"]
+    assert ask("ledger", "show", "people.ledger")["total"]["runs"] == 2
+    assert ask("ledger", "verify", "people.ledger")["valid"]
 
 
 def test_a_plan_beyond_the_budget_is_told_before_it_is_begun(capsys):
@@ -174,7 +169,7 @@ def test_charging_what_happened_without_the_ledger(capsys):
     words = ["train", "--model", "logistic", "--epsilon", "2", "--epochs", "1", "--out"]
     say(capsys, [*words, "old"])
     Ledger.create("people.ledger", budget=(3, 1e-5))
-    told = ask(capsys, "charge", "people.ledger", "--statement", "old", "--name", "before")
+    told = ask("ledger", "charge", "people.ledger", "--statement", "old", "--name", "before")
     (run,) = Ledger.open("people.ledger").runs()
     assert (run.run_id, run.name, run.releases) == (told["run"], "before", 1)
     assert 1.99 < told["total"]["fixed"] <= 2

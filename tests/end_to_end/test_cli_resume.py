@@ -18,13 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("typer")
-pytest.importorskip("rich")
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 import torch
 
+pytest.importorskip("typer")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.gradients import load_gradients

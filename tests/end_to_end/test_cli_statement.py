@@ -1,27 +1,228 @@
-"""`dpcore statement` and `dpcore verify` on what a real run wrote, and on nonsense."""
+"""`dpcore statement` and `dpcore verify`: what a run wrote, its files beside its statement, and nonsense."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
 from dpcore.cli import main
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
+from dpcore.statement.verify import folder as checks
 from dpcore.statement.verify import holds, verify
 from tests.end_to_end.command_line import say
 
+LINE = "train --data digits --model logistic --epsilon 3 --delta 1e-5 --epochs 1 --out"
+
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("statement") / "run"
-    line = "train --data digits --model logistic --epsilon 3 --delta 1e-5 --epochs 1 --json --out"
-    assert main([*line.split(), str(folder)]) == 0
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folders")
+    assert main([*LINE.split(), str(folder / "run")]) == 0
+    assert main([*LINE.split(), str(folder / "other"), "--lr", "0.25"]) == 0
     return folder
+
+
+@pytest.fixture
+def run(runs: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(runs / "run", tmp_path / "run"))
+
+
+def failed(capsys, folder: Path) -> dict[str, str]:
+    found = json.loads(say(capsys, ["verify", str(folder), "--json"], 1).out)
+    return {item["check"]: item["words"] for item in found["checks"] if item["status"] == "failed"}
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def set_to(**values: Any) -> Callable[[Path, Path], None]:
+    def forge(run: Path, _runs: Path) -> None:
+        content = json.loads((run / "config.json").read_text())
+        content["settings"] |= values
+        (run / "config.json").write_text(json.dumps(content))
+
+    return forge
+
+
+def swapped(*names: str) -> Callable[[Path, Path], None]:
+    def forge(run: Path, runs: Path) -> None:
+        for name in names:
+            shutil.copy(runs / "other" / name, run / name)
+
+    return forge
+
+
+FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
+    "text changed": (
+        lambda run, _: replaced(run / "statement.txt", "epsilon", "EPSILON"),
+        "statement.txt",
+        "is not what statement.json says",
+    ),
+    "text gone": (lambda run, _: (run / "statement.txt").unlink(), "SHA-256 of statement.txt", "cannot be read"),
+    "text and card gone": (
+        lambda run, _: [(run / name).unlink() for name in ("statement.txt", "README.md")],
+        "statement.txt",
+        "statement.txt is missing",
+    ),
+    "card changed": (
+        lambda run, _: replaced(run / "README.md", "| epsilon | ", "| epsilon | 0."),
+        "README.md",
+        "README.md is not what statement.json says",
+    ),
+    "card without digests": (
+        lambda run, _: (run / "README.md").write_text((run / "README.md").read_text().partition("## Files")[0]),
+        "README.md",
+        "lists no SHA-256",
+    ),
+    "card gone": (lambda run, _: (run / "README.md").unlink(), "README.md", "is missing, which lists the SHA-256"),
+    "card of a file elsewhere": (
+        lambda run, _: replaced(run / "README.md", "| `statement.txt` |", "| `../statement.txt` |"),
+        "SHA-256",
+        "which is not in its folder",
+    ),
+    "model swapped": (
+        swapped("model.safetensors"),
+        "SHA-256 of model.safetensors",
+        "model.safetensors is not the file whose SHA-256",
+    ),
+    "model and card swapped": (
+        swapped("model.safetensors", "README.md"),
+        "model.safetensors",
+        "written with another statement",
+    ),
+    "model is none": (
+        lambda run, _: (run / "model.safetensors").write_bytes(b"\xff" * 30),
+        "model.safetensors",
+        "is no such file",
+    ),
+    "statement swapped": (swapped("statement.json"), "SHA-256 of statement.json", "statement.json is not the file"),
+    "all but the settings swapped": (
+        swapped("statement.json", "statement.txt", "model.safetensors", "README.md"),
+        "config.json",
+        "method.update.lr is stated as 0.25 and follows as 0.5",
+    ),
+    "method": (set_to(method="doppler"), "config.json", "config.json is of another run"),
+    "epochs": (set_to(epochs=2), "config.json", "steps planned is stated as 23 and follows as 46"),
+    "target": (set_to(epsilon=8.0), "config.json", "its target is epsilon = 8, and the planned steps come to 2.99"),
+    "smaller target": (set_to(epsilon=1.0), "config.json", "its target is epsilon = 1"),
+    "batch size": (set_to(batch_size=32), "config.json", "is stated as"),
+    "model name": (set_to(model="mlp"), "config.json", "its model is 'mlp', and README.md says 'logistic'"),
+    "ledger": (set_to(ledger="people.ledger"), "config.json", "its ledger is 'people.ledger', and the statement"),
+    "unknown": (set_to(colour="red"), "config.json", "has the unknown setting 'colour'"),
+    "no settings": (set_to(sampling="dice"), "config.json", "make no run"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_file_is_named(name: str, run: Path, runs: Path, capsys):
+    forge, check, words = FORGED[name]
+    forge(run, runs)
+    found = failed(capsys, run)
+    assert words in found[check]
+    # The statement alone is what it was.
+    assert main(["verify", str(run / "statement.json")]) == 0
+
+
+def test_what_is_not_looked_at_is_named(run: Path, capsys):
+    (run / "notes.md").write_text("mine")
+    printed = " ".join(say(capsys, ["verify", str(run)]).out.split())
+    assert "not checked: learning-curve.png, metrics.jsonl, notes.md" in printed
+    (run / "metrics.jsonl").write_text("forged")
+    assert main(["verify", str(run)]) == 0
+
+
+def test_a_card_of_another_version_is_a_remark(run: Path, capsys, monkeypatch):
+    monkeypatch.setattr(checks, "__version__", "9.9")
+    replaced(run / "statement.txt", "Sampling", "Batches")
+    replaced(run / "README.md", "## Privacy", "## The guarantee")
+    found = json.loads(say(capsys, ["verify", str(run), "--json"], 1).out)["checks"]
+    assert [item["check"] for item in found if item["status"] == "remark"] == ["README.md", "statement.txt"]
+    # A digest has no other words.
+    assert [item["check"] for item in found if item["status"] == "failed"] == ["SHA-256 of statement.txt"]
+
+
+def test_a_run_that_was_resumed_and_killed_has_no_card(run: Path, capsys):
+    content = json.loads((run / "statement.json").read_text())
+    statement = Statement.unchecked(content | {"note": "Written before the steps of epoch 2"})
+    (run / "statement.json").write_text(statement.to_json())
+    (run / "statement.txt").write_text(statement.text())
+    (run / "README.md").unlink()
+    printed = " ".join(say(capsys, ["verify", str(run)]).out.split())
+    assert "model.safetensors is of an earlier end of it" in printed
+    assert "not checked: learning-curve.png, metrics.jsonl, model.safetensors" in printed
+
+
+def test_a_comparison_and_the_folders_of_its_runs(tmp_path, capsys):
+    out = tmp_path / "comparison"
+    words = ("--methods", "dp_sgd", "--model", "logistic", "--epochs", "1", "--epsilon", "1", "--seeds", "2")
+    assert main(["compare", *words, "--out", str(out)]) == 0
+    capsys.readouterr()
+    printed = " ".join(say(capsys, ["verify", str(out)]).out.split())
+    assert "statement.txt ok what the statements of these runs say" in printed
+    assert "comparison.png, config.json, results.json, table.txt, runs/002-dp-sgd" in printed
+    replaced(out / "statement.txt", "epsilon = 1", "epsilon = 0.1")
+    assert "is not what statement.json and its runs say" in " ".join(say(capsys, ["verify", str(out)], 1).out.split())
+    (out / "statement.txt").unlink()
+    assert "statement.txt cannot be read" in say(capsys, ["verify", str(out)], 1).out
+    assert main(["verify", str(out / "statement.json")]) == 0
+
+
+def test_a_folder_with_a_statement_that_cannot_be_read_is_no_traceback(run: Path, capsys):
+    (run / "statement.json").write_text(json.dumps({"settings_hash": 1, "format": 3}))
+    assert "form" in failed(capsys, run)
+
+
+def test_a_statement_beside_its_ledger(tmp_path, capsys):
+    file, run = tmp_path / "people.ledger", tmp_path / "run"
+    Ledger.create(file, budget=(3, 1e-5))
+    Ledger.create(tmp_path / "other")
+    assert main([*LINE.split(), str(run), "--epsilon", "1", "--ledger", str(file)]) == 0
+    words = ["verify", str(run), "--ledger"]
+    printed = " ".join(say(capsys, [*words, str(file)]).out.split())
+    for check in ("event ok the one", "event planned ok the one", "is an entry's", "not below that of this run"):
+        assert check in printed
+    other = " ".join(say(capsys, [*words, str(tmp_path / "other")], 1).out.split())
+    assert f"is {Ledger.open(tmp_path / 'other').ledger_id}" in other
+    whole = json.loads((run / "statement.json").read_text())
+
+    def found(**changes: Any) -> dict[str, str]:
+        (tmp_path / "changed.json").write_text(Statement.unchecked(whole | changes).to_json())
+        line = ["verify", str(tmp_path / "changed.json"), "--ledger", str(file), "--json"]
+        assert main(line) in (0, 1)
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return {item["check"]: f"{item['status']}: {item['words']}" for item in checks if "ledger" in item["check"]}
+
+    total = whole["ledger"]["total"]
+    for name in ("epsilon", "epsilon_if_fixed_beforehand"):
+        less = found(ledger=whole["ledger"] | {"total": total | {name: 0.5}})
+        assert "failed: epsilon = 0.5 for all runs is below epsilon = 0.9995" in less["ledger's total"]
+    assert "is stated at" in found(ledger=whole["ledger"] | {"total": total | {"delta": 1e-3}})["ledger's total"]
+    assert "cannot be read" in found(ledger=whole["ledger"] | {"total": 3})["ledger's total"]
+    short = found(ledger={name: whole["ledger"][name] for name in ("ledger", "run")})
+    assert short.keys() == {"ledger", "ledger: event", "ledger: event planned"}
+    assert "failed: no entry bears" in found(ledger=whole["ledger"] | {"seal": "ab" * 32})["ledger: seal"]
+    assert "has no run x" in found(ledger=whole["ledger"] | {"run": "x"})["ledger"]
+    assert "names no ledger" in found(ledger={})["ledger"]
+    assert "holds 23 steps of this run and the statement 10" in found(steps_taken=10)["ledger: event"]
+    abandoned = found(steps_abandoned=2)
+    assert abandoned["ledger: event"] == "failed: the statement counts 25 steps, and the ledger paid for 23 steps"
+    before = found(steps_abandoned=2, note="Written before the steps of epoch 1")
+    assert before["ledger: event"].startswith("remark: the statement counts 25 steps before they were taken")
+    quieter = whole["event"] | {"noise_multiplier": 9.0}
+    assert "failed: is not the one" in found(event=quieter)["ledger: event"]
+    assert "failed: is not the one" in found(event_planned=quieter)["ledger: event planned"]
+
+
+# `dpcore statement` and `dpcore verify` on what a real run wrote, and on nonsense.
 
 
 def changed(run: Path, folder: Path, **fields: Any) -> Path:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
 from dpcore import strategies
 from dpcore.cli import main
 from dpcore.stages.strategies.search.optimize import KINDS
-from tests.end_to_end.command_line import say
+from tests.end_to_end.command_line import ask, say
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +20,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCORE_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def optimize(capsys: Any, *arguments: object) -> dict[str, Any]:
-    assert main(["strategy", "optimize", *map(str, arguments), "--json"]) == 0
-    return dict(json.loads(capsys.readouterr().out))
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_scripts_read(kind: str, capsys: Any):
-    told = optimize(capsys, "--kind", kind, "--workload", "prefix", "--steps", 64, "--epochs", 2, "--no-cache")
+def test_what_scripts_read(kind: str):
+    told = ask("strategy", "optimize", "--kind", kind, "--steps", 64, "--epochs", 2, "--no-cache")
     assert told["lower_bound"] <= told["error"]
     assert told["above"] == pytest.approx(told["error"] / told["lower_bound"] - 1)
     assert told["seconds"] > 0
@@ -43,8 +37,8 @@ def test_what_scripts_read(kind: str, capsys: Any):
     (["--workload", "momentum", "--momentum", "0.5"], "momentum 0.5"), (["--workload", "weight-decay"], "weight decay"),
     (["--workload", "average", "--decay", "0.9"], "average with decay 0.9"), (["--workload", "srg"], "recursive"),
 ])  # fmt: skip
-def test_workloads(options: list[str], name: str, capsys: Any):
-    told = optimize(capsys, "--steps", 24, *options)
+def test_workloads(options: list[str], name: str):
+    told = ask("strategy", "optimize", "--steps", 24, *options)
     assert told["workload"].startswith(name)
     assert 0 <= told["above"] < 2e-2
 
@@ -84,23 +78,27 @@ def test_a_run_with_a_strategy_of_a_file(capsys: Any, tmp_path: Path):
         say(capsys, ["verify", str(folder)])
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["optimize", "--steps", "0"], "--steps 0: must be at least 1"),
-    (["optimize", "--steps", "9", "--kind", "denser"], "did you mean dense"),
-    (["optimize", "--steps", "9", "--epochs", "10"], "epochs=10: must be at most 9"),
-    (["optimize", "--steps", "9", "--kind", "banded-toeplitz", "--bands", "10"], "bands=10: must be at most 9"),
-    (["optimize", "--steps", "9", "--out", "strategy.pt"], "must end in .npz"),
-    (["optimize", "--steps", "10000"], "must be at most 4096"),
-    (["show", "nothing.npz"], "cannot be read"),
-    (["compare", "--steps", "600", "--epochs", "2", "--kinds", "blt"], "must have at most"),
+NOISY = "--dataset-size 10 --batch-size 5 --epochs 1 --noise-multiplier 1 --delta 1e-5"
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("strategy optimize --steps 0", "--steps 0: must be at least 1"),
+    ("strategy optimize --steps 9 --kind denser", "did you mean dense"),
+    ("strategy optimize --steps 9 --epochs 10", "epochs=10: must be at most 9"),
+    ("strategy optimize --steps 9 --kind banded-toeplitz --bands 10", "bands=10: must be at most 9"),
+    ("strategy optimize --steps 9 --out strategy.pt", "must end in .npz"),
+    ("strategy optimize --steps 10000", "must be at most 4096"),
+    ("strategy show nothing.npz", "cannot be read"),
+    ("strategy compare --steps 600 --epochs 2 --kinds blt", "must have at most"),
+    ("strategy recommend --steps 10 --epochs 11", "epochs=11"),
+    ("strategy recommend --steps 10 --out x.npy", "must end in .npz"),
+    (f"epsilon --strategy nowhere.npz --sampling fixed-order {NOISY}", "cannot be read"),
+    ("epsilon --strategy tree --sampling fixed-order --epochs 1 --noise-multiplier 1 --delta 1e-5", "--dataset-size"),
+    (f"epsilon --strategy tree {NOISY}", "fixed-order"),
+    ("train --method memf --epsilon 3 --strategy x.npz", "strategy x.npz: cannot be read (No such file or directory)"),
 ])  # fmt: skip
-def test_nonsense(arguments: list[str], words: str, capsys: Any):
-    assert words in " ".join(say(capsys, ["strategy", *arguments], 2).err.split())
-
-
-def test_a_missing_file_of_a_strategy(capsys: Any):
-    told = say(capsys, ["train", "--method", "memf", "--epsilon", "3", "--strategy", "nothing.npz"], 2).err
-    assert "strategy nothing.npz: cannot be read (No such file or directory)" in " ".join(told.split())
+def test_nonsense(line: str, words: str, capsys: Any):
+    assert words in " ".join(say(capsys, line.split(), 2).err.split())
 
 
 def test_recommend_names_what_fits_and_train_and_epsilon_take_its_file(tmp_path: Path, capsys: Any):
@@ -132,18 +130,3 @@ def test_recommend_names_what_fits_and_train_and_epsilon_take_its_file(tmp_path:
     assert accounting.epsilon(accounting.MatrixGaussian(calibrated, moved, 60, "C"), 1e-5) == pytest.approx(3, rel=1e-3)
     assert main([*noisy, "--strategy", "tree"]) == 0
     assert "noise correlated by tree" in capsys.readouterr().out
-
-
-NOISY = "--dataset-size 10 --batch-size 5 --epochs 1 --noise-multiplier 1 --delta 1e-5"
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ("strategy recommend --steps 10 --epochs 11", "epochs=11"),
-    ("strategy recommend --steps 10 --out x.npy", "must end in .npz"),
-    (f"epsilon --strategy nowhere.npz --sampling fixed-order {NOISY}", "cannot be read"),
-    ("epsilon --strategy tree --sampling fixed-order --epochs 1 --noise-multiplier 1 --delta 1e-5", "--dataset-size"),
-    (f"epsilon --strategy tree {NOISY}", "fixed-order"),
-])  # fmt: skip
-def test_nonsense_of_recommend_and_epsilon(arguments: str, words: str, capsys: Any):
-    assert main(arguments.split()) != 0
-    assert words in capsys.readouterr().err

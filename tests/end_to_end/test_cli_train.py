@@ -11,26 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("matplotlib")
 from dpcore import accounting
-from dpcore.cli import main
 from dpcore.cli.datasets import load
 from dpcore.cli.gradients import load_gradients
 from dpcore.ledger import Ledger
 from dpcore.spec.keys import RunKeys
 from dpcore.statement import Statement
-from tests.end_to_end.command_line import say
+from tests.end_to_end.command_line import ask, say
 
 FILES = {"README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png",
     "model.safetensors"}  # fmt: skip
-
-
-def train(capsys, *arguments: str) -> dict[str, Any]:
-    status = main(["train", "--json", *arguments])
-    printed = capsys.readouterr()
-    assert status == 0, printed.err
-    return dict(json.loads(printed.out))
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -47,7 +37,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("method", ["dp_sgd", "doppler", "disk", "dp_adam"])
 def test_a_run_leaves_what_it_says(method: str, tmp_path, capsys):
     out = tmp_path / "run"
-    told = train(capsys, "--method", method, "--epsilon", "3", "--epochs", "2", "--lr", "0.1", "--out", str(out))
+    told = ask("train", "--method", method, "--epsilon", "3", "--epochs", "2", "--lr", "0.1", "--out", str(out))
     assert {path.name for path in out.iterdir()} == FILES
     statement = Statement.from_json((out / "statement.json").read_text())
     assert told["status"] == "complete"
@@ -73,11 +63,6 @@ def test_a_run_leaves_what_it_says(method: str, tmp_path, capsys):
     digits, model = load(), weights(out)
     logits = digits.test_inputs.reshape(-1, 64) @ model["1.weight"].T + model["1.bias"]
     assert np.mean(logits.argmax(1) == digits.test_targets) == lines[1]["test_accuracy"] == told["test_accuracy"]
-
-
-def test_it_learns(tmp_path, capsys):
-    told = train(capsys, "--method", "disk", "--epsilon", "8", "--epochs", "6", "--out", str(tmp_path / "run"))
-    assert told["test_accuracy"] > 0.8
 
 
 def test_nothing_secret_is_in_the_folder_or_on_the_screen(tmp_path, capsys, monkeypatch):
@@ -109,13 +94,13 @@ def test_the_seed_fixes_the_initial_weights_and_never_the_noise(tmp_path, capsys
     runs = []
     for name in ("one", "two"):
         out = tmp_path / name
-        train(capsys, "--model", "mlp", "--noise-multiplier", "1", "--epochs", "1", "--seed", "5", "--out", str(out))
+        ask("train", "--model", "mlp", "--noise-multiplier", "1", "--epochs", "1", "--seed", "5", "--out", str(out))
         runs.append(weights(out))
     assert not np.array_equal(runs[0]["1.weight"], runs[1]["1.weight"])
     for name, seed in (("three", "5"), ("four", "5"), ("five", "6")):
         # Steps too small to move a float32: what is left is the initialization.
         arguments = ["--lr", "1e-30", "--noise-multiplier", "1", "--epochs", "1", "--seed", seed, "--model", "mlp"]
-        train(capsys, *arguments, "--out", str(tmp_path / name))
+        ask("train", *arguments, "--out", str(tmp_path / name))
         runs.append(weights(tmp_path / name))
     np.testing.assert_array_equal(runs[2]["3.weight"], runs[3]["3.weight"])
     assert not np.array_equal(runs[3]["3.weight"], runs[4]["3.weight"])
@@ -134,19 +119,13 @@ def test_a_run_without_noise_says_that_it_is_not_private(tmp_path, capsys):
 @pytest.mark.gpu
 def test_the_triton_backend_trains_under_the_same_guarantee(tmp_path, capsys):
     pytest.importorskip("triton")
-    plan = ("--batch-size", "360", "--epsilon", "3", "--epochs", "1")
-    told = train(capsys, "--backend", "triton", *plan, "--out", str(tmp_path / "run"))
+    images = np.random.default_rng(0).random((40, 8), dtype=np.float32)
+    labels = (images[:, 0] > 0.5).astype(np.int64)
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+    plan = ("--data", "own", "--data-dir", str(tmp_path), "--batch-size", "40", "--epsilon", "3", "--delta", "1e-3")
+    told = ask("train", "--backend", "triton", *plan, "--epochs", 1, "--out", tmp_path / "run")
     assert told["statement"]["software"]["backend"] == told["settings"]["backend"] == "triton"
     assert 2.99 < told["statement"]["epsilon"]["pld"] <= 3
-    assert told["test_accuracy"] > 0.3
-
-
-def test_fixed_order_is_accounted_exactly(tmp_path, capsys):
-    arguments = ("--sampling", "fixed-order", "--epsilon", "3", "--epochs", "2", "--out", str(tmp_path / "run"))
-    statement = Statement.from_dict(train(capsys, *arguments)["statement"])
-    assert statement.adjacency == "zero-out"
-    # Calibrated by the exact accountant: not more noise than the target needs.
-    assert 2.99 < statement.epsilon["gaussian"] <= 3 < statement.epsilon["rdp"]
 
 
 def test_a_run_is_repeated_from_its_own_config(tmp_path, capsys):
@@ -154,8 +133,8 @@ def test_a_run_is_repeated_from_its_own_config(tmp_path, capsys):
     toml.write_text(
         'method = "DOPPLER"\nfilter = "f6"\nepochs = 1\nepsilon = 2\nbatch-size = 32\nclipping-groups = "per-layer"\n'
     )
-    first = train(capsys, "--config", str(toml), "--lr", "1/4", "--out", str(tmp_path / "one"))
-    again = train(capsys, "--config", str(tmp_path / "one" / "config.json"), "--out", str(tmp_path / "two"))
+    first = ask("train", "--config", str(toml), "--lr", "1/4", "--out", str(tmp_path / "one"))
+    again = ask("train", "--config", str(tmp_path / "one" / "config.json"), "--out", str(tmp_path / "two"))
     assert first["settings"] == again["settings"]
     assert first["settings"]["lr"] == 0.25
     assert first["statement"]["settings_hash"] == again["statement"]["settings_hash"]
@@ -165,12 +144,12 @@ def test_a_repetition_from_config_json_is_paid_for_by_the_same_ledger(tmp_path, 
     file, config = tmp_path / "people.ledger", str(tmp_path / "one" / "config.json")
     Ledger.create(file)
     words = ("--model", "logistic", "--epochs", "1", "--epsilon", "1")
-    train(capsys, *words, "--ledger", str(file), "--out", str(tmp_path / "one"))
-    again = train(capsys, "--config", config, "--out", str(tmp_path / "two"))
+    ask("train", *words, "--ledger", str(file), "--out", str(tmp_path / "one"))
+    again = ask("train", "--config", config, "--out", str(tmp_path / "two"))
     assert [run.releases for run in Ledger.open(file).runs()] == [23, 23]
     assert again["statement"]["ledger"]["ledger"] == Ledger.open(file).ledger_id
     Ledger.create(tmp_path / "other.ledger")
-    train(capsys, "--config", config, "--ledger", str(tmp_path / "other.ledger"), "--out", str(tmp_path / "three"))
+    ask("train", "--config", config, "--ledger", str(tmp_path / "other.ledger"), "--out", str(tmp_path / "three"))
     assert len(Ledger.open(file).runs()) == 2
     file.rename(tmp_path / "moved")
     printed = say(capsys, ["train", "--config", config, "--out", str(tmp_path / "four")], 2)
@@ -184,8 +163,8 @@ def test_own_arrays_and_the_cnn(tmp_path, capsys):
     np.savez(
         tmp_path / "own.npz", x_train=images, y_train=np.arange(30) % 3, x_test=images[:9], y_test=np.arange(9) % 3
     )
-    told = train(
-        capsys,
+    told = ask(
+        "train",
         *("--data", "own", "--data-dir", str(tmp_path), "--model", "cnn-5", "--method", "disk", "--batch-size", "6"),
         *("--noise-multiplier", "1", "--epochs", "1", "--out", str(tmp_path / "run")),
     )
@@ -197,23 +176,18 @@ def test_tensorboard_events_hold_released_scalars_only(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(capsys, "--epsilon", "3", "--epochs", "2", "--tensorboard", "--out", str(tmp_path / "run"))
+    ask("train", "--epsilon", "3", "--epochs", "2", "--tensorboard", "--out", str(tmp_path / "run"))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     names = {"test_accuracy", "test_loss", "epsilon", "epsilon_planned", "learning_rate"}
     assert set(events.Tags()["scalars"]) == names
     assert [item.step for item in events.Scalars("epsilon")] == [23, 46]
 
 
-def test_a_large_delta_is_remarked_on(tmp_path, capsys):
-    assert main(["train", "--epsilon", "3", "--delta", "1%", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
-    assert "delta=0.01: is at least 1/n for n = 1438 examples" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments", [("--ema", "0.9"), ("--method", "accelerated_srgd")])
 def test_what_is_evaluated_and_kept_is_the_methods_output(arguments: tuple[str, ...], tmp_path, capsys):
     """The average over time, or y of the accelerated method: not the parameters that training ended at."""
     out = tmp_path / "run"
-    told = train(capsys, *arguments, "--epsilon", "8", "--epochs", "1", "--out", str(out))
+    told = ask("train", *arguments, "--epsilon", "8", "--epochs", "1", "--out", str(out))
     digits, model = load(), weights(out)
     logits = digits.test_inputs.reshape(-1, 64) @ model["1.weight"].T + model["1.bias"]
     assert np.mean(logits.argmax(1) == digits.test_targets) == told["test_accuracy"]
@@ -221,9 +195,9 @@ def test_what_is_evaluated_and_kept_is_the_methods_output(arguments: tuple[str, 
 
 def test_gradients_are_recorded(tmp_path, capsys):
     out = tmp_path / "run"
-    train(capsys, "--epsilon", "3", "--epochs", "1", "--record-gradients", "5", "--out", str(out))
+    ask("train", "--epsilon", "3", "--epochs", "1", "--record-gradients", "5", "--out", str(out))
     record = load_gradients(out)
     assert record.released.shape == record.filtered.shape == (23, 5)
     assert record.dimension == 650
-    train(capsys, "--epsilon", "3", "--epochs", "1", "--out", str(out), "--overwrite")
+    ask("train", "--epsilon", "3", "--epochs", "1", "--out", str(out), "--overwrite")
     assert {path.name for path in out.iterdir()} == FILES

@@ -18,6 +18,7 @@ import dpcore.torch
 from dpcore import accounting, sampling
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.ledger import Ledger
+from tests.refused import refused
 
 N, BATCH, SIGMA, DELTA = 60, 6, 2.0, 1e-5
 DATA = (torch.linspace(-1, 1, N * 4).reshape(N, 4), torch.arange(N) % 3)
@@ -87,8 +88,7 @@ def test_a_batch_that_is_dropped_ends_the_iteration() -> None:
     private = make()
     batches = iter(private.loader)
     next(batches)
-    with pytest.raises(PrivacyError, match="once for every batch drawn"):
-        next(batches)
+    refused(PrivacyError, "once for every batch drawn", next, batches)
 
 
 def test_a_batch_is_stepped_whole_and_once() -> None:
@@ -97,8 +97,7 @@ def test_a_batch_is_stepped_whole_and_once() -> None:
     with pytest.raises(PrivacyError, match="another number of examples"):
         private.step(tuple(part[:2] for part in batch))
     private.step(batch)
-    with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
-        private.step(batch)
+    refused(PrivacyError, "no drawn batch is waiting", private.step, batch)
 
 
 def test_a_checkpoint_of_another_sampler_is_refused() -> None:

@@ -6,10 +6,8 @@ import copy
 import hashlib
 import json
 import math
-import os
 import random
 import stat
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +23,7 @@ from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.statement.card import listed
 from dpcore.statement.text import format_epsilon
+from tests.fresh import python
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("accelerate", exc_type=ImportError)
@@ -534,23 +533,6 @@ again.save_model()
 """
 
 
-def in_two_processes(script: str, folder: Path) -> None:
-    (folder / "train.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "backends"), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(
-        [*command, str(folder / "train.py"), str(folder)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert found.returncode == 0, found.stderr
-
-
 def test_processes_that_transformers_does_not_count_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As on a machine without GPUs, without `use_cpu`: each process would take itself for the first."""
     net = model()
@@ -563,7 +545,10 @@ def test_processes_that_transformers_does_not_count_are_refused(tmp_path: Path, 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
 def test_several_processes_train_one_model(tmp_path: Path):
-    in_two_processes(SCRIPT, tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    two = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    found = python(*two, "train.py", tmp_path, folder=tmp_path)
+    assert found.returncode == 0, found.stderr
     alone = trainer(tmp_path / "alone", net=model(0.0), callbacks=[Stop(6)])
     alone.train()
     torch.testing.assert_close(torch.load(tmp_path / "six.pt"), alone.model.state_dict(), rtol=1e-5, atol=1e-6)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.depth import chosen
+from tests.fresh import python
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
@@ -33,18 +34,8 @@ def run(kind: str, folder: Path, launcher: list[str], more: str = "") -> str:
     pytest.importorskip(kind, exc_type=ImportError)
     script = SCRIPTS[kind].replace("devices=1,", "devices=2,") if launcher else SCRIPTS[kind]
     (folder / "train.py").write_text(script + more)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
-    hidden = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     start = ["-m", *launcher] if launcher else []
-    found = subprocess.run(
-        [sys.executable, *start, "train.py"],
-        cwd=folder,
-        env={**os.environ, **hidden},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    found = python(*start, "train.py", folder=folder, CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -87,7 +78,7 @@ assert abs(again.private.epsilon() - module.private.epsilon()) < 1e-9
 
 
 def test_lightning(tmp_path: Path):
-    run("pytorch_lightning", tmp_path, TORCHRUN, RESUMED)
+    run("pytorch_lightning", tmp_path, chosen([], TORCHRUN), RESUMED)
     checkpoints = list((tmp_path / "run").rglob("*.ckpt"))
     assert len(checkpoints) == 4
     assert {stat.S_IMODE(file.stat().st_mode) for file in checkpoints} == {0o600}

@@ -30,13 +30,14 @@ import dpcore.torch
 from dpcore.errors import TrainingWarning
 from dpcore.ledger import Ledger
 from dpcore.mechanism.mechanism import Mechanism
+from tests.depth import chosen
 
 KEY = bytes(range(32))
 STEPS = 60
 SAVE_EVERY = 4
 EXAMPLES = 64
-KILLS = 200
-RUNS = 8  # so many runs share them
+KILLS = chosen(60, 200)
+RUNS = 4  # share them
 
 
 def build(ledger: Path | None, **changes: Any) -> tuple[nn.Module, Any]:

@@ -27,7 +27,7 @@ from dpcore.sampling import PoissonSampler
 from tests.end_to_end.test_kill import SAVE_EVERY, STEPS, Recorder, build, check, fresh, load, save, size
 from tests.end_to_end.test_processes import leave
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
 
 KILLS = int(os.environ.get("DPCORE_TEST_KILLS", "8"))
 

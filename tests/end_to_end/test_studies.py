@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 import sys
 from fractions import Fraction
@@ -12,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+import torch
 
+pytest.importorskip("matplotlib")
+pytest.importorskip("torch")
 import dpcore
 from dpcore.sampling import FixedOrderSampler
 from dpcore.spec import rounded_normal
@@ -55,21 +58,6 @@ def test_many_problems_at_once_are_single_runs(study: Any, variant: str, strateg
         alone = dpcore.minimize(gradient, np.zeros(1), batches, method, steps=steps, noise=normals)
         np.testing.assert_allclose(together[i], alone.x[0], rtol=1e-7)  # a grid of 2^-36
     assert clipped > problems  # or the clip would not have been tested
-
-
-def test_for_free_adds_noise_of_sigma_to_each_release_and_costs_more(study: Any):
-    logistic = study("logistic_1d")
-    batches = FixedOrderSampler(dataset_size=10, batch_size=1, shuffle=False)
-    plans = {
-        name: dpcore.Plan(dpcore.methods.dp_adagrad(variant=variant, lr=1.0, noise_multiplier=sigma), batches, 10)
-        for name, (variant, sigma) in logistic.METHODS.items()
-        if sigma
-    }
-    free = plans["independent moments for free"]
-    assert np.isclose(free.noise_standard_deviation(), plans["post-processing"].noise_standard_deviation())
-    assert np.isclose(free.square_noise_standard_deviation(), logistic.SIGMA)
-    epsilon = {name: plan.epsilon(1e-5) for name, plan in plans.items()}
-    assert epsilon["independent moments"] == epsilon["post-processing"] < epsilon["independent moments for free"]
 
 
 def test_the_excess_loss_is_exact(study: Any):
@@ -176,33 +164,6 @@ def test_stream_statistics(study: Any, tmp_path):
     assert min(found["size_p"], found["beyond"]["5.5"]["p"]) > 1e-3
 
 
-def test_a_law_that_is_not_the_normal_one_is_noticed(study: Any):
-    """Counts of 10^8 numbers whose middle or scale is off by little."""
-    module = study("normal_law")
-
-    def counts(shift: float, scale: float) -> Any:
-        return np.diff(np.round(10**8 * norm.cdf(module.edges(), shift, scale))).astype(np.int64)
-
-    assert module.law(counts(0, 1))["chi_square_p"] > 0.999  # nothing but rounding
-    assert module.law(counts(0, 1))["kolmogorov_smirnov_p"] > 0.5
-    assert module.law(counts(5e-4, 1))["kolmogorov_smirnov_p"] < 1e-3
-    assert module.law(counts(0, 1.001))["kolmogorov_smirnov_p"] < 1e-3
-    assert module.law(counts(0, 1.01))["chi_square_p"] < 1e-3  # the counts have no noise that would add to it
-
-
-def test_neighbors_come_in_turn(study: Any):
-    module = study("dieharder")
-    rows = next(module.stream_words("rows", "philox")).reshape(-1, module.NEIGHBORS)
-    for i in (0, 1, 15):
-        row = module.backend.words(module.KEY, module.ROW + i, 0, 0, module.WORDS, rng="philox")
-        assert np.array_equal(rows[:, i], row)
-    keys = next(module.stream_words("keys", "chacha20")).reshape(-1, module.NEIGHBORS)
-    assert len({column.tobytes() for column in keys.T}) == module.NEIGHBORS
-    pieces = module.stream_words("elements", "chacha20")
-    joined = np.concatenate([next(pieces), next(pieces)])
-    assert np.array_equal(joined, module.backend.words(module.KEY, module.ROW, 0, 0, 2 * module.WORDS))
-
-
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_sum_of_the_rest_is_that_of_its_places(study: Any):
     """At 14 of 30 bits, against the library's own numbers; and the share that the law's docstring states."""
@@ -215,3 +176,109 @@ def test_the_sum_of_the_rest_is_that_of_its_places(study: Any):
     *_, (_, error, others) = module.errors(640, 14)
     assert 2.0**-46 < abs(error) < 2.0**-44.6
     assert others < 1e-25
+
+
+# The study of docs/studies/scattering.md runs in small, and its page has the numbers of its rows.
+
+
+ROWS, PAGE = STUDIES.parent / "results/scattering.jsonl", STUDIES / "scattering.md"
+
+
+@pytest.mark.parametrize("peak", [-5.0, -2.0, 0.0, 1.0, 3.0, 4.5, 8.0])
+@pytest.mark.parametrize("settings", [1, 3])
+def test_the_search_spends_its_budget_and_finds_a_peak_within_reach(study: Any, peak: float, settings: int):
+    search = study("scattering_search").search
+    tried: list[tuple[int, float]] = []
+
+    def evaluate(setting: int, k: float) -> float:
+        tried.append((setting, k))
+        return setting - abs(k - peak)
+
+    setting, k = search(evaluate, settings, 9)
+    assert len(tried) == len(set(tried)) == 9
+    assert setting == settings - 1  # the best of the settings, wherever the rate is
+    assert abs(k - peak) <= (1 if abs(peak) <= 5 else 3)
+    assert (setting, k) == max(tried, key=lambda one: one[0] - abs(one[1] - peak))
+
+
+def test_the_spectrums_gradient_is_the_librarys(study: Any):
+    """One step without noise moves the weights by the clipped sum that the spectra are made of."""
+    clipped_sum = study("scattering_spectrum").clipped_sum
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.rand(40, 6, generator=generator), torch.randint(10, (40,), generator=generator)
+    model = torch.nn.Linear(6, 10, bias=False)
+    torch.nn.init.normal_(model.weight, std=2, generator=generator)
+    before = model.weight.detach().clone()
+    method = dpcore.methods.dp_sgd(lr=1, clipping="automatic", noise_multiplier=0, batch_size=20)
+    private = importlib.import_module("dpcore.torch").make_private(
+        model, (inputs, labels), method, steps=1, target_delta=1e-5
+    )
+    for batch in private.loader:
+        private.step(batch)
+        moved = before - model.weight.detach()
+        torch.testing.assert_close(moved, clipped_sum(before, *batch) / 20, rtol=1e-4, atol=1e-6)
+        assert moved.abs().max() > 1e-3
+
+
+def test_the_study_runs_in_small_goes_on_where_it_was_and_spends_equal_gradients(study: Any, tmp_path: Path):
+    module, report = study("scattering"), study("scattering_report")
+    data = module.features("digits", None, tmp_path / "features.pt")
+    small = module.Settings(
+        epochs=2, batch_size=128, configurations=3, seeds=2, held_out=300, looks=2, subset=100
+    )  # fmt: skip
+    path = tmp_path / "scattering.jsonl"
+    module.study(data, module.Rows(path), small, until="00:00")  # too late for any round, so only the search
+    assert not [row for row in module.read(path) if row["kind"] == "final"]
+    module.study(data, module.Rows(path), small)
+    rows = module.read(path)
+    module.study(data, module.Rows(path), small)
+    assert [row["kind"] for row in module.read(path)[len(rows) :]] == ["session"]
+
+    result = report.Result(rows)
+    assert result.seeds == [0, 1]
+    for name in module.CONTESTANTS:
+        assert [len(result.of(kind, name)) for kind in ("tuning", "final", "spectrum")] == [3, 2, 1]
+        for row in result.of("final", name):
+            spent = row["steps"] * row["gradients_an_example"] * small.batch_size / row["examples"]
+            assert 2 <= spent < 2.3
+            assert 0.99 < row["epsilon"] <= 1
+    # The same key gives the same run.
+    first, best = result.of("final", "DOPPLER")[1], result.of("final", "DOPPLER")[1]["setting"]
+    again = module.train(data, module.CONTESTANTS["DOPPLER"], best, first["lr"], first["seed"], small)
+    assert again["accuracy"] == first["accuracy"]
+    report.tables(result)
+    report.draw_accuracy(tmp_path / "accuracy.png", result)
+    report.draw_spectra(tmp_path / "spectra.png", result)
+    assert min((tmp_path / f"{name}.png").stat().st_size for name in ("accuracy", "spectra")) > 10_000
+
+
+def made_up(lead: float) -> list[dict[str, Any]]:
+    """Rows in which one method is ahead of both baselines by `lead`, give or take 0.01."""
+    rows: list[dict[str, Any]] = []
+    for name in ("DP-SGD", "DP-SGD with momentum", "DOPPLER"):
+        rows.append({"kind": "tuning", "name": name})
+        for seed in range(5):
+            end = 90 + 0.3 * seed + (lead + 0.01 * (-1) ** seed if name == "DOPPLER" else 0)
+            rows.append({"kind": "final", "name": name, "seed": seed, "accuracy": [50.0, end]})
+    return [*rows, {"kind": "final", "name": "DP-SGD", "seed": 5, "accuracy": [50.0, 0.0]}]
+
+
+def test_a_winner_is_above_both_baselines_and_incomplete_seeds_do_not_count(study: Any):
+    report = study("scattering_report")
+    assert report.Result(made_up(0.1)).seeds == [0, 1, 2, 3, 4]
+    assert report.winners(report.Result(made_up(0.1))) == ["DOPPLER"]
+    assert report.winners(report.Result(made_up(0.0))) == []
+    assert {row["verdict"] for row in report.differences(report.Result(made_up(-0.1)))} == {"below"}
+    (row, _) = report.differences(report.Result(made_up(0.1)))
+    # Two comparisons and five seeds: quantiles of Student's t from a table.
+    assert math.isclose(row["adjusted"] / row["half"], 3.495 / 2.776, rel_tol=1e-3)
+    assert math.isclose(row["difference"], 0.102, rel_tol=1e-9)
+
+
+def test_the_page_has_the_numbers_of_the_rows(study: Any):
+    report = study("scattering_report")
+    result, page = report.Result(report.read(ROWS)), PAGE.read_text()
+    assert f"{report.MARKS[0]}\n\n{report.verdict(result)}\n\n{report.tables(result)}\n\n{report.MARKS[1]}" in page
+    tried = {name: len(result.of("tuning", name)) for name in result.names}
+    assert tried == {name: 9 if name == "DP-SGD" else 7 for name in study("scattering_search").CONTESTANTS}
+    assert all(row["epsilon"] <= 1 for row in result.rows if row["kind"] == "final")

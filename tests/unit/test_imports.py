@@ -1,17 +1,16 @@
-"""`import dpcore` needs numpy and scipy and touches nothing else."""
+"""Imports: dpcore needs numpy and scipy and touches nothing else; what is missing is named with its extra."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from dpcore.spec.extras import EXTRAS, needs
+from tests.fresh import ROOT, after, python
 
 # Runs in its own process, for this one has imported everything already. Every installed package but ours, numpy and
 # scipy is refused there, and what was tried is told, also where an `except ImportError` hid it.
@@ -40,16 +39,7 @@ OPTIONAL = {"torch", "triton", "dpcore_triton", "typer", "rich", "matplotlib", "
 
 def tried_by(code: str) -> set[str]:
     """Optional packages that `code` tries to import, in an interpreter that has none of them."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(code=code, optional=sorted(OPTIONAL))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1])) & (OPTIONAL | {"cryptography"})
+    return set(json.loads(after(PROBE.format(code=code, optional=sorted(OPTIONAL))))) & (OPTIONAL | {"cryptography"})
 
 
 def test_import_dpcore_needs_numpy_and_scipy_only():
@@ -80,15 +70,7 @@ def test_the_probe_notices_a_hidden_import(package: str):
 
 def modules_after(code: str) -> set[str]:
     """The modules that a new interpreter holds after `code`."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    return set(done.stdout.splitlines()[-1].split())
+    return set(after(f"import sys\n{code}\nprint(*sys.modules)").split())
 
 
 def test_import_dpcore_is_quick():
@@ -117,3 +99,67 @@ def test_help_is_quick():
 def test_data_sets_need_no_command_line():
     held = modules_after("import dpcore.cli.datasets, dpcore.cli")
     assert {name.partition(".")[0] for name in held} & OPTIONAL == set()
+
+
+# Without an extra, what needs it is refused by one sentence that names it, and what does not need it works.
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Runs in its own process. A refused package is one that is not installed.
+WITHOUT = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {refused!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None
+
+sys.meta_path.insert(0, Refuse())
+from dpcore.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn"}
+
+
+def test_the_table_names_extras_of_the_distribution_that_bring_the_package():
+    for package, extra in EXTRAS.items():
+        assert any(line.startswith(package) for line in PROJECT["optional-dependencies"][extra]), package
+
+
+def test_sentences():
+    sentence = "a picture needs matplotlib; install it with: pip install 'dpcore[plots]'"
+    assert needs("a picture", "matplotlib") == sentence
+    assert needs("the command line", "rich") == "the command line needs rich; install it with: pip install rich"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 100 --delta 1e-6",
+        "calibrate --dataset-size 6000 --batch-size 256 --epochs 2 --epsilon 3 --delta 1e-5",
+        "ledger create a.ledger --budget-epsilon 3 --budget-delta 1e-5",
+        "strategy optimize --kind banded-toeplitz --steps 64 --bands 4 --no-cache --out best.npz",
+    ],
+)
+def test_accounting_needs_no_extra(words: str, tmp_path: Path):
+    done = python("-c", WITHOUT.format(refused=NO_EXTRAS), *words.split(), folder=tmp_path, COLUMNS="100")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        ("train --data digits --model mlp --method disk --epsilon 1 --delta 1e-5 --epochs 1", "torch"),
+        ("compare --methods dp_sgd,disk --epsilon 1 --delta 1e-5 --epochs 1 --out compared", "torch"),
+        ("demo --out demo", "torch"),
+        ("curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 100 --delta 1e-6 --out a.png", "matplotlib"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_extra(words: str, package: str, tmp_path: Path):
+    done = python("-c", WITHOUT.format(refused=NO_EXTRAS), *words.split(), folder=tmp_path, COLUMNS="100")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(needs("", package))
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"

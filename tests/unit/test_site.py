@@ -109,14 +109,6 @@ def test_every_public_object_has_a_page():
     assert api_pages.page("dpcore", "minimize", dpcore.minimize).endswith(".. autofunction:: dpcore.minimize\n")
 
 
-def test_a_marker_nobody_knows_ends_the_build():
-    import dpcore_docs
-
-    assert dpcore_docs.filled("a\n<!-- a comment -->\nb") == "a\n<!-- a comment -->\nb"
-    with pytest.raises(KeyError, match="nothing"):
-        dpcore_docs.filled("<!-- generated: nothing -->")
-
-
 def test_recorded_figures_are_shown_with_machine_and_commit():
     import benchmark_pages
 
@@ -126,49 +118,3 @@ def test_recorded_figures_are_shown_with_machine_and_commit():
     assert f"| {ratio:.2f} |" in page
     assert recorded["machine"]["commit"][:7] in page
     assert recorded["command"] in page
-
-
-def test_times_of_the_command_line_are_shown():
-    import benchmark_pages
-
-    page = benchmark_pages.command_line()
-    recorded = json.loads((ROOT / "asv_benchmarks/recorded/command_line.json").read_text())
-    for jobs, times in recorded["jobs_s"].items():
-        assert f"--jobs {jobs}` | {benchmark_pages.duration(sorted(times)[1])} |" in page
-    for entry in (*recorded["threads"], *recorded["threads_while_cores_are_busy"]):
-        assert f"| {entry['products']:,} |" in page
-        assert f"| {entry['two_over_one']:.2f} |" in page
-    assert recorded["machine"]["commit"][:7] in page
-    assert recorded["command"] in page
-
-
-def test_versions_are_listed_from_the_newest_on(tmp_path: Path):
-    import versions
-
-    built, site = tmp_path / "built", tmp_path / "site"
-    built.mkdir()
-    site_of(built, index="pages")
-    for name in ("0.9.0", "dev", "0.10.0"):
-        names = versions.add(site, name, built)
-    assert names == json.loads((site / "versions.json").read_text()) == ["0.10.0", "0.9.0", "dev"]
-    assert 'href="0.10.0/index.html"' in (site / "index.html").read_text()
-    with pytest.raises(SystemExit, match="must be a release"):
-        versions.add(site, "../elsewhere", built)
-    with pytest.raises(SystemExit, match="built site"):
-        versions.add(site, "1.0.0", tmp_path / "nothing")
-
-
-def test_the_history_has_a_column_for_each_commit():
-    import benchmark_pages
-
-    history = list(benchmark_pages.runs())
-    page = benchmark_pages.asv_history()
-    assert history == sorted(history, key=lambda run: run["date"])
-    for run in history:
-        assert run["commit_hash"][:7] in page
-    value = history[-1]["results"]["accounting.Guarantees.track_poisson_pld"][0][0]
-    assert f"{value:.6g}" in page
-    assert benchmark_pages.combinations(history, "accounting.Schedules.peakmem_pld") == ["1000", "5000"]
-    assert benchmark_pages.cell([0.0125], 0, "a.time_b") == "12.5 ms"
-    assert benchmark_pages.duration(25.94) == "25.9 s"
-    assert benchmark_pages.cell([None], 0, "a.time_b") == benchmark_pages.cell([], 0, "a.time_b") == "-"

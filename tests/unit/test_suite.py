@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests import device
 from tests.depth import chosen
+from tests.fresh import python
 
 ROOT = Path(__file__).resolve().parents[2]
 # What pip installs beside torch and Triton; and what tests compare with. pytest's own plugins are not loaded below.
@@ -68,25 +69,24 @@ def test_a_machine_with_few_packages_skips_and_has_no_errors() -> None:
     code, said = pytest_says("--collect-only", "tests", missing=OPTIONAL)
     assert code == 0, said[-3000:]
     assert "could not import 'dp_accounting'" in said
-    code, said = pytest_says("tests/spec", *chosen([], ["tests/agreement/test_ops_stream.py"]), missing=OPTIONAL)
+    code, said = pytest_says(
+        "tests/spec/test_stream.py", *chosen([], ["tests/agreement/test_ops_stream.py"]), missing=OPTIONAL
+    )
     assert code == 0, said[-3000:]
     assert "could not import 'cryptography'" in said
 
 
 def test_a_gpu_run_repeats_the_tests_of_the_port() -> None:
+    """All of a folder, but what runs nothing; elsewhere those whose backend is "triton", and those that are marked."""
     pytest.importorskip("triton")
-    paths = ("tests/agreement", "tests/spec", "tests/unit/backends", "tests/unit/mechanism/test_sums.py")
-    repeated, others = collected("-m", "gpu", *paths), collected("-m", "not gpu", *paths)
-    files = {name.partition("::")[0] for name in repeated}
-    assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "agreement").glob("test_*.py")} <= files
-    assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "spec").glob("test_*.py")} <= files
-    assert {name.partition("::")[0] for name in others} == {
-        "tests/unit/backends/test_compile.py", "tests/unit/mechanism/test_sums.py"
-    }  # fmt: skip
-    alone = [name for name in repeated if "test_sums.py" in name]
-    assert alone == [
-        "tests/unit/mechanism/test_sums.py::test_one_example_moves_a_sum_by_its_clip_norm_under_triton"
-    ]  # fmt: skip
+    folders = ("tests/agreement/test_bad_input.py", "tests/spec/test_recurrence.py", "tests/unit/backends/test_step.py")
+    static, single = "tests/unit/backends/test_compile.py", "tests/unit/mechanism/test_sums.py"
+    repeated = collected("-m", "gpu", *folders, static, single)
+    assert {name.partition("::")[0] for name in repeated} == {*folders, single}
+    assert [name for name in repeated if single in name] == [
+        f"{single}::test_one_example_moves_a_sum_by_its_clip_norm_under_triton"
+    ]
+    assert {path.parent.name for path in map(Path, folders)} == {folder.name for folder in device.PORT}
 
 
 @pytest.mark.skipif(device.has_gpu(wanted=True), reason="there is a CUDA device")
@@ -129,9 +129,6 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
 with device.limited(1, 1, 2):
     time.sleep(60)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=50, check=False
-    )
+    done = python("-c", program, seconds=50)
     assert done.returncode == 1
     assert "time.sleep" in done.stderr or "line 6" in done.stderr

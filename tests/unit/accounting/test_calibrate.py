@@ -151,16 +151,6 @@ def test_refuses_mistyped_arguments(unknown: str) -> None:
     refused(ArgumentTypeError, "event=None: must be an event", ask, 1.0, 1e-5, lambda value: None)
 
 
-def test_stops_right_behind_a_jump() -> None:
-    # Where the divergence falls below delta^2, RDP's epsilon goes from 0.6 to 0 at once.
-    def make(sigma: float) -> PoissonSampledGaussian:
-        return PoissonSampledGaussian(1e-4, sigma, 8)
-
-    sigma = calibrate("noise_multiplier", 0.5, 0.004, make, "rdp")
-    assert accounting.epsilon(make(sigma), 0.004, "rdp") == 0.0
-    assert accounting.epsilon(make(sigma * (1 - 1e-9)), 0.004, "rdp") > 0.5
-
-
 @given(st.floats(0.1, 6), st.floats(-3, 3), st.floats(-3, 3), st.floats(-9, -2))
 def test_search_of_a_power(power: float, log_target: float, log_start: float, log_tolerance: float) -> None:
     target, tolerance, asked = 10.0**log_target, 10.0**log_tolerance, []

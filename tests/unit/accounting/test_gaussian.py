@@ -16,7 +16,7 @@ from dp_accounting import dp_event, gaussian_mechanism
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian, PoissonSampledGaussian
+from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian
 from dpcore.accounting.gaussian import analytic_noise_multiplier, gaussian_epsilon, log_delta
 from dpcore.accounting.renyi import epsilon_from_rdp, event_rdp
 from dpcore.errors import ArgumentError
@@ -64,14 +64,6 @@ def test_analytic_calibration_is_the_inverse(epsilon: float, delta: float, count
     reached = accounting.epsilon(Gaussian(sigma, count), delta, "gaussian")
     assert reached <= epsilon * (1 + 1e-12)
     assert reached >= epsilon * (1 - 1e-6)
-
-
-def test_participations_and_composition_add_mu_squared() -> None:
-    once = accounting.epsilon(Gaussian(0.5), 1e-5, "gaussian")
-    assert accounting.epsilon(Gaussian(1.0, 4), 1e-5, "gaussian") == once
-    parts = Composed(tuple(Gaussian(1.0, adjacency=Adjacency.ZERO_OUT) for _ in range(4)))
-    assert accounting.epsilon(parts, 1e-5, "gaussian") == once
-    assert accounting.epsilon(PoissonSampledGaussian(1.0, 1.0, 4), 1e-5, "gaussian") == once
 
 
 @pytest.mark.parametrize("sigma", [0.4, 1.3, 9.0])

@@ -174,13 +174,6 @@ def test_it_is_never_below_a_simulated_attack() -> None:
     assert hit - math.e * false == pytest.approx(delta_interval(event, 1.0).lower, abs=3e-3)  # the attack is optimal
 
 
-def test_it_costs_less_than_poisson_sampling_and_much_less_than_an_order_that_is_known() -> None:
-    allocated = epsilon_interval(RandomAllocationGaussian(235, 1.0, 10), 1e-5).upper
-    poisson = epsilon_interval(PoissonSampledGaussian(1 / 235, 1.0, 2350), 1e-5)
-    assert 0.9 * poisson.lower < allocated < poisson.upper
-    assert allocated < 0.2 * accounting.epsilon(Gaussian(1.0, 10), 1e-5)
-
-
 @pytest.mark.parametrize(("sigma", "batches", "epochs"), [(0.6, 1000, 10), (2.0, 2000, 20), (0.7, 10_000, 100)])
 def test_many_batches_are_certified_too(sigma: float, batches: int, epochs: int) -> None:
     found = epsilon_interval(RandomAllocationGaussian(batches, sigma, epochs), 1e-7)

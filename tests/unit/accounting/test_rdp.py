@@ -1,26 +1,28 @@
-"""The RDP accountant against dp-accounting, against quadrature in 30 digits, and against its own properties."""
+"""Renyi DP of every kind of step, of compositions and of long schedules, against dp-accounting and mpmath."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("mpmath")
 pytest.importorskip("dp_accounting")
 import mpmath
-from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant as reference
 
 from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
+from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting.phases import phases
 from dpcore.accounting.renyi import (
     DEFAULT_ORDERS,
+    _log_bounds,
+    _log_even_moments,
     _trapezoid,
     _window,
     delta_from_rdp,
@@ -28,31 +30,244 @@ from dpcore.accounting.renyi import (
     event_rdp,
     log_moments_exact,
     log_moments_integer,
+    log_moments_of_many,
+    log_moments_without_replacement,
+    schedule_delta,
+    schedule_epsilon,
 )
 from tests.depth import chosen
+
+Cyclic, FixedSize = accounting.CyclicPoissonSampledGaussian, accounting.FixedSizeSampledGaussian
+Poisson, Truncated = accounting.PoissonSampledGaussian, accounting.TruncatedPoissonSampledGaussian
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of every order that it leaves out
+ORDERS = tuple(reference.DEFAULT_RDP_ORDERS)
+# dp-accounting bounds fractional orders of Poisson sampling by a series, which is looser.
+WHOLE = np.array([order for order in ORDERS if order == math.floor(order)], float)
+
+
+def reference_accountant(event: Event, orders: Sequence[float] = ORDERS) -> reference.RdpAccountant:
+    accountant = reference.RdpAccountant(orders, accounting.neighboring_relation(event))
+    return accountant.compose(accounting.to_dp_accounting(event))
+
+
+def agree(event: Event, delta: float = 1e-5) -> None:
+    theirs, ours = reference_accountant(event, WHOLE.tolist()), event_rdp(event, WHOLE)
+    np.testing.assert_allclose(ours, theirs._rdp, rtol=1e-9)
+    assert epsilon_from_rdp(WHOLE, ours, delta) == pytest.approx(theirs.get_epsilon(delta), rel=1e-9)
+    theirs = reference_accountant(event)
+    assert accounting.epsilon(event, delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-9)
+
+
+def fixed_sizes(count: int) -> list[FixedSize]:
+    rng, found = np.random.default_rng(7), []
+    while len(found) < count:
+        n = int(10 ** rng.uniform(1, 6))
+        batch = max(1, min(n, round(n * 10 ** rng.uniform(-4, 0))))
+        sigma = 0.3 * 100 ** rng.uniform()
+        # dp-accounting takes differences of moments close to 1 and loses its digits where many matter; what is right
+        # there is tested below against mpmath.
+        if batch / n * sigma < 0.05 or sigma < 2.0:
+            found.append(FixedSize(n, batch, sigma, int(10 ** rng.uniform(0, 5))))
+    return found
+
+
+@pytest.mark.parametrize("event", fixed_sizes(chosen(8, 100)), ids=str)
+def test_without_replacement_agrees_with_dp_accounting(event: FixedSize) -> None:
+    agree(event)
+
+
+def true_even_moment(sigma: float, power: int) -> float:
+    """log E[(r - 1)^l] by the alternating sum, in as many digits as it takes."""
+    with mpmath.workdps(60 + 4 * power):
+        s = mpmath.mpf(sigma)
+        terms = (
+            mpmath.binomial(power, k) * (-1) ** (power - k) * mpmath.exp((k * k - k) / (2 * s * s))
+            for k in range(power + 1)
+        )
+        return float(mpmath.log(mpmath.fsum(terms)))
+
+
+@pytest.mark.parametrize("sigma", [0.85, 1.0, 2.0, 7.0, 30.0, 1000.0])
+@pytest.mark.parametrize("power", [2, 4, 10, 64, 256])
+def test_even_moments_keep_their_digits(sigma: float, power: int) -> None:
+    exact = true_even_moment(sigma, power)
+    assert _log_even_moments(sigma)[power // 2 - 1] == pytest.approx(exact, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 0.8493])
+def test_little_noise_needs_no_even_moments(sigma: float) -> None:
+    moments = [true_even_moment(sigma, power) for power in range(2, 34, 2)]
+    with_them = [math.log(4) + 0.5 * (moments[j // 2 - 1] + moments[(j + 1) // 2 - 1]) for j in range(3, 33)]
+    simple = _log_bounds(sigma, 32)[1:]
+    assert np.all(simple <= np.array(with_them) + 1e-12)
+
+
+def test_without_replacement_where_differences_lose_their_digits() -> None:
+    q, sigma, alpha = 0.9, 20.0, 64
+    with mpmath.workdps(60):
+        total = mpmath.mpf(1)
+        for j in range(2, alpha + 1):
+            plain = 2 * mpmath.exp(mpmath.mpf(j * j - j) / (2 * sigma**2))
+            if j == 2:
+                bound = min(4 * (mpmath.exp(mpmath.mpf(1) / sigma**2) - 1), plain)
+            else:
+                low, high = true_even_moment(sigma, 2 * (j // 2)), true_even_moment(sigma, 2 * ((j + 1) // 2))
+                bound = min(4 * mpmath.exp((low + high) / 2), plain)
+            total += mpmath.mpf(q) ** j * mpmath.binomial(alpha, j) * bound
+        exact = float(mpmath.log(total))
+    assert log_moments_without_replacement(q, sigma, np.array([64.0]))[0] == pytest.approx(exact, rel=1e-10)
+
+
+@given(st.floats(-4, -0.05), st.floats(-0.5, 2), st.floats(1.001, 300))
+def test_without_replacement_costs_at_least_what_poisson_does(log_rate: float, log_sigma: float, order: float) -> None:
+    """Replace-one with sensitivity 2C: twice the multiplier is that of one example's own vector.
+
+    Exchanging an example for one that adds nothing is a special case, and what it costs at least is what the Gaussian
+    costs with the chance to be in: the mixture (1-q) N(0) + q N(1) beside N(0), that of Poisson sampling.
+    """
+    q, sigma = 10.0**log_rate, 10.0**log_sigma
+    bound = log_moments_without_replacement(q, sigma, np.array([order]))[0]
+    assert bound >= log_moments_exact(q, 2.0 * sigma, np.array([min(order, 32.0)]))[0] * (1 - 1e-9) or order > 32.0
+
+
+MIXED: dict[str, Event] = {
+    "poisson and gaussian": Composed((Poisson(0.01, 1.1, 500), Gaussian(3.0, 5, Adjacency.ZERO_OUT))),
+    "nested": Composed((Composed((Poisson(0.02, 0.9, 50),)), Poisson(0.003, 2.0, 400))),
+    "repeated": accounting.SelfComposed(Composed((Poisson(0.02, 1.5, 50), Gaussian(4.0))), 7),
+    "repeated never": Composed((accounting.SelfComposed(NonPrivate("never"), 0), Gaussian(2.0))),
+    "cyclic": Cyclic(0.1, 8, 1.3, 1.1, 1001),
+    "cyclic and matrix": Composed((Cyclic(0.1, 8, 1.3, 1.1, 100), MatrixGaussian(2.0, 1.5, 100, "tree"))),
+    "everyone in": Poisson(1.0, 4.0, 10),
+    "no steps": Composed((Poisson(0.1, 1.0, 0), Gaussian(2.0))),
+    "fixed sizes": Composed(
+        (FixedSize(1000, 20, 0.7, 30), FixedSize(1000, 50, 1.4, 5), Gaussian(3.0, 2, Adjacency.REPLACE_ONE))
+    ),
+    "all of them": accounting.SelfComposed(FixedSize(10, 10, 2.0, 3), 2),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MIXED))
+def test_compositions_agree_with_dp_accounting(name: str) -> None:
+    agree(MIXED[name])
+
+
+def test_a_mixture_lies_between_its_parts() -> None:
+    orders = np.array([1.1, 1.5, 2.0, 7.0, 16.0])
+    event = Truncated(1000, 0.01, 12, 1.0, 1, Adjacency.ADD_REMOVE)
+    (step, _), *_ = phases(event).steps  # type: ignore[union-attr]
+    whole = (orders - 1) * event_rdp(event, orders)
+    parts = [
+        (orders - 1) * event_rdp(Poisson(q, sigma, 1), orders)
+        for _, q, sigma in step.components  # type: ignore[union-attr]
+    ]
+    weights = [weight for weight, _, _ in step.components]  # type: ignore[union-attr]
+    assert 0.0 < sum(weights) <= 1.0 + 1e-12
+    expected = np.log(1 - sum(weights) + sum(w * np.exp(m) for w, m in zip(weights, parts, strict=True)))
+    np.testing.assert_allclose(whole, expected, rtol=1e-9)
+    assert np.all(np.minimum(*parts) <= whole + 1e-12)
+    assert np.all(whole <= np.maximum(*parts) + 1e-12)
+
+
+def test_truncation_that_never_happens_costs_nothing() -> None:
+    plain = Poisson(0.01, 1.0, 50)
+    for adjacency in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE):
+        never = Truncated(1000, 0.01, 1000, 1.0, 50, adjacency)
+        hardly = Truncated(1000, 0.01, 400, 1.0, 50, adjacency)
+        often = Truncated(1000, 0.01, 10, 1.0, 50, adjacency)
+        base = accounting.epsilon(plain, 1e-5, "rdp")
+        assert accounting.epsilon(never, 1e-5, "rdp") == base
+        assert accounting.epsilon(hardly, 1e-5, "rdp") == pytest.approx(base, rel=1e-3)
+        assert accounting.epsilon(often, 1e-5, "rdp") > base
+
+
+ALL = np.array(DEFAULT_ORDERS)
+
+
+def schedule(count: int, seed: int = 0) -> Composed:
+    rng = np.random.default_rng(seed)
+    rates, sigmas = 10 ** rng.uniform(-4, -1, count), rng.uniform(0.5, 3, count)
+    return Composed(tuple(Poisson(float(q), float(s), 2) for q, s in zip(rates, sigmas, strict=True)))
+
+
+@given(st.floats(-4, -0.01), st.floats(-1.5, 2), st.sampled_from([1.01, 1.5, 3.3, 10.9, 31.5, 2.0, 5.0, 64.0, 1024.0]))
+def test_many_steps_at_once_are_the_same_as_one_by_one(log_rate: float, log_sigma: float, order: float) -> None:
+    q, sigma = np.array([10.0**log_rate, 0.3, 0.001]), np.array([10.0**log_sigma, 1.0, 0.1])
+    together = log_moments_of_many(q, sigma, order)
+    for i in range(3):
+        if order == math.floor(order):
+            alone = log_moments_integer(float(q[i]), float(sigma[i]), (int(order),))[0]
+        else:
+            alone = log_moments_exact(float(q[i]), float(sigma[i]), np.array([order]))[0]
+        assert together[i] == pytest.approx(alone, rel=1e-11, abs=1e-300)
+
+
+@settings(max_examples=chosen(6, 60))
+@given(st.integers(1, 12), st.integers(0, 50), st.floats(-9, -1.5), st.floats(0, 3))
+def test_schedules_find_the_best_of_all_orders(count: int, seed: int, log_delta: float, mu: float) -> None:
+    event = Composed((*schedule(count, seed).events, Gaussian(1.0 / mu)) if mu > 0.1 else schedule(count, seed).events)
+    found, delta = phases(event), 10.0**log_delta
+    assert found is not None
+    rdp = event_rdp(event, ALL)
+    epsilon = epsilon_from_rdp(ALL, rdp, delta)
+    assert schedule_epsilon(found, delta) == pytest.approx(epsilon, rel=1e-10, abs=1e-12)
+    for at in (0.0, 0.5 * epsilon, epsilon, 2.0 * epsilon):
+        theirs = delta_from_rdp(ALL, rdp, at)
+        assert schedule_delta(found, at) == pytest.approx(theirs, rel=1e-8, abs=1e-300)
+
+
+def test_a_thousand_phases() -> None:
+    event = schedule(1000)
+    few = ALL[80:120]
+    assert accounting.epsilon(event, 1e-6, "rdp") <= epsilon_from_rdp(few, event_rdp(event, few), 1e-6)
+    mixed = Composed((*event.events[:20], Truncated(1000, 0.01, 12, 1.0, 3), Gaussian(2.0, 3), NonPrivate("x")))
+    assert accounting.epsilon(mixed, 1e-6, "rdp") == math.inf
+    assert accounting.delta(mixed, 3.0, "rdp") == 1.0
+
+
+def test_a_schedule_of_all_kinds_of_steps_is_the_sum_of_its_parts() -> None:
+    truncated = Truncated(1000, 0.01, 12, 1.0, 3)
+    event = Composed((*schedule(12).events, truncated, Gaussian(2.0, 3)))
+    sizes = Composed(tuple(FixedSize(1000, 10 + i, 0.5 + i / 10, 2) for i in range(12)))
+    for many in (event, sizes):
+        expected = epsilon_from_rdp(ALL, event_rdp(many, ALL), 1e-6)
+        assert accounting.epsilon(many, 1e-6, "rdp") == pytest.approx(expected, rel=1e-10)
+
+
+EVENTS_AT: dict[str, Callable[[float, int], Event]] = {
+    "poisson": lambda sigma, steps: Poisson(0.01, sigma, steps),
+    "truncated": lambda sigma, steps: Truncated(100, 0.1, 12, sigma, steps),
+    "fixed size": lambda sigma, steps: FixedSize(100, 10, sigma, steps),
+    "cyclic": lambda sigma, steps: Cyclic(0.1, 3, sigma, 1.0, steps), "gaussian": Gaussian,
+    "matrix": lambda sigma, steps: MatrixGaussian(sigma, 1.5, steps, "tree"),
+    "repeated": lambda sigma, steps: accounting.SelfComposed(Poisson(0.1, sigma, 1), steps),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(EVENTS_AT))
+def test_ends_of_every_event(name: str) -> None:
+    make = EVENTS_AT[name]
+    for accountant in (*accounting.accountants_for(make(1.0, 3)), None):
+        for endless in (make(0.0, 3), NonPrivate("a baseline"), Composed((make(1.0, 3), NonPrivate("a baseline")))):
+            assert accounting.epsilon(endless, 1e-5, accountant) == math.inf
+            assert accounting.delta(endless, 5.0, accountant) == 1.0
+        for nothing in (make(0.0, 0), make(1.0, 0), Composed(())):
+            assert accounting.epsilon(nothing, 1e-5, accountant) == 0.0
+            assert accounting.delta(nothing, 0.0, accountant) == 0.0
+        assert 0.0 <= accounting.epsilon(make(1e6, 1), 0.5, accountant) <= 1e-3
+
+
+# The RDP accountant against dp-accounting, against quadrature in 30 digits, and against its own properties.
 
 
 def epsilon_of(event: Event, delta: float) -> float:
     return accounting.epsilon(event, delta, "rdp")
 
 
-def delta_of(event: Event, epsilon: float) -> float:
-    return accounting.delta(event, epsilon, "rdp")
-
-
-REFERENCE_ORDERS = tuple(reference.DEFAULT_RDP_ORDERS)
-# dp-accounting bounds fractional orders by a series, which is looser; both compute whole orders exactly.
-WHOLE = np.array([order for order in REFERENCE_ORDERS if order == math.floor(order)], float)
 RATES = st.floats(-4, -0.01).map(lambda x: 10.0**x)
 SIGMAS = st.floats(-0.5, 1.5).map(lambda x: 10.0**x)
 STEPS = st.integers(1, 100_000)
 DELTAS = st.floats(-10, -2).map(lambda x: 10.0**x)
-
-
-def reference_accountant(event: PoissonSampledGaussian, orders: Sequence[float]) -> reference.RdpAccountant:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of every order that it leaves out
-    step = dp_event.PoissonSampledDpEvent(event.sample_rate, dp_event.GaussianDpEvent(event.noise_multiplier))
-    return reference.RdpAccountant(orders).compose(step, event.steps)
 
 
 def random_settings(count: int) -> list[tuple[PoissonSampledGaussian, float]]:
@@ -71,17 +286,8 @@ def test_random_settings_agree_with_dp_accounting() -> None:
         theirs = reference_accountant(event, WHOLE.tolist()).get_epsilon(delta)
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), (event, delta)
         # The library's own orders, and sums instead of bounds on them, only ever help.
-        theirs = reference_accountant(event, REFERENCE_ORDERS).get_epsilon(delta)
+        theirs = reference_accountant(event, ORDERS).get_epsilon(delta)
         assert epsilon_of(event, delta) <= theirs * (1 + 1e-9), (event, delta)
-
-
-def test_example_of_the_readme() -> None:
-    event = PoissonSampledGaussian(0.01, 1.1, 1000)
-    assert epsilon_of(event, 1e-6) == pytest.approx(1.97674964, abs=1e-8)
-
-
-def test_default_orders_contain_dp_accountings() -> None:
-    assert set(REFERENCE_ORDERS) <= set(DEFAULT_ORDERS)
 
 
 def true_log_moment(q: float, sigma: float, alpha: float, *, swapped: bool = False) -> float:
@@ -155,20 +361,12 @@ def test_epsilon_moves_the_right_way(q: float, sigma: float, steps: int, delta: 
 def test_delta_undoes_epsilon(q: float, sigma: float, steps: int, delta: float) -> None:
     event = PoissonSampledGaussian(q, sigma, steps)
     epsilon = epsilon_of(event, delta)
-    again = delta_of(event, epsilon)
+    again = accounting.delta(event, epsilon, "rdp")
     assert again <= delta * (1 + 1e-6)
     if epsilon > 0:
         # log delta moves by (order - 1) times the rounding of epsilon.
         assert again == pytest.approx(delta, rel=1e-6)
         assert epsilon_of(event, again) == pytest.approx(epsilon, rel=1e-9)
-
-
-def test_delta_agrees_with_dp_accounting() -> None:
-    for event, _ in random_settings(chosen(12, 300)):
-        theirs = reference_accountant(event, WHOLE.tolist())
-        for epsilon in (0.0, 0.5, 4.0):
-            ours = delta_from_rdp(WHOLE, event_rdp(event, WHOLE), epsilon)
-            assert ours == pytest.approx(theirs.get_delta(epsilon), rel=1e-6, abs=1e-300)
 
 
 @given(st.floats(1.01, 100), st.floats(0, 20), st.floats(0, 20))
@@ -186,18 +384,3 @@ def test_conversion_takes_the_best_order_and_is_never_negative() -> None:
     assert epsilon_from_rdp(orders, np.zeros(3), 1e-5) == 0.0
     assert epsilon_from_rdp(orders, np.full(3, 1e-3), 0.5) == 0.0
     assert epsilon_from_rdp(orders, np.full(3, np.inf), 0.5) == math.inf
-
-
-def test_composition_adds_divergences() -> None:
-    first, second = PoissonSampledGaussian(0.01, 1.0, 300), PoissonSampledGaussian(0.01, 1.0, 700)
-    whole = PoissonSampledGaussian(0.01, 1.0, 1000)
-    assert epsilon_of(Composed((first, second)), 1e-5) == pytest.approx(epsilon_of(whole, 1e-5), rel=1e-13)
-    mixed = Composed((first, Gaussian(2.0, 3, Adjacency.ZERO_OUT)))
-    orders = np.array(DEFAULT_ORDERS)
-    np.testing.assert_allclose(event_rdp(mixed, orders), event_rdp(first, orders) + 3 * orders / 8, rtol=1e-14)
-
-
-@pytest.mark.parametrize("sigma", [1e-4, 1e-2, 0.03, 1e3, 1e7])
-def test_extreme_noise_stays_finite_and_ordered(sigma: float) -> None:
-    here = epsilon_of(PoissonSampledGaussian(0.01, sigma, 10), 1e-6)
-    assert 0 <= epsilon_of(PoissonSampledGaussian(0.01, 2 * sigma, 10), 1e-6) <= here < math.inf

@@ -32,7 +32,7 @@ MOST_OF = {"step adam, everything: orders 1 and 2, noise of order 2": 128, "weig
 MOST_OF |= dict.fromkeys(("step sgd, ring of 31", "step adam, order 1, ring of 31"), 128)
 MOST_OF["step sgd, noise from a ring of 31 rows of Z"] = 128
 # Of the step's many variants, of up to 80 seconds each, a change compiles these; the nightly job compiles all.
-FEW_STEPS = {"step sgd", "step adam", "step momentum, order 1, displacement", "step sgd, ring of 31"}
+FEW_STEPS = {"step sgd", "step adam"}
 
 # Columns of the table of docs/kernels.md, before those of what is executed.
 KEPT = ("kernel", "elements_a_thread", "registers", "warps_resident", "shared", "spills", "loads_together")
@@ -306,7 +306,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     out = once(tmp_path_factory, "compiled", compile_all)
     measured: dict[str, Any] = json.loads(out.read_text())
-    assert len(measured["kernels"]) >= chosen(27, 46)
+    assert len(measured["kernels"]) >= chosen(25, 46)
     return measured
 
 
@@ -326,7 +326,7 @@ def test_every_kernel_compiles_and_spills_nothing(compiled: dict[str, Any]) -> N
 def test_no_product_becomes_one_operation_with_an_addition(compiled: dict[str, Any]) -> None:
     """What is rounded to integers is a product that float64 has rounded before: the bits of every other backend."""
     records = [record for record in compiled["kernels"] if "sum" in record["kernel"] or "step" in record["kernel"]]
-    assert len(records) >= 9
+    assert len(records) >= 8
     for record in records:
         # One of them divides by a scale in float64, and a quotient is made of such operations.
         assert record["fused"] == 0 or "everything" in record["kernel"], record

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.cli.compare.compare import from_methods, from_tables
 from dpcore.cli.compare.report import Row, verdict
 from dpcore.cli.compare.runs import FINAL, SEARCH, Comparison, Contestant, Record, Run
+from dpcore.cli.intervals import difference_interval, mean_interval
 from dpcore.errors import ArgumentError
 from tests.refused import refused
 
@@ -118,3 +122,34 @@ def test_the_verdict_counts_what_luck_alone_would_show():
     rows = [row(name, [0.5, 0.6]) for name in ("a", "b", "c")]
     assert "about 0.15 of the 3 differences would still exceed theirs by luck" in verdict(rows)
     assert "stands alone" in verdict(rows[:1])
+
+
+# Student's and Welch's intervals against scipy, and by how often they hold the truth.
+
+
+FIRST, SECOND = [0.91, 0.88, 0.93, 0.90], [0.80, 0.89, 0.84]
+
+
+def test_the_mean_is_scipys():
+    found = mean_interval(FIRST)
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(FIRST), scale=stats.sem(FIRST))
+    ends = found.center - found.half_width, found.center + found.half_width
+    assert ends == pytest.approx((low, high), rel=1e-12)
+
+
+def test_the_difference_is_scipys():
+    found = difference_interval(FIRST, SECOND)
+    expected = stats.ttest_ind(FIRST, SECOND, equal_var=False).confidence_interval(0.95)
+    ends = found.center - found.half_width, found.center + found.half_width
+    assert ends == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert found.excludes_zero is (ends[0] > 0)
+
+
+def test_one_value_has_no_interval_and_none_is_refused():
+    assert math.isnan(mean_interval([0.5]).half_width)
+    one = difference_interval([0.5], [0.1, 0.2])
+    assert one.center == pytest.approx(0.35)
+    assert not one.excludes_zero
+    assert difference_interval([0.5, 0.5], [0.5, 0.5]).half_width == 0
+    assert not difference_interval([0.5, 0.5], [0.5, 0.5]).excludes_zero
+    refused(ArgumentError, "at least one value", mean_interval, [])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
+import json
+import threading
 import warnings
 
 import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
-from dpcore.cli import output
+from dpcore.cli import main, output
 
 LONG = "dpcore: out='runs/digits': already holds a run; name another folder or add --overwrite, and then it is replaced"
 
@@ -56,12 +55,57 @@ def test_a_warning_is_a_remark_without_its_line_of_code(capsys):
     assert warnings.showwarning is former
 
 
-@pytest.mark.parametrize("words", ["train --help", "inspect filter", "inspect filter momentum"])
-def test_tables_in_a_pipe_have_no_trailing_blanks(words: str):
-    done = subprocess.run(
-        [sys.executable, "-m", "dpcore", *words.split()], env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert len(done.stdout.splitlines()) > 5
-    assert "--help" in words or not [line for line in done.stdout.splitlines() if line != line.rstrip()]
-    assert "<bool>" not in done.stdout
+# A command that computes for long says so once, on standard error, within a second of its first work.
+
+
+PLAN = ["--sample-rate", "1e-4", "--steps", "1e9"]
+
+
+def test_half_a_second_goes_by_before_a_word(capsys, monkeypatch):
+    assert 0 < output._PATIENCE <= 0.5
+    monkeypatch.setattr(output, "_PATIENCE", 0.01)
+    said = threading.Event()
+    monkeypatch.setattr(output, "fitted", lambda text, _: said.set() or text)
+    with output.told_if_slow("the sum"):
+        assert said.wait(60)
+    assert capsys.readouterr().err == "remark: still computing: the sum; Ctrl-C stops it\n"
+    monkeypatch.setattr(output, "_PATIENCE", 60.0)
+    with output.told_if_slow("the sum"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["epsilon", *PLAN, "--noise-multiplier", "3", "--delta", "1e-6"],
+        ["delta", *PLAN, "--noise-multiplier", "3", "--epsilon", "1"],
+        ["calibrate", *PLAN, "--epsilon", "3", "--delta", "1e-6"],
+        ["curve", "steps", *PLAN, "--noise-multiplier", "3", "--delta", "1e-6"],
+    ],
+)
+def test_what_takes_long_is_named_once_and_json_stays_pure(words: list[str], capsys, monkeypatch):
+    """The computation itself is replaced: what is tested is the line, and not the machine."""
+    from dpcore import accounting
+
+    monkeypatch.setattr(output, "_PATIENCE", 0.01)
+    said = threading.Event()
+    monkeypatch.setattr(output, "fitted", lambda text, _: said.set() or text)
+
+    def wait_and(value: float):
+        def found(*_: object, **__: object) -> float:
+            assert said.wait(60)
+            return value
+
+        return found
+
+    for name in ("epsilon", "delta"):
+        monkeypatch.setattr(accounting, name, wait_and(1.0))
+    for name in ("epsilon_interval", "delta_interval"):
+        monkeypatch.setattr(accounting, name, wait_and(accounting.Interval(1.0, 1.0)))
+    assert main([*words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    lines = [line for line in err.splitlines() if "still computing" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("remark: still computing: certified bounds on the privacy loss; ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 
@@ -74,18 +73,6 @@ def test_an_empty_folder_is_taken_and_names_count_up(tmp_path):
     assert RunFolder(tmp_path).path == tmp_path
     names = [RunFolder(next_folder(tmp_path / "runs", "digits")).path.name for _ in range(3)]
     assert names == ["digits", "digits-2", "digits-3"]
-
-
-def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    folder.write_json("results.json", {"number": 1})
-
-    def no_space(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", no_space)
-    refused(OSError, "No space", folder.write_json, "results.json", {"number": 2})
-    assert json.loads((tmp_path / "results.json").read_text()) == {"number": 1}
 
 
 def test_metrics_are_whole_lines_at_once(tmp_path):

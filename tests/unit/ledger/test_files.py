@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from contextlib import closing
 from dataclasses import replace
@@ -23,6 +21,8 @@ from dpcore.methods import memf
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler
 from dpcore.statement.verify import holds, verify
+from tests.fresh import python
+from tests.refused import refused
 from tests.unit.ledger_tools import begin, new, poisson, released
 
 _MADE: list[bytes] = []
@@ -47,12 +47,10 @@ def filled(folder: Path) -> Ledger:
 def refuse(path: Path, match: str) -> None:
     before = path.read_bytes() if path.is_file() else None
     for _ in range(2):
-        with pytest.raises(DataError, match=match):
-            Ledger.open(path)
+        refused(DataError, match, Ledger.open, path)
     if before is not None:
         assert path.read_bytes() == before
-        with pytest.raises(DataError, match="exists already, and a ledger is never overwritten"):
-            Ledger.create(path)
+        refused(DataError, "exists already, and a ledger is never overwritten", Ledger.create, path)
 
 
 def test_what_is_no_ledger(tmp_path: Path) -> None:
@@ -86,8 +84,7 @@ def test_a_torn_file(tmp_path: Path) -> None:
         known = {json.dumps(item, sort_keys=True) for item in ledger.export()["entries"]}
         assert {json.dumps(item, sort_keys=True) for item in rest["entries"]} <= known
     assert len(rest["entries"]) > 5
-    with pytest.raises(DataError, match=r"\d+ entries \(runs: [12]\) can still be read: dpcore ledger export"):
-        Ledger.open(torn)
+    refused(DataError, r"\d+ entries \(runs: [12]\) can still be read: dpcore ledger export", Ledger.open, torn)
 
 
 def test_flipped_bits_never_give_another_answer(tmp_path: Path) -> None:
@@ -119,10 +116,8 @@ def _tampered(ledger: Ledger, statement: str) -> Path:
 
 def test_entries_cannot_be_changed_or_removed_by_accident(tmp_path: Path) -> None:
     with closing(sqlite3.connect(filled(tmp_path).path)) as connection:
-        with pytest.raises(sqlite3.IntegrityError, match="never changed"):
-            connection.execute("UPDATE entries SET body = '{}'")
-        with pytest.raises(sqlite3.IntegrityError, match="never removed"):
-            connection.execute("DELETE FROM entries")
+        refused(sqlite3.IntegrityError, "never changed", connection.execute, "UPDATE entries SET body = '{}'")
+        refused(sqlite3.IntegrityError, "never removed", connection.execute, "DELETE FROM entries")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +141,7 @@ def test_a_cut_end_needs_a_seal_from_elsewhere(tmp_path: Path) -> None:
     assert ledger.verify(seal=seal).valid
     path = _tampered(ledger, "DELETE FROM entries WHERE number > 5")
     for use in (ledger.total, lambda: begin(ledger)):  # it was open when that happened
-        with pytest.raises(DataError, match="entries are missing that were there before"):
-            use()
+        refused(DataError, "entries are missing that were there before", use)
     assert Ledger.open(path).verify().valid  # as the page says
     (problem,) = Ledger.open(path).verify(seal=seal).problems
     assert "the end was cut off" in problem
@@ -161,8 +155,7 @@ def test_counters_must_follow_from_each_other(tmp_path: Path) -> None:
             if content["kind"] == "reserve" and content["mark"] > 5:
                 break
             state.apply(content)
-        with pytest.raises(ValueError, match=r"^(takes|counts|has the|is about|is of the)"):
-            state.apply({**content, **change})
+        refused(ValueError, r"^(takes|counts|has the|is about|is of the)", state.apply, {**content, **change})
 
 
 def test_everything_comes_back_from_json(tmp_path: Path) -> None:
@@ -193,8 +186,7 @@ def test_a_ledger_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other = sqlite3.connect(ledger.path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     for use in (lambda: run.reserve(0), ledger.runs, lambda: Ledger.open(ledger.path)):
-        with pytest.raises(DataError, match=r"kept it locked for 0\.2 s; try again"):
-            use()
+        refused(DataError, r"kept it locked for 0\.2 s; try again", use)
     other.execute("COMMIT")
     run.reserve(0)
     other.close()
@@ -202,21 +194,17 @@ def test_a_ledger_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = filled(tmp_path)
-    with pytest.raises(DataError, match=r"lies on (proc|an unknown file system)"):
-        Ledger.create("/proc/people.ledger")
+    refused(DataError, r"lies on (proc|an unknown file system)", Ledger.create, "/proc/people.ledger")
     allowed = os.access
     # Root may write everywhere, whatever the mode says.
     monkeypatch.setattr(os, "access", lambda path, mode: not os.path.isdir(path) and allowed(path, mode))
     for use in (lambda: Ledger.open(ledger.path), lambda: Ledger.create(tmp_path / "b.ledger")):
-        with pytest.raises(DataError, match=r"the folder .* is read-only"):
-            use()
+        refused(DataError, r"the folder .* is read-only", use)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(DataError, match="is read-only, so that nothing could be reserved"):
-        Ledger.open(ledger.path)
+    refused(DataError, "is read-only, so that nothing could be reserved", Ledger.open, ledger.path)
     looked_at = Ledger.open(ledger.path, read_only=True)
     assert looked_at.total() == ledger.total()
-    with pytest.raises(DataError, match="was opened to be read only"):
-        begin(looked_at)
+    refused(DataError, "was opened to be read only", begin, looked_at)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes say nothing about others there")
@@ -224,8 +212,7 @@ def test_a_ledger_that_others_may_write_is_refused(tmp_path: Path) -> None:
     path = filled(tmp_path).path
     for mode in (0o666, 0o660, 0o602):
         path.chmod(mode)
-        with pytest.raises(DataError, match=rf"has mode {mode:04o}.* run chmod 600 {path}$"):
-            Ledger.open(path)
+        refused(DataError, rf"has mode {mode:04o}.* run chmod 600 {path}$", Ledger.open, path)
         assert Ledger.open(path, read_only=True).runs()  # nothing is reserved
     for mode in (0o600, 0o644):
         path.chmod(mode)
@@ -273,8 +260,7 @@ def test_what_else_there_is_needs_the_owners_word(
         lambda **word: Ledger.restore(tmp_path / "restored", exported, **word),
         lambda **word: Ledger.open_or_create(tmp_path / "newer", **word),
     ):
-        with pytest.raises(DataError, match=rf"lies on {kind} \(mounted at /there\).*accept_file_system=True"):
-            use()
+        refused(DataError, rf"lies on {kind} \(mounted at /there\).*accept_file_system=True", use)
         ledger = use(accept_file_system=True)
         entries = len(ledger.export()["entries"])
         assert ledger.file_systems == Ledger.open(ledger.path).file_systems == (kind,)
@@ -330,7 +316,7 @@ def test_salvaging_a_whole_ledger_keeps_the_locks_of_this_process(tmp_path: Path
     with storage.Storage(ledger.path).writing():
         assert salvage(ledger.path)["entries"]
         other = f"import sqlite3; sqlite3.connect({str(ledger.path)!r}, timeout=0).execute('BEGIN IMMEDIATE')"
-        done = subprocess.run([sys.executable, "-c", other], check=False, capture_output=True, text=True)
+        done = python("-c", other)
     assert "database is locked" in done.stderr
 
 

@@ -35,6 +35,7 @@ from dpcore.stages.strategies import (
     in_blocks,
     streaming_cost,
 )
+from tests.refused import refused
 from tests.unit.mechanism.test_peers import Forgetful, in_threads
 from tests.unit.stages.test_strategies import random_lower
 
@@ -248,8 +249,7 @@ def test_a_state_of_another_matrix_is_refused() -> None:
     ):
         run, _ = build(other) if other is not None else build_independent()
         for damaged in (state, without_noise(state)):
-            with pytest.raises(ArgumentError, match=words):
-                run.load_state_dict(damaged)
+            refused(ArgumentError, words, run.load_state_dict, damaged)
 
 
 def build_independent() -> tuple[Mechanism, list[Any]]:

@@ -16,7 +16,7 @@ from dpcore import methods
 from dpcore.accounting import Adjacency, Composed, CyclicPoissonSampledGaussian, Gaussian
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.plan.plan import Plan
-from dpcore.sampling import CyclicPoissonSampler, PoissonSampler, UserSampler
+from dpcore.sampling import CyclicPoissonSampler, UserSampler
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.strategies import Banded, BandedToeplitz, Identity, from_matrix, strategy
 from dpcore.stages.strategies.sensitivity import bands, largest_column_norm
@@ -66,30 +66,6 @@ def test_each_example_of_the_group_is_taken_at_the_rate() -> None:
         together = 2 * stats.norm.sf(abs(z.sum()) / math.sqrt(203))
         each = stats.chi2(203).sf(float(z @ z))
         assert (min(together, each) > 1e-4) == fits
-
-
-def test_coins_are_independent_of_each_other() -> None:
-    sampler = CyclicPoissonSampler(dataset_size=40, batch_size=4, groups=4, shuffle=False)
-    rounds = np.zeros((4, 2500, 10))
-    for step in range(10_000):
-        rounds[step % 4, step // 4, sampler.indices(KEY, step) - 10 * (step % 4)] = 1
-    rate = sampler.sample_rate
-    for left, right in (
-        (rounds[:, :-1], rounds[:, 1:]),  # an example's coin, and its next one
-        (rounds[:, :, :-1], rounds[:, :, 1:]),  # neighbors in a group
-        (rounds[:-1], rounds[1:]),  # one group, and the next at the following step
-    ):
-        both = float((left * right).mean())
-        assert abs(both - rate**2) < 4.5 * math.sqrt(rate**2 * (1 - rate**2) / left.size)
-
-
-def test_one_group_is_poisson_sampling() -> None:
-    plain, cyclic = (
-        PoissonSampler(dataset_size=100, batch_size=30),
-        CyclicPoissonSampler(dataset_size=100, batch_size=30, groups=1),
-    )
-    assert [cyclic.indices(KEY, t).tolist() for t in range(9)] == [plain.indices(KEY, t).tolist() for t in range(9)]
-    assert (cyclic.sample_rate, cyclic.steps_per_epoch) == (plain.sample_rate, plain.steps_per_epoch)
 
 
 def test_bands_are_those_of_the_matrix() -> None:
@@ -142,10 +118,6 @@ def test_a_plan_accounts_for_banded_noise_as_amplified() -> None:
 )  # fmt: skip
 def test_more_bands_than_groups_are_refused(chosen: object) -> None:
     refused(PrivacyError, r"at most as many bands as groups, 3, .*BandedToeplitz or Banded", plan, chosen)
-
-
-def test_a_run_shorter_than_the_groups_takes_any_strategy() -> None:
-    assert plan(strategy("square-root", 3), steps=3).event.participations == 1
 
 
 def test_branches_are_charged_for_shared_coins() -> None:

@@ -1,13 +1,19 @@
-"""The samplers: who takes part, how often, and what is accounted for it."""
+"""The samplers: who takes part, how often, by name and by draw, and what is accounted for it."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from math import comb, factorial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +21,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpcore import sampling
+from dpcore import methods, sampling
 from dpcore.accounting import Adjacency, FixedSizeSampledGaussian, Gaussian, PoissonSampledGaussian
-from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.sampling import FixedBatches, FixedOrderSampler, FixedSizeSampler, PoissonSampler, Sampler, shard
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.plan.plan import Plan
+from dpcore.sampling import (
+    FixedBatches,
+    FixedOrderSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    Sampler,
+    UserSampler,
+    draw,
+    foreign,
+    from_description,
+    sampler,
+    shard,
+)
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
 from tests.depth import chosen
@@ -136,12 +155,6 @@ def test_a_shard_is_one_of_them_and_nothing_that_is_accounted() -> None:
     refused(ArgumentTypeError, "must be a sampler from dpcore", shard, shard(sampler, 0, 2), 0, 2)
 
 
-def test_empty_batches_at_small_rates_and_everyone_at_rate_one() -> None:
-    rare = PoissonSampler(dataset_size=3, sample_rate=2**-32)
-    assert [rare.indices(KEY, step).size for step in range(5)] == [0] * 5
-    assert PoissonSampler(dataset_size=50, batch_size=50).sample_rate == 1.0
-
-
 def test_batch_size_stays_the_denominator_as_given() -> None:
     sampler = PoissonSampler(dataset_size=60_000, batch_size=256)
     assert sampler.expected_batch_size == 256.0
@@ -231,20 +244,6 @@ def test_fixed_order_is_one_partition_for_every_epoch(
     assert sorted(map(tuple, patterns)) == sorted(brute_patterns(sampler, steps))
 
 
-@pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler, FixedOrderSampler])
-def test_keys_and_steps_change_the_draw(kind: type) -> None:
-    sampler = kind(dataset_size=1000, batch_size=100)
-    first = sampler.indices(KEY, 0).tolist()
-    assert first not in (sampler.indices(KEY, 1).tolist(), sampler.indices(bytes(32), 0).tolist(), list(range(100)))
-
-
-def test_full_batch_takes_everyone_every_time() -> None:
-    for kind in (FixedOrderSampler, FixedSizeSampler, PoissonSampler):
-        sampler = kind(dataset_size=9, batch_size=9)
-        assert [sampler.indices(KEY, step).tolist() for step in range(3)] == [list(range(9))] * 3
-    assert FixedOrderSampler(dataset_size=9, batch_size=9).event(2.0, 12) == Gaussian(2.0, 12, Adjacency.ZERO_OUT)
-
-
 # ------------------------------------------------------------------------------------------------------- fixed batches
 
 BATCH_LISTS = st.lists(st.lists(st.integers(0, 8), unique=True, max_size=5), min_size=1, max_size=6).filter(any)
@@ -262,12 +261,6 @@ def test_fixed_batches_count_the_most_used_example(batches: list[list[int]], ste
     patterns = sampler.patterns(steps)
     assert all(pattern.dtype == np.int64 for pattern in patterns)
     assert sorted(map(tuple, patterns)) == sorted(brute_patterns(sampler, steps))
-
-
-def test_the_most_used_example_is_most_used_over_the_whole_run() -> None:
-    # 1 leads a full round, 0 leads its beginning; together neither has three uses in four steps.
-    sampler = FixedBatches([[0], [1], [1]])
-    assert [sampler.participations(steps) for steps in range(8)] == [0, 1, 1, 2, 2, 3, 4, 4]
 
 
 def test_fixed_batches_are_told_apart_by_what_they_describe() -> None:
@@ -301,3 +294,203 @@ def test_fixed_batches_refuse() -> None:
         refused(ArgumentTypeError, "must be a list of index arrays", FixedBatches, listless)
     for empty in ([], [[]]):
         refused(ArgumentError, "at least one batch", FixedBatches, empty)
+
+
+# Samplers by name: one table for configurations, the command line, the PyTorch edge and stored statements.
+
+
+SIZES: dict[str, Any] = {"dataset_size": 110, "batch_size": 10}
+NAMED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "poisson": (PoissonSampler, {}),
+    "truncated-poisson": (sampling.TruncatedPoissonSampler, {"max_batch_size": 15}),
+    "fixed-size": (sampling.FixedSizeSampler, {}),
+    "fixed-order": (sampling.FixedOrderSampler, {"shuffle": False, "drop_last": True}),
+    "shuffled": (sampling.ShuffledSampler, {"drop_last": True}),
+    "cyclic-poisson": (sampling.CyclicPoissonSampler, {"groups": 4, "shuffle": False}),
+    "random-allocation": (sampling.RandomAllocationSampler, {}),
+}
+
+
+@dataclass(frozen=True, init=False)
+class Mine(PoissonSampler):
+    """Not the library's."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_sampler_is_made_by_name_and_again_from_what_it_says(name: str) -> None:
+    assert set(NAMED) == set(sampling.NAMES)
+    kind, settings = NAMED[name]
+    expected = kind(**SIZES, **settings)
+    for spelling in (name, name.replace("-", "_"), name.replace("-", " ")):
+        assert sampler(spelling, dataset_size=110, batch_size=10.0, **settings, sample_rate=None) == expected
+    assert from_description(json.loads(json.dumps(expected.describe()))) == expected
+    assert foreign(expected) is None
+    assert foreign(UserSampler(expected, [i % 110 for i in range(200)], 2)) is None
+
+
+@pytest.mark.parametrize(("name", "given", "said"), [
+    ("poison", SIZES, "did you mean 'poisson'"), ("cyclic-poisson", SIZES, "groups=None: must be given"),
+    ("poisson", {**SIZES, "groups": 3}, "groups=3: is only for sampling 'cyclic-poisson', not 'poisson'"),
+    ("shuffled", {**SIZES, "sample_rate": 0.1}, "is only for sampling 'poisson' or 'truncated-poisson'"),
+    ("fixed-size", {"dataset_size": 110}, "batch_size=None: must be given"),
+    ("poisson", {"dataset_size": 110}, "batch_size=None: must be given"),
+])  # fmt: skip
+def test_what_does_not_fit_the_name_is_refused(name: str, given: dict[str, Any], said: str) -> None:
+    refused(ArgumentError, said, sampler, name, **given)
+
+
+def test_batches_of_fixed_size_have_a_whole_number_of_examples() -> None:
+    refused(ArgumentTypeError, r"batch_size=10\.5", sampler, "fixed-order", dataset_size=110, batch_size=10.5)
+    assert sampler("poisson", dataset_size=110, batch_size=10.5).expected_batch_size == 10.5
+
+
+def test_a_description_that_does_not_hold_all_makes_no_sampler() -> None:
+    described = PoissonSampler(**SIZES).describe()
+    assert from_description(FixedBatches([[0, 1]]).describe()) is None
+    assert from_description({**described, "sampler": "mine"}) is None
+    assert from_description({"sampler": 3}) is None
+    with pytest.raises(DataError, match="lacks"):
+        from_description({name: value for name, value in described.items() if name != "sample_rate"})
+    with pytest.raises(DataError, match=r"cannot exist: sample_rate=.* contradicts"):
+        from_description({**described, "expected_batch_size": 11})
+
+
+def test_whose_a_sampler_is_goes_by_its_class() -> None:
+    assert foreign(Mine(**SIZES)) is Mine
+    assert foreign(UserSampler(Mine(**SIZES), [i % 110 for i in range(200)], 2)) is Mine
+
+
+def test_an_object_that_lacks_a_member_is_no_sampler() -> None:
+    class Half:
+        """Draws, and does not say what correlated noise costs under it."""
+
+        def __init__(self) -> None:
+            whole = PoissonSampler(**SIZES)
+            for name in ("dataset_size", "expected_batch_size", "indices", "event", "describe", "keeps_order"):
+                setattr(self, name, getattr(whole, name))
+
+    for value in (Half(), PoissonSampler, None):
+        with pytest.raises(ArgumentTypeError, match=r"must be a sampler from dpcore\.sampling"):
+            Plan(methods.dp_sgd(lr=0.1, noise_multiplier=1.0), value, 3)  # type: ignore[arg-type]
+
+
+# Pinned index sets: a run that is resumed next year must meet the same batches (design: the stream is a contract).
+
+
+def users(*, users: int, batch_size: float, examples: int, max_examples_per_user: int) -> UserSampler:
+    """A user for each of the first examples, and the others spread unevenly."""
+    owners = [i * i % users if i >= users else i for i in range(examples)]
+    return UserSampler(PoissonSampler(dataset_size=users, batch_size=batch_size), owners, max_examples_per_user)
+
+
+PINNED: dict[str, Callable[..., Sampler]] = {
+    "poisson": PoissonSampler, "truncated_poisson": sampling.TruncatedPoissonSampler,
+    "cyclic_poisson": sampling.CyclicPoissonSampler, "fixed_size": sampling.FixedSizeSampler,
+    "fixed_order": sampling.FixedOrderSampler, "shuffled": sampling.ShuffledSampler,
+    "random_allocation": sampling.RandomAllocationSampler, "users poisson": users,
+}  # fmt: skip
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "sampling.json").read_text())
+
+
+@pytest.mark.parametrize("row", GOLDEN, ids=lambda row: f"{row['sampler']}-{row['step']}-{row['key'][:4]}")
+def test_index_sets(row: dict[str, object]) -> None:
+    sampler = PINNED[str(row["sampler"])](**row["settings"])  # type: ignore[arg-type]
+    batch = sampler.indices(bytes.fromhex(str(row["key"])), row["step"])  # type: ignore[arg-type]
+    assert batch[:8].tolist() == row["first"]
+    assert batch.size == row["size"]
+    assert hashlib.sha256(batch.astype("<i8").tobytes()).hexdigest() == row["sha256"]
+    assert batch.dtype == np.int64
+
+
+# The draws themselves: exactly unbiased, by enumeration, also where sort keys collide.
+
+
+WORD_MAX = 2**32 - 1
+
+
+def source(values: list[int]) -> draw.Words:
+    words = np.array(values, np.uint32)
+    return lambda start, size: words[start : start + size]
+
+
+def test_a_coin_lands_below_its_threshold_only() -> None:
+    words = source([0, 9, 10, 11, WORD_MAX])
+    assert draw.coins(words, 10, 0, 5).tolist() == [0, 1]
+    assert draw.coins(words, 2**32, 0, 5).tolist() == [0, 1, 2, 3, 4]
+    assert draw.coins(words, WORD_MAX, 0, 5).tolist() == [0, 1, 2, 3]
+    assert draw.coins(words, 11, 1, 3).tolist() == [1, 2]
+    assert draw.coins(words, 11, 2, 2).size == 0
+
+
+@pytest.mark.parametrize(("population", "size", "alphabet"), [(3, 1, 4), (4, 2, 3), (5, 3, 3), (4, 4, 2)])
+def test_every_subset_is_equally_likely_given_that_no_collision_matters(population: int, size: int, alphabet: int):
+    counts = Counter(
+        tuple(found.tolist())
+        for keys in itertools.product(range(alphabet), repeat=population)
+        if (found := draw.smallest(np.array(keys, np.uint64), size)) is not None
+    )
+    assert len(counts) == comb(population, size)
+    assert len(set(counts.values())) == 1
+
+
+@pytest.mark.parametrize(("population", "alphabet"), [(2, 3), (3, 4), (4, 5)])
+def test_every_order_is_equally_likely_given_no_collision(population: int, alphabet: int) -> None:
+    counts = Counter(
+        tuple(found.tolist())
+        for keys in itertools.product(range(alphabet), repeat=population)
+        if (found := draw.order(np.array(keys, np.uint64))) is not None
+    )
+    assert len(counts) == factorial(population)
+    assert len(set(counts.values())) == 1
+
+
+def test_a_collision_that_matters_throws_the_whole_draw_away() -> None:
+    # First draw: sort keys (1, 1, 2), so a subset of one is open; second draw: (3, 2, 1).
+    words = source([0, 0, 0, 1, 1, 2, 0, 0, 0, 3, 2, 1])
+    assert draw.subset(words, 3, 1).tolist() == [2]
+    # With two to take, (1, 1) are both in and nothing is open.
+    assert draw.subset(words, 3, 2).tolist() == [0, 1]
+
+
+def test_sort_keys_use_all_64_bits() -> None:
+    # The first word is the high half: (2, 0) < (1, 5) by the low half alone, but not as a whole.
+    words = source([2, 1, 0, 5])
+    assert draw.subset(words, 2, 1).tolist() == [1]
+    assert draw.subset(source([1, 1, 7, 3]), 2, 1).tolist() == [1]
+
+
+def test_permutation_is_one_and_cannot_be_changed() -> None:
+    order = draw.permutation(KEY, 100)
+    assert sorted(order.tolist()) == list(range(100))
+    assert order.tolist() != list(range(100))
+    assert draw.permutation(KEY, 100) is order
+    assert draw.permutation(bytes(32), 100).tolist() != order.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        order[0] = 1
+
+
+def test_reads_its_own_stream_and_row() -> None:
+    from dpcore.spec.backends import load_backend
+
+    words = draw.row_words(KEY, 7)(10, 20)
+    backend = load_backend("numpy")
+    assert words.tolist() == backend.words(KEY, 7, Stream.SAMPLING, 10, 20).tolist()
+    assert words.tolist() != backend.words(KEY, 7, Stream.GRADIENT, 10, 20).tolist()
+    assert words.tolist() != backend.words(KEY, 8, Stream.SAMPLING, 10, 20).tolist()
+
+
+def test_refuses_bad_keys_and_steps() -> None:
+    refused(ArgumentError, "key of 3 bytes", draw.row_words, b"abc", 0)
+    refused(ArgumentTypeError, "key of type str", draw.row_words, "a" * 32, 0)
+    refused(ArgumentError, "step=-1", draw.check_step, -1)
+    refused(ArgumentError, "the row kept for the shuffle", draw.check_step, 2**32 - 1)
+    refused(ArgumentTypeError, r"step=0\.5", draw.check_step, 0.5)
+    assert draw.check_step(2**32 - 2) == 2**32 - 2
+
+
+def test_every_attempt_has_words_of_its_own() -> None:
+    words = draw.row_words(KEY, 3)
+    keys = draw.sort_keys(words, 5)
+    for attempt in range(3):
+        high, low = words(10 * attempt, 5).astype(np.uint64), words(10 * attempt + 5, 5).astype(np.uint64)
+        assert next(keys).tolist() == ((high << np.uint64(32)) + low).tolist()

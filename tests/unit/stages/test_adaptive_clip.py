@@ -17,16 +17,13 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan import scales
 from dpcore.plan.plan import Plan
-from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler, UserSampler
+from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler, UserSampler
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
-from dpcore.stages.clipping import AdaptiveClip, Clip
+from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.clipping.adaptive import REACH, RunningNorm, limits, twice_the_bits
-from dpcore.stages.filters import OptimalFIR
-from dpcore.stages.noise import IndependentGaussian
-from dpcore.stages.updates import SGD
 from dpcore.statement.verify import holds, verify
 
 POISSON = PoissonSampler(dataset_size=60, batch_size=20)
@@ -193,26 +190,6 @@ def advance(mechanism: Mechanism, x: list[np.ndarray], steps: int, parts: int = 
 ADAPTED = methods.dp_sgd(lr=0.1, noise_multiplier=0.7, adaptive_clip=AdaptiveClip())
 
 
-def test_the_norm_is_resumed_bit_for_bit_and_forks_go_on_with_it() -> None:
-    straight, x = build(ADAPTED)
-    advance(straight, x, 9)
-    first, y = build(ADAPTED)
-    advance(first, y, 4)
-    state, saved = first.state_dict(), [p.copy() for p in y]
-    assert state["public"]["clip_norms"] == straight.clip_norms[:5]
-    for fork in (False, True):
-        resumed, _ = build(ADAPTED)
-        resumed.load_state_dict(state)
-        if not fork:
-            resumed.keys = RunKeys.from_dict(state["secret"])
-        assert resumed.clip_norm == straight.clip_norms[4] != 1.0
-        z = [p.copy() for p in saved]
-        advance(resumed, z, 5)
-        assert len(resumed.clip_norms) == 10
-        assert (resumed.clip_norms == straight.clip_norms) == (not fork)
-        assert (z[0].tobytes() == x[0].tobytes()) == (not fork)
-
-
 def test_the_bits_of_microbatches_add_up_and_a_discarded_sum_takes_its_bits_along() -> None:
     whole, x = build(ADAPTED)
     advance(whole, x, 3)
@@ -240,42 +217,12 @@ def test_an_interrupted_step_leaves_the_norm_as_it_was_and_its_row_spent() -> No
     assert mechanism.clip_norm != before
 
 
-def test_a_state_without_norms_or_with_norms_of_others_is_refused() -> None:
-    adapted, _ = build(ADAPTED)
-    fixed, _ = build(methods.dp_sgd(lr=0.1, noise_multiplier=0.7))
-    for one, other in ((adapted, fixed), (fixed, adapted)):
-        with pytest.raises(ArgumentError, match="clip norms of its run"):
-            one.load_state_dict(other.state_dict())
-    assert "clip_norms" not in fixed.state_dict()["public"]
-    assert "adaptive" not in fixed.plan.method.describe()["clip"]
-
-
 def test_the_norm_stays_within_its_limits_whatever_the_noise() -> None:
     adaptive = AdaptiveClip(0.5, 10.0, 1.0)
     assert adaptive.next_norm(3.0, 1e6, 10.0, 3.0) == 3.0 / REACH
     assert adaptive.next_norm(3.0, -1e6, 10.0, 3.0) == 3.0 * REACH
     assert adaptive.next_norm(3.0, 0.0, 10.0, 3.0) == 3.0
     assert limits(2.0) == (2e-6, 2e6)
-
-
-def test_adaptive_filters_and_other_queries_go_on_with_it() -> None:
-    common = {"noise_multiplier": 0.7, "adaptive_clip": AdaptiveClip()}
-    truncated = TruncatedPoissonSampler(dataset_size=60, batch_size=20, max_batch_size=30)
-    for method in (
-        dpcore.Method(update=SGD(0.1), clip=Clip(adaptive=AdaptiveClip()), noise=IndependentGaussian(0.7)),
-        methods.doppler(lr=0.1, filter=OptimalFIR(2), **common),
-        methods.disk(lr=0.1, clipping="standard", base="adam", **common),
-        methods.pmlf(lr=0.1, window=3, **common),
-        methods.accelerated_srgd(lr=0.1, variant="independent", **common),
-        methods.dp_adagrad(lr=0.1, **common),
-    ):
-        for sampler in (POISSON, truncated):
-            found = dpcore.minimize(rows_of, np.zeros(3), sampler, method, steps=5)
-            assert np.isfinite(found.x).all()
-            assert len(set(found.clip_norms)) == 6
-            assert found.event == sampler.event(0.7, 5)
-    fixed = methods.dp_sgd(lr=0.1, noise_multiplier=1.0)
-    assert dpcore.minimize(rows_of, np.zeros(3), POISSON, fixed, steps=3).clip_norms is None
 
 
 def test_the_statement_says_what_moves_and_is_verified() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError
-from dpcore.sampling import FixedBatches, FixedOrderSampler
+from dpcore.sampling import FixedOrderSampler
 
 from dpcore.stages.strategies import (  # isort: skip
     Banded, BandedToeplitz, Dense, Identity, SquareRoot, Strategy, Tree, TreeOptimal, banded_inverse_square_root, rmse,
@@ -113,13 +113,6 @@ def test_single_participation_is_one_and_fixed_order_the_sum_of_columns(chosen: 
     assert stopped <= value
 
 
-@pytest.mark.parametrize("sampler", [FixedOrderSampler(dataset_size=9, batch_size=2), FixedBatches([[0, 1], [1], [2]])])
-def test_independent_noise_costs_the_root_of_the_participations(sampler: FixedOrderSampler | FixedBatches) -> None:
-    for steps in range(20):
-        value = sensitivity(Identity(), sampler.patterns(steps), steps)
-        assert value == pytest.approx(math.sqrt(sampler.participations(steps)))
-
-
 def test_the_optimal_tree_costs_what_all_nodes_cost() -> None:
     patterns = FixedOrderSampler(dataset_size=8, batch_size=2).patterns(16)
     nodes = np.array([[i // 2**k == j for i in range(16)] for k in range(5) for j in range(16 >> k)], np.float64)
@@ -127,29 +120,6 @@ def test_the_optimal_tree_costs_what_all_nodes_cost() -> None:
     assert sensitivity(TreeOptimal(16), patterns, 16) == pytest.approx(touched / math.sqrt(5))
     # The naive tree leaves the right-hand nodes out.
     assert sensitivity(TreeOptimal(16), patterns, 16) >= sensitivity(Tree(16), patterns, 16)
-
-
-def test_workloads_are_what_the_loops_do() -> None:
-    rng = np.random.default_rng(0)
-    g, c = rng.standard_normal((T, 3)), rng.uniform(0.2, 1.5, T)
-    plain, heavy, recursive, both = np.zeros((4, T, 3))
-    x = x_heavy = x_recursive = x_both = m = m_both = gradient = np.zeros(3)
-    for t in range(T):
-        x = x - g[t]
-        m = 0.9 * m + g[t]
-        x_heavy = x_heavy - m
-        gradient = c[t] * gradient + g[t]
-        x_recursive = x_recursive - gradient
-        m_both = 0.9 * m_both + gradient
-        x_both = x_both - m_both
-        plain[t], heavy[t], recursive[t], both[t] = x, x_heavy, x_recursive, x_both
-    assert -(workloads.ones(T) @ g) == pytest.approx(plain)
-    assert -(workloads.momentum(T, 0.9) @ g) == pytest.approx(heavy)
-    assert -(workloads.srg(T, c) @ g) == pytest.approx(recursive)
-    assert -(workloads.srg(T, c, 0.9) @ g) == pytest.approx(both)
-    constant = np.full(T, np.exp(-2.5))
-    np.testing.assert_allclose(workloads.srg(T, np.exp(-2.5), 0.9), workloads.srg(T, constant, 0.9))
-    np.testing.assert_allclose(workloads.srg(T, 0.0), workloads.ones(T))
 
 
 def test_error_is_that_of_the_noise_at_mu_one() -> None:

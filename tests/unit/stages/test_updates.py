@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, UpdateSettings
 from dpcore.stages.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Nesterov, Update
+from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
+from dpcore.stages.updates.galore import GaLore
+from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore_numpy import update
 
 CASES = [
@@ -83,3 +89,106 @@ def test_a_denominator_of_zero_moves_nothing(rule: str, dtype: str) -> None:
     settings = UpdateSettings(0.1, beta1=0.9, beta2=0.99, eps=tiny, bias=1.0)
     update(rule, x, g, moments, settings, 1, np.array([0.0, 0.5, -3.0], dtype))
     assert (x == 1).all()
+
+
+# Averages of the parameters over time, and schedules of the learning rate.
+
+
+def run(average, points: np.ndarray) -> np.ndarray:
+    kept = np.zeros_like(points[0])
+    for step, x in enumerate(points):
+        kept = kept + average.weight(step) * (x - kept)
+    return kept
+
+
+@given(st.floats(0, 0.999), st.integers(1, 30), st.integers(0, 9))
+def test_the_exponential_average_has_weights_that_add_up_to_one(decay: float, steps: int, seed: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(steps, 3))
+    weights = (1 - decay) * decay ** np.arange(steps - 1, -1, -1.0) / (1 - decay**steps)
+    assert weights.sum() == pytest.approx(1)
+    np.testing.assert_allclose(run(ExponentialAverage(decay), points), weights @ points, rtol=1e-9, atol=1e-12)
+
+
+@given(st.integers(0, 12), st.integers(1, 30))
+def test_the_uniform_average_is_the_mean_after_start(start: int, steps: int) -> None:
+    points = np.random.default_rng(1).normal(size=(steps, 3))
+    expected = points[start:].mean(axis=0) if steps > start else points[-1]
+    np.testing.assert_allclose(run(UniformAverage(start), points), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_factor_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
+    schedule, steps = WarmupCosine(4, 0.1), 15
+    factors = [schedule.factor(t, steps) for t in range(steps)]
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factors[-1] == pytest.approx(0.1)
+    assert factors[9] == pytest.approx(0.55)  # half of the way from step 4 to step 14
+    assert all(a > b for a, b in itertools.pairwise(factors[4:]))
+    for t in range(4, steps):
+        assert factors[t] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * (t - 4) / 10)) / 2)
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 2), (1, 2), (9, 10)])
+def test_short_runs_stay_within_zero_and_one(warmup: int, steps: int) -> None:
+    schedule = WarmupCosine(warmup)
+    schedule.check(steps)
+    assert all(0 <= schedule.factor(t, steps) <= 1 for t in range(steps))
+    assert schedule.factor(0, steps) > 0
+
+
+# The projection of GaLore.
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_columns_span_the_leading_left_singular_space(dtype, rng) -> None:
+    gradient = rng.normal(size=(8, 5)).astype(dtype)
+    p = GaLore(3).projection(gradient)
+    assert p.dtype == dtype
+    assert p.shape == (8, 3)
+    np.testing.assert_allclose(p.T @ p, np.eye(3), atol=1e-6)
+    values, vectors = np.linalg.eigh(gradient.astype(np.float64) @ gradient.astype(np.float64).T)
+    leading = vectors[:, np.argsort(values)[::-1][:3]]
+    np.testing.assert_allclose(p @ p.T, leading @ leading.T, atol=1e-5)
+
+
+def test_fewer_columns_than_the_rank_leave_columns_of_zeros(rng) -> None:
+    p = GaLore(3).projection(rng.normal(size=(8, 2)))
+    assert p.shape == (8, 3)
+    assert (p[:, 2] == 0).all()
+    np.testing.assert_allclose(p[:, :2].T @ p[:, :2], np.eye(2), atol=1e-12)
+
+
+def test_a_gradient_that_is_not_finite_has_a_projection(rng) -> None:
+    gradient = rng.normal(size=(4, 4))
+    gradient[1, 2] = np.inf
+    np.testing.assert_array_equal(GaLore(2).projection(gradient), np.eye(4, 2))
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (8, 2)])
+def test_a_refresh_keeps_the_basis_as_far_as_it_can(shape: tuple[int, int], rng) -> None:
+    """The same subspace under other signs, another order or rotation gives the old basis; a moved one the nearest."""
+    galore = GaLore(3)
+    gradient = rng.normal(size=shape)
+    old = galore.projection(gradient)
+    spread = np.diag(rng.uniform(0.5, 2, 3)) @ np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    for values in (old, old[:, ::-1] * 2.0 ** np.arange(3), -old, old @ spread):
+        if shape[1] == 5:
+            again = galore.projection(values @ rng.normal(size=(3, 5)), old)
+            np.testing.assert_allclose(again, old, atol=1e-12)
+    moved = galore.projection(gradient + 0.3 * rng.normal(size=shape), old)
+    count = min(3, shape[1])
+    assert (moved[:, count:] == 0).all()
+    np.testing.assert_allclose(moved.T @ moved, np.diag(np.arange(3) < count), atol=1e-12)
+    for _ in range(50):
+        turn = np.linalg.qr(rng.normal(size=(count, count)))[0]
+        assert np.linalg.norm(moved - old) <= np.linalg.norm(moved[:, :count] @ turn - old[:, :count]) + 1e-12
+
+
+def test_only_matrices_of_more_rows_than_the_rank_are_projected() -> None:
+    galore = GaLore(4)
+    assert galore.projects((5, 2))
+    assert not any(map(galore.projects, [(4, 9), (9,), (9, 0), (9, 2, 2), ()]))

@@ -1,9 +1,11 @@
-"""Numbers of NumPy are taken for the numbers that they hold, by every stage."""
+"""Methods: NumPy numbers are the numbers that they hold, and every method cites a paper that can be found."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,55 @@ import pytest
 
 import dpcore
 from dpcore import methods
+from dpcore.methods import METHODS, PAPERS
 from dpcore.sampling import FixedOrderSampler
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.schedules import WarmupCosine
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs" / "methods"
+
+
+def test_every_method_has_a_paper_that_can_be_found():
+    assert list(PAPERS) == list(METHODS)
+    for papers in PAPERS.values():
+        for paper in papers:
+            assert bool(paper.arxiv) != bool(paper.doi)
+            assert re.fullmatch(r"\d{4}\.\d{5}|", paper.arxiv)
+            assert re.fullmatch(r"10\.\d{4,}/\S+|", paper.doi)
+            assert not paper.arxiv or paper.arxiv.startswith(str(paper.year)[2:])
+            assert paper.authors
+            assert paper.url in paper.text()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_its_page_and_the_table_of_methods_cite_it(method: str):
+    page = (DOCS / f"{method}.md").read_text()
+    (row,) = (line for line in (DOCS / "index.md").read_text().splitlines() if f"]({method}.md) |" in line)
+    for paper in PAPERS[method]:
+        assert f"\n*Paper.* {paper.markdown()}.\n" in page
+        assert f"]({paper.url})" in row
+
+
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("typer")
+    from dpcore.cli import main
+
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == list(METHODS)
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert all(paper.text() in text for papers in PAPERS.values() for paper in papers)
+    assert main(["methods", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [paper["arxiv"] for paper in told["memf"]["papers"]] == [paper.arxiv for paper in PAPERS["memf"]]
+    assert told["disk"]["summary"].startswith("DiSK: ")
+
+
+# Numbers of NumPy are taken for the numbers that they hold, by every stage.
+
 
 NUMBERS = {"lr": 0.1, "max_grad_norm": 0.7, "noise_multiplier": 1.5, "radius": 3.0}
 SCALARS = [
