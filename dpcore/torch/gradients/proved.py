@@ -167,6 +167,9 @@ class Program:
                 return sized(tree)
             return tree
 
+        def laid(tree: Any) -> Any:
+            return as_captured(copies[tree], tree) if isinstance(tree, Node) and tree not in fixed else copied(tree)
+
         for node in captured.graph.nodes:
             if node.op == "placeholder":
                 copies[node] = graph.placeholder(node.name)
@@ -175,11 +178,8 @@ class Program:
             elif node in needed and node.op == "call_function":
                 args, kwargs = node.args, node.kwargs
                 if hasattr(node.target, "_schema"):
-                    args, kwargs = _named(node, copied)
+                    args, kwargs = _named(node, copied if lies_anyhow(node.target) else laid)
                     args = _without_sums(node, args, marks[node])
-                    if not lies_anyhow(node.target):
-                        laid = {copies[n]: as_captured(copies[n], n) for n in node.all_input_nodes if n not in fixed}
-                        args, kwargs = map_arg((args, kwargs), lambda n, laid=laid: laid.get(n, n))
                 else:
                     args = map_arg(args, copied)
                 target = _RUN.get(node.target, node.target)

@@ -229,10 +229,10 @@ def lies_anyhow(operation: Any) -> bool:
     and so does the graph, but for the strides of its capture, which tensors without values had. Kernels give others at
     times, and users give batches of others. So every other operation gets tensors that lie as they did then.
     """
-    returns = getattr(operation, "_schema", None) and operation._schema.returns
-    return (
-        returns is None or torch.Tag.pointwise in operation.tags or any(each.alias_info is not None for each in returns)
-    )
+    if not hasattr(operation, "_schema"):
+        return True
+    aliases = (each.alias_info is not None for each in operation._schema.returns)
+    return torch.Tag.pointwise in operation.tags or any(aliases)
 
 
 def as_captured(copy: Node, node: Node) -> Node:
@@ -240,18 +240,18 @@ def as_captured(copy: Node, node: Node) -> Node:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dim() < 2:
         return copy
-    order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
     if not value.permute(order).is_contiguous():
         return copy
-    call, turned = copy.graph.call_function, order != sorted(order)
-    for target, args in (
-        (torch.ops.aten.permute.default, (order,)) if turned else (None, ()),
-        (torch.ops.aten.contiguous.default, ()),
-        (torch.ops.aten.permute.default, ([order.index(d) for d in range(len(order))],)) if turned else (None, ()),
-    ):
-        if target is not None:
-            copy = call(target, (copy, *args))
-            copy.meta = dict(node.meta)
+    permute, contiguous = torch.ops.aten.permute.default, torch.ops.aten.contiguous.default
+    back = [order.index(d) for d in range(value.dim())]
+    steps: list[tuple[Any, ...]] = [(contiguous,)]
+    if order != sorted(order):
+        steps = [(permute, order), (contiguous,), (permute, back)]
+    for target, *given in steps:
+        copy = copy.graph.call_function(target, (copy, *given))
+        copy.meta = dict(node.meta)
     return copy
 
 

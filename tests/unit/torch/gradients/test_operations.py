@@ -15,7 +15,7 @@ from torch import nn
 from dpcore.errors import ArgumentError
 from dpcore.stages.clipping.blocks import Embedding, Linear, Rows
 from dpcore.torch.gradients.errors import Mixes, NotProved
-from tests.unit.torch.gradients.one_by_one import Layers, Readout, compare, randomized
+from tests.unit.torch.gradients.one_by_one import Layers, Readout, compare, loss_of_all, proved, randomized, rows
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:enable_nested_tensor is True", "ignore:Using padding='same'", "ignore:dropout option adds"
@@ -332,6 +332,21 @@ def test_gradients_that_lie_otherwise_than_when_the_graph_was_captured():
 
     parts = {"a": nn.Linear(5, 4), "group": nn.GroupNorm(2, 4), "norm": nn.LayerNorm(4), "conv": nn.Conv1d(4, 4, 3)}
     compare(randomized(Layers(forward, **parts)), (4, 5))
+
+
+LAYERS = [(nn.GroupNorm(2, 4), 20), (nn.InstanceNorm1d(4, affine=True), 20), (nn.AdaptiveMaxPool1d(2), 8)]
+
+
+@pytest.mark.parametrize(("first", "width"), LAYERS)
+def test_batches_that_lie_otherwise_than_when_the_graph_was_captured(first: nn.Module, width: int):
+    model = randomized(nn.Sequential(first, nn.Flatten(), nn.Linear(width, 2)))
+    usual = torch.randn(3, 4, 5, dtype=torch.float64)
+    gradient = proved(model.double(), loss_of_all, (usual,))
+    wanted = rows(gradient, (usual,))
+    for order in ((2, 1, 0), (1, 2, 0), (0, 2, 1)):
+        turned = usual.permute(order).contiguous().permute([order.index(d) for d in range(3)])
+        for found, right in zip(rows(gradient, (turned,)), wanted, strict=True):
+            assert torch.equal(found, right)
 
 
 # -------------------------------------------------------------------------------------------------------- recurrence

@@ -628,7 +628,7 @@ def check_order(target: Any, leaves: Any, form: Any, marks: Any, found: Any, bef
 def check_fewer(graph: Graph, leaves: Any, marks: Any, found: Any, results: Any, before: Any, known: Any) -> None:
     """The program for fewer examples gives their rows."""
     operands = [n for n, m in zip(results, found, strict=True) if m is not SUM and n.meta["val"] is not None]
-    captured: Any = SimpleNamespace(graph=graph, constants=torch.nn.Module())
+    captured: Any = SimpleNamespace(graph=graph, constants=torch.nn.Module(), places=[], batch=0)
     rewritten = Program._rewritten(SimpleNamespace(count=B), captured, operands, known)  # type: ignore[arg-type]
     for n in (1, 3):
         given = [chosen(leaves[p], m, range(n)).clone() for p, m in marks.items()]
