@@ -199,7 +199,7 @@ class Finder:
             return as_captured(copies[node], node)
 
         for node in inner:
-            copies[node] = graph.node_copy(node, copies.get if lies_anyhow(node.target) else laid)
+            copies[node] = graph.node_copy(node, copies.__getitem__ if lies_anyhow(node.target) else laid)
             copies[node].target = RESHAPED.get(node.target, node.target)
         graph.output(copies[gradient])
         carry = GraphModule(torch.nn.Module(), graph)
@@ -238,7 +238,7 @@ def lies_anyhow(operation: Any) -> bool:
 def as_captured(copy: Node, node: Node) -> Node:
     """Return a value of the graph that runs, in memory as it lay when the graph was captured, if that had no gaps."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dim() < 2:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.dim():
         return copy
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
