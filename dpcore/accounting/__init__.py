@@ -114,16 +114,24 @@ def delta(event: Event, epsilon: float, accountant: str | Accountant | None = No
 def epsilons(event: Event, delta: float) -> dict[str, float]:
     """Return epsilon by accountant, of all in `accountants_for` the event: each is an upper bound at `delta`.
 
-    Raises `PrivacyError` if none covers the event.
+    Raises
+    ------
+    PrivacyError
+        If none covers the event.
     """
     names = accountants_for(event) or (None,)  # None: says which event it is that nobody covers
     return {str(name): epsilon(event, delta, name) for name in names}
 
 
 def smallest_epsilon(event: Event, delta: float) -> tuple[float, str]:
-    """Return the smallest of the accountants' epsilons at `delta`, and its accountant's name: it holds, as each does.
+    """Return the smallest of the accountants' epsilons at `delta`, and the name of its accountant.
 
-    Raises `PrivacyError` if none covers the event.
+    Each of them is an upper bound, so the smallest holds.
+
+    Raises
+    ------
+    PrivacyError
+        If no accountant covers the event.
     """
     return min((value, name) for name, value in epsilons(event, delta).items())
 
@@ -134,10 +142,17 @@ def available_accountants() -> tuple[str, ...]:
 
 
 def delta_remark(delta: float, dataset_size: int | None) -> str | None:
-    """Return one sentence if `delta` is at least 1/n, with n the `dataset_size` (of users, where they are protected).
+    """Return one sentence if delta is at least 1/n, else None.
 
-    Else None, as where n is not known. Publishing one random example in full is (0, 1/n)-private: such a delta
-    allows it.
+    Publishing one random example in full is (0, 1/n)-differentially private: such a delta allows it.
+
+    Parameters
+    ----------
+    delta : float
+        0 < delta < 1.
+    dataset_size : int or None
+        n, the number of examples (or of users, where they are what is protected); None where it is not known, and
+        nothing is said then.
     """
     delta = validate.open_unit(delta=delta)
     if dataset_size is None:

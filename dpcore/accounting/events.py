@@ -417,11 +417,16 @@ class NonPrivate(Event):
 
 @dataclass(frozen=True)
 class Composed(Event):
-    """Several `events` about the same data, fixed beforehand, one after the other; possibly none (epsilon is then 0).
+    """Several events about the same data, fixed beforehand, one after the other.
 
     Events under add-remove and zero-out compose under zero-out (an example whose vector is zero adds nothing to any
     sum, so a bound under add-remove also bounds its replacement by such an example). Replace-one never mixes with
     either.
+
+    Parameters
+    ----------
+    events : tuple of Event
+        The parts, possibly none (then nothing was released and epsilon is 0).
     """
 
     events: tuple[Event, ...]
@@ -445,7 +450,15 @@ class Composed(Event):
 
 @dataclass(frozen=True)
 class SelfComposed(Event):
-    """One event, the `repeated` one, `count` times over (0 or more), about the same data and fixed beforehand."""
+    """One event, `count` times over, about the same data and fixed beforehand.
+
+    Parameters
+    ----------
+    repeated : Event
+        What is repeated.
+    count : int
+        How often, 0 or more.
+    """
 
     repeated: Event
     count: int

@@ -70,6 +70,11 @@ def analytic_noise_multiplier(epsilon: float, delta: float, count: int = 1) -> f
     count : int
         Number of sums one example takes part in.
 
+    Returns
+    -------
+    float
+        Standard deviation of the noise on a sum over the L2 sensitivity of that sum.
+
     References
     ----------
     Balle and Wang 2018, Algorithm 1 (solved here by bracketing instead of their reparametrization).

@@ -103,10 +103,17 @@ _RELATIONS = {
 def to_dp_accounting(event: Event) -> Any:
     """Return the event as a `dp_accounting.DpEvent`, to be composed with `neighboring_relation(event)`.
 
-    A multiplier stays relative to the sensitivity under the event's own adjacency. That is what dp-accounting's
-    `RdpAccountant` takes it for under any relation; its `PLDAccountant` under REPLACE_ONE takes a Gaussian's multiplier
-    relative to half of that, and says more than the event costs. Raises `PrivacyError` if dp-accounting is not
-    installed, or has no such event.
+    A multiplier is passed on as it is, relative to the sensitivity under the event's own adjacency. That is what
+    dp-accounting's `RdpAccountant` takes it for under any relation; its `PLDAccountant` under REPLACE_ONE takes a
+    Gaussian's multiplier relative to half of that, and says more than the event costs.
+
+    A matrix mechanism becomes the one Gaussian mechanism that it is, and a cyclic run the steps that one example may
+    enter.
+
+    Raises
+    ------
+    PrivacyError
+        If dp-accounting is not installed, or has no such event.
     """
     names = _dp_accounting()
     check_event(event=event)

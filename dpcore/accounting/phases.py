@@ -140,10 +140,15 @@ Step = PoissonStep | WithoutReplacementStep | AllocationStep
 
 @dataclass(frozen=True)
 class Phases:
-    """An event taken apart: `mu` of one Gaussian mechanism, and each sampled step with how often it occurs.
+    """An event taken apart.
 
-    `mu` is that of all unsampled parts together: 0 where there is none, infinity where anything is released without
-    noise or without a guarantee (then `steps` does not matter). No step occurs twice, and each at least once.
+    Attributes
+    ----------
+    mu : float
+        Of the one Gaussian mechanism that all unsampled parts make together: 0 where there is none, infinity where
+        anything is released without noise or without a guarantee (then `steps` does not matter).
+    steps : tuple of (Step, int)
+        Each sampled step and how often it occurs, at least once; no step occurs twice.
     """
 
     mu: float

@@ -490,7 +490,10 @@ class RdpAccountant:
 def event_rdp(event: Event, orders: Array) -> Array:
     """Return a bound on the event's Renyi divergence at each order above 1: (m,) float64, infinity without noise.
 
-    Raises `PrivacyError` if the event is not covered.
+    Raises
+    ------
+    PrivacyError
+        If the event is not covered.
     """
     found = demand_phases(event)
     total = gaussian_rdp(found.mu, orders)

@@ -81,7 +81,25 @@ class Gradients:
 
 
 def save_gradients(path: str | os.PathLike[str], *arrays: Any, **settings: Any) -> Path:
-    """Write the fields of `Gradients` to the file, or into its folder, whole; return the path of the file."""
+    """Write recorded gradients as one file, whole: a reader sees the old one or the new one.
+
+    Parameters
+    ----------
+    path : path
+        The file, or the folder that gets a `gradients.npz`.
+    *arrays, **settings
+        The fields of `Gradients`, in its order or by name.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Raises
+    ------
+    ArgumentError
+        For fields that `Gradients` refuses.
+    """
     record, target = Gradients(*arrays, **settings), _file(path)
     with whole_file(target) as file:
         held: dict[str, Any] = {key: getattr(record, key) for key in KEYS}

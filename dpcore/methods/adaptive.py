@@ -90,7 +90,14 @@ def dp_adam(
 
 
 def dp_adagrad(*, variant: str = "post_processing", **settings: Unpack[Adaptive]) -> Method:
-    """DP-AdaGrad, in the same variants and with the same `settings` as `dp_adam`; see its `variant`.
+    """DP-AdaGrad, in the same variants as `dp_adam`.
+
+    Parameters
+    ----------
+    variant : str
+        As in `dp_adam`.
+    **settings
+        See `dpcore.methods.Adaptive`.
 
     References
     ----------

@@ -139,8 +139,12 @@ def assemble(
 def keywords(method: str, base: str | None = None) -> tuple[str, ...]:
     """Return the names of the keywords that a method takes, its own first.
 
-    `method` is a name of `dpcore.methods.METHODS`. With `base`, a name of `dpcore.methods.BASES`, of the settings of
-    updates only those of this one are named.
+    Parameters
+    ----------
+    method : str
+        A name of `dpcore.methods.METHODS`.
+    base : str, optional
+        A name of `dpcore.methods.BASES`; of the settings of updates only those of this one are then named.
     """
     function = METHODS[method]
     parameters = inspect.signature(function).parameters.values()

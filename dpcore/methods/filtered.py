@@ -17,7 +17,10 @@ from dpcore.stages.updates import Adam, AdamW, Momentum
 def dp_sgd(**common: Unpack[Common]) -> Method:
     """DP-SGD: ``x_{t+1} = x_t - lr g_t`` with g_t the noisy average of clipped gradients.
 
-    The keywords `common` are those of `dpcore.methods.Common`, as below.
+    Parameters
+    ----------
+    **common
+        See `dpcore.methods.Common`.
 
     References
     ----------

@@ -8,9 +8,20 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper: the `title` of the version that is followed, its `authors` in their order, and the `year` it appeared.
+    """A paper, as arXiv has it, or its publisher where arXiv has it not.
 
-    `arxiv` is its number there, `doi` that of its publisher where arXiv does not have it.
+    Parameters
+    ----------
+    title : str
+        Of the version that is followed.
+    authors : tuple of str
+        In the paper's order.
+    year : int
+        Of its first version on arXiv, or of its publication.
+    arxiv : str
+        Its number there.
+    doi : str
+        Its number with its publisher, where it has none there.
     """
 
     title: str

@@ -66,7 +66,7 @@ class Sampler(Protocol):
         """The adjacency its events are described under."""
 
     def indices(self, key: bytes, step: int) -> Indices:
-        """Return the examples of a step, sorted, without repetition: (m,) int64, which may be empty.
+        """Return the examples of a step, sorted, without repetition.
 
         Parameters
         ----------
@@ -74,13 +74,23 @@ class Sampler(Protocol):
             The run's 32-byte sampling key, as secret as the noise. Samplers that draw nothing ignore it.
         step : int
             0 <= step < 2^32 - 1.
+
+        Returns
+        -------
+        (m,) int64
+            May be empty.
         """
 
     def event(self, noise_multiplier: float, steps: int) -> Event:
         """Return the event of `steps` noisy sums over the batches of steps 0 .. steps - 1.
 
-        The noise multiplier is relative to C, the bound on the norm of one example's clipped vector (C_eff of the
-        clip), for every sampler alike. The event converts it to its own adjacency.
+        Parameters
+        ----------
+        noise_multiplier : float
+            Standard deviation of the noise on the sum over C, where C bounds the norm of one example's clipped vector
+            (C_eff of the clip), for every sampler alike. The event converts it to its own adjacency.
+        steps : int
+            Number of steps, 0 or more.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -104,7 +114,13 @@ class Sampler(Protocol):
         """Return how often one example takes part in steps [first, stop) of a kept order, at most."""
 
     def check_strategy(self, strategy: Strategy, steps: int) -> None:
-        """Refuse, by `PrivacyError`, correlated noise that the analysis does not cover: by default all."""
+        """Refuse correlated noise that the analysis of this sampler does not cover.
+
+        Raises
+        ------
+        PrivacyError
+            Where it does not; by default always.
+        """
 
     def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
         """Return how far one example moves rows [first, steps) of C times the sums; not where bands are amplified."""
@@ -345,10 +361,17 @@ class Epochs(WholeBatches):
 
 @dataclass(frozen=True)
 class Shard:
-    """The share of process `rank` of `world_size` in the batches of `sampler`; made by `shard`.
+    """The share of process `rank` of `world_size` in the batches of a sampler; made by `shard`.
 
     Not a sampler: it has no event. What is accounted is the batch that all shares make together, so the clipped sums of
     all processes must be added up before **one** draw of noise is added.
+
+    Attributes
+    ----------
+    sampler : Sampler
+        Of the whole batches.
+    rank, world_size : int
+        0 <= rank < world_size.
     """
 
     sampler: Sampler
@@ -385,10 +408,17 @@ class Shard:
 
 
 def shard(sampler: Sampler, rank: int, world_size: int) -> Shard:
-    """Return the share of process `rank` of `world_size` in every batch of `sampler`, with 0 <= rank < world_size.
+    """Return one process's share of every step's batch.
 
     All processes ask the same sampler with the same key, and each takes a slice: without a message between them the
     shares are disjoint, they join to the whole batch, and their sizes differ by at most one example (or user).
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Any of `dpcore.sampling`.
+    rank, world_size : int
+        Which process, of how many: 0 <= rank < world_size.
     """
     check_sampler(sampler=sampler)
     world = validate.integer(world_size=world_size, minimum=1)

@@ -169,9 +169,25 @@ class CyclicPoissonSampler(LibrarySampler):
     ) -> Event:
         """Return the event of `steps` steps under banded noise, and of `abandoned` others that were given up.
 
-        `noise_multiplier` is the standard deviation of a coordinate of Z over the clip norm. `steps` lead to the
-        present parameters; all others that were released are `abandoned`, on so many `branches`. C, called `strategy`,
-        has at most `groups` `bands` (others are refused), 1 for independent noise, and this largest column norm.
+        Parameters
+        ----------
+        noise_multiplier : float
+            Standard deviation of a coordinate of Z over the clip norm.
+        steps, abandoned : int
+            Steps on the way to the present parameters, and all others that were released.
+        branches : int
+            On how many branches those others lie.
+        bands : int
+            Of the strategy C, at most `groups`; 1 for independent noise.
+        column_norm : float
+            Largest column norm of C.
+        strategy : str
+            What C is called.
+
+        Raises
+        ------
+        ArgumentError
+            If there are more bands than groups.
         """
         if bands > self.groups:
             raise ArgumentError(f"bands={bands}: must be at most groups={self.groups}")

@@ -51,10 +51,18 @@ def variances(sigma_H: float, sigma_v: float, sigma_w: float) -> Variances:
 def steady_variance(sigma_H: float, sigma_v: float, sigma_w: float) -> float:
     """Return p_inf, the error variance that the filter settles at: ``(R - (sH + sv)) / 2``.
 
-    Here ``R = sqrt((sH + sv) (4 sw - 3 sH + sv))``; the difference is not formed. `sigma_H`, `sigma_v` and `sigma_w`
-    are standard deviations, per coordinate, of the Hessian's displacement product, of the gradient's own motion, and of
-    the noise in the released average. Raises `ArgumentError` if the gain would leave (0, 1], or the root is not real;
-    so do the functions below.
+    Here ``R = sqrt((sH + sv) (4 sw - 3 sH + sv))``; the difference is not formed.
+
+    Parameters
+    ----------
+    sigma_H, sigma_v, sigma_w : float
+        Standard deviations, per coordinate, of the Hessian's displacement product, of the gradient's own motion, and
+        of the noise in the released average.
+
+    Raises
+    ------
+    ArgumentError
+        If the gain would leave (0, 1], or the root is not real; so also the functions below.
 
     References
     ----------
@@ -122,8 +130,14 @@ def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
 def theoretical_noise_factor(snr: float) -> float:
     """Return ``1 / (2 SNR)``, what a filter of that signal-to-noise ratio multiplies the noise term of the bound by.
 
-    `snr` is ``(sum_t sum_tau c_tau kappa_tau) / (sum_t sum_tau kappa_tau^2)``, above 0; 1/2 without a filter (DOPPLER,
-    Zhang et al., theorem 2).
+    Parameters
+    ----------
+    snr : float
+        ``(sum_t sum_tau c_tau kappa_tau) / (sum_t sum_tau kappa_tau^2)``, greater than 0; 1/2 without a filter.
+
+    References
+    ----------
+    DOPPLER (Zhang et al.), theorem 2.
     """
     return 1 / (2 * positive(snr=snr))
 
@@ -156,8 +170,17 @@ class Regime(NamedTuple):
 def bias_correction_regime(batch_size: float, noise_multiplier: float, dimension: int, beta2: float = 0.999) -> Regime:
     """Return whether subtracting the noise's variance from Adam's second moment leaves a positive number.
 
-    `batch_size` is B, the expected one, `noise_multiplier` sigma, `dimension` d, and `beta2` the decay of the second
-    moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``, 0.15 sqrt(d) at 0.999.
+    Parameters
+    ----------
+    batch_size : float
+        B, the expected batch size.
+    noise_multiplier : float
+        sigma.
+    dimension : int
+        d, the number of parameters.
+    beta2 : float
+        Decay of the second moment, in [0, 1). The threshold is ``((1 - beta2)^2 / (1 - beta2^2))^(1/4) sqrt(d)``,
+        0.15 sqrt(d) at 0.999.
 
     Notes
     -----
@@ -202,13 +225,32 @@ def accelerated_srgd_parameters(
 ) -> AcceleratedParameters:
     """Return the parameters of theorem 4.10, with the largest batches that it allows.
 
-    `dataset_size` is n, at least 2, and `dimension` d. No example's gradient is longer than `lipschitz`, L, or changes
-    faster than `smoothness`, M. `diameter` is that of the constraint set, ||C||_2 in the paper. `epsilon` and `delta`
-    bound the batch size here and nothing else. The theorem's condition may allow no batch size: `ArgumentError`.
+    Parameters
+    ----------
+    dataset_size : int
+        n, at least 2.
+    dimension : int
+        d.
+    lipschitz : float
+        L: no example's gradient is longer.
+    smoothness : float
+        M: no example's gradient changes faster.
+    diameter : float
+        Of the constraint set, ||C||_2 in the paper.
+    epsilon, delta : float
+        The guarantee asked for. They bound the batch size here and nothing else.
 
-    What is returned has ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which
-    1 / beta is the learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond
-    ``steps * B`` are not used.
+    Returns
+    -------
+    AcceleratedParameters
+        ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which 1 / beta is the
+        learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond ``steps * B`` are not
+        used.
+
+    Raises
+    ------
+    ArgumentError
+        If the dimension is so high that no batch size fulfills the theorem's condition.
 
     Notes
     -----

@@ -64,10 +64,20 @@ class TradeOff:
 
 
 def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array]:
-    """Return certified lower and upper bounds on delta at each of the `epsilons`, 0 or more, in any order.
+    """Return certified lower and upper bounds on delta at each epsilon.
 
-    They are within 1e-2 of each other (relative) unless rounding does not allow it: with rare, far losses of the
-    `event` they may be far apart, at worst 0 and 1.
+    Parameters
+    ----------
+    event : Event
+        What was released.
+    epsilons : (n,) sequence of float
+        Each 0 or more, in any order.
+
+    Returns
+    -------
+    tuple of (n,) float64
+        Lower and upper bounds, within 1e-2 of each other (relative) unless rounding does not allow it: with rare, far
+        losses they may be far apart, at worst 0 and 1.
     """
     wanted = np.array([validate.non_negative(epsilons=epsilon) for epsilon in epsilons], dtype=np.float64)
     lower, upper = _curve(event, wanted, 0.0)

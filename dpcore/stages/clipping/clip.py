@@ -15,7 +15,17 @@ from dpcore.stages.clipping.adaptive import AdaptiveClip
 
 @dataclass(frozen=True)
 class Grouping:
-    """A partition of a run's tensors, in a fixed order: groups' names, their tensors' indices, and clip norms C_l."""
+    """A partition of a run's tensors, in a fixed order.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Name of each group.
+    members : tuple of tuples of int
+        Indices of the tensors of each group.
+    bounds : tuple of float
+        Clip norm C_l of each group.
+    """
 
     names: tuple[str, ...]
     members: tuple[tuple[int, ...], ...]
@@ -58,8 +68,15 @@ def _matching_pattern(tensor: str, groups: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """An L2 bound on one example's contribution to the sum, C_eff in the docs: no example adds a longer vector.
+    """An L2 bound on one example's contribution to the sum, C_eff in the docs.
 
+    Attributes
+    ----------
+    contribution : float
+        No example adds a vector of larger L2 norm to the sum.
+
+    Notes
+    -----
     Adding or removing an example, or replacing it by one with zero gradient (zero-out), moves the sum by at most
     `contribution`; replacing it by any other example, by at most twice that. The noise multiplier of every event is
     relative to `contribution`, and the event knows its own adjacency.

@@ -17,9 +17,20 @@ def norms_of(
 ) -> list[Any]:
     """Return N_i of the concatenation of some tensors' blocks, for each group of tensors (B,) float64.
 
-    There is a block for each tensor, and a scale (d_l,) or None that it is multiplied by. The rows of a group are one
-    vector, whose norm the port takes at once, and of all groups in one operation. The norms of all linear layers,
-    whatever their groups, are one operation too; and so is what joins those of a group.
+    Parameters
+    ----------
+    backend : Backend
+    blocks : sequence of Block
+        One for each tensor.
+    groups : sequence of sequences of int
+        Which of them belong to each group.
+    scales : sequence of (d_l,) arrays or None
+        One for each tensor: what its block is multiplied by.
+
+    Notes
+    -----
+    The rows of a group are one vector, whose norm the port takes at once, and of all groups in one operation. The norms
+    of all linear layers, whatever their groups, are one operation too; and so is what joins those of a group.
     """
     _, layers, others = _apart(blocks, [i for members in groups for i in members])
     own = {i: blocks[i].norms(backend, scales[i]) for i in others}

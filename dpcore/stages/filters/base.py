@@ -106,8 +106,19 @@ def _coefficients(name: str, filter: Filter, step: int) -> tuple[FilterCoefficie
 class Chain:
     """The output of each filter is the input of the next.
 
-    ``Chain(f)`` filters as f does, ``Chain()`` not at all, and a chain inside a chain is laid out flat. Adaptive
-    filters are refused, and what is no filter.
+    ``Chain(f)`` filters as f does, ``Chain()`` not at all, and a chain inside a chain is laid out flat.
+
+    Parameters
+    ----------
+    filters : Filter
+        Any number of them, in the order in which they are applied.
+
+    Raises
+    ------
+    ArgumentError
+        If one of them is adaptive.
+    ArgumentTypeError
+        If one of them is no filter.
     """
 
     filters: tuple[Filter, ...]

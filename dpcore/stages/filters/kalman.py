@@ -90,8 +90,9 @@ def _gains(s: Variances, p: float, size: int) -> tuple[float, ...]:
 class FullKalman:
     """The filter of DiSK's algorithm 2 for small d, for study and as an oracle. **Not private**.
 
-    It reads the Hessian of the private data, through H d, without noise: epsilon is infinity. It is therefore no filter
-    of `dpcore.Method`; `ScalarKalman` with the query `TwoPoint` is the private method.
+    It reads the Hessian of the private data, through H d, and adds no noise to it: whatever is computed from its
+    estimates has epsilon = infinity. It is therefore no filter of `dpcore.Method`, and must be asked for.
+    `ScalarKalman` with the query `TwoPoint` is the private method.
 
     Each step costs d^3 operations:
 
@@ -118,6 +119,13 @@ class FullKalman:
     ----------
     estimate, covariance, gain : float64 arrays
         g~_t (d,), P_t and K_t (d, d); K is 0 before the first step.
+
+    Raises
+    ------
+    PrivacyError
+        Without ``allow_nonprivate=True``.
+    ArgumentError
+        If an array has another shape or is not finite, or a covariance is none.
 
     References
     ----------
@@ -161,10 +169,16 @@ class FullKalman:
     def step(
         self, gradient: ArrayLike, displacement_product: ArrayLike, hessian_covariance: ArrayLike | None = None
     ) -> Matrix:
-        """Take in one released average g_t, the `gradient`, and return the estimate g~_t, (d,) float64.
+        """Take in one released average and return the estimate g~_t, (d,) float64.
 
-        `displacement_product` is ``H_t d_{t-1}``, from private data; zeros at the first step. `hessian_covariance` is
-        S_H of this step, where it changes.
+        Parameters
+        ----------
+        gradient : (d,) array
+            g_t, the private average.
+        displacement_product : (d,) array
+            ``H_t d_{t-1}``, from private data; zeros at the first step.
+        hessian_covariance : float or (d, d) array, optional
+            S_H of this step, where it changes.
         """
         C, S_H, size = self._C, self._S_H, (self.dimension,)
         g = self._array(size, gradient=gradient)

@@ -41,11 +41,16 @@ class LowPass:
     a : sequence of float
         a_1..a_na, the leading 1 left out.
 
+    Raises
+    ------
+    ArgumentError
+        If the filter is unstable (a pole on or outside the unit circle), has not unit gain
+        (``-sum a + sum b = 1``), or its normalizer c_t comes to 0 at some step.
+
     Notes
     -----
-    Refused: unstable filters (a pole on or outside the unit circle), those of another gain than 1
-    (``-sum a + sum b = 1``), and those whose normalizer c_t comes to 0 at some step. c_t is the partial sum of the
-    impulse response, so dividing by it makes the weights of g_0..g_t add up to 1. It tends to 1.
+    c_t is the partial sum of the impulse response, so dividing by it makes the weights of g_0..g_t add up to 1. It
+    tends to 1 for a stable filter of unit gain.
 
     References
     ----------
@@ -117,7 +122,13 @@ NAMED_FILTERS: Final[dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
 
 
 def named_filter(name: str) -> LowPass:
-    """Return the low-pass filter `name` of `NAMED_FILTERS`; the error for another name says the nearest one."""
+    """Return the low-pass filter `name`.
+
+    Raises
+    ------
+    ArgumentError
+        If there is none of that name; the message says the nearest one.
+    """
     b, a = NAMED_FILTERS[choice(NAMED_FILTERS, filter=name)]
     return LowPass(b=b, a=a)
 
@@ -125,8 +136,17 @@ def named_filter(name: str) -> LowPass:
 def butterworth(order: int, cutoff: float) -> LowPass:
     """Return the Butterworth filter, scaled to unit gain: the flattest response below the cut-off.
 
-    `order` is 1, 2 or 3. `cutoff` is the frequency at which the power is halved, as a fraction of the highest (half a
-    cycle a step), in (0, 1). Refused where it is so low that the first coefficient, and the normalizer, vanishes.
+    Parameters
+    ----------
+    order : int
+        1, 2 or 3.
+    cutoff : float
+        Frequency at which the power is halved, as a fraction of the highest (half a cycle a step), in (0, 1).
+
+    Raises
+    ------
+    ArgumentError
+        If the order is another, or the cut-off so low that the first coefficient, and with it the normalizer, vanishes.
     """
     from scipy.signal import butter
 
@@ -137,8 +157,18 @@ def butterworth(order: int, cutoff: float) -> LowPass:
 def chebyshev(order: int, cutoff: float, ripple: float) -> LowPass:
     """Return the Chebyshev filter of type I: a steeper edge, paid for by a ripple below the cut-off.
 
-    `order` and `cutoff` as of `butterworth`, where the response leaves the ripple's band; `ripple` is its height in
-    decibels, greater than 0. Of unit gain at frequency 0: in even orders the ripple then rises above 1.
+    Parameters
+    ----------
+    order : int
+        1, 2 or 3.
+    cutoff : float
+        Frequency at which the response leaves the ripple's band, as a fraction of the highest, in (0, 1).
+    ripple : float
+        Height of the ripple in decibels, greater than 0.
+
+    Notes
+    -----
+    Of unit gain at frequency 0: in even orders the ripple then rises above 1. Refuses what `butterworth` does.
     """
     from scipy.signal import cheby1
 
@@ -220,7 +250,13 @@ class Accumulation(Checked):
         return self.decay if isinstance(self.decay, float) else self.decay[step]
 
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
-        """Return b = (1,) and a = (-c_{step+1},), which acts inside the next output; refuse a step without a decay."""
+        """Return b = (1,) and a = (-c_{step+1},), which acts inside the next output.
+
+        Raises
+        ------
+        ArgumentError
+            If the sequence of decays ends before `step`.
+        """
         following = step + 1
         if not isinstance(self.decay, float):
             if step >= len(self.decay):

@@ -113,7 +113,10 @@ class Settings(validate.Checked, Whole):
 def check_steps(strategy: Strategy, steps: int) -> int:
     """Return `steps` if a run of so many steps can use the strategy.
 
-    Raises `ArgumentError` if it has fewer rows, or its noise grows beyond `LARGEST_GROWTH` times the seed noise.
+    Raises
+    ------
+    ArgumentError
+        If the strategy has fewer rows, or its noise grows beyond `LARGEST_GROWTH` times the seed noise.
     """
     steps = validate.integer(steps=steps, minimum=0)
     kind = strategy.describe()["kind"]
@@ -135,7 +138,13 @@ def check_steps(strategy: Strategy, steps: int) -> int:
 
 
 def check_rows(kind: str, steps: int, dense: bool = False) -> None:
-    """Refuse more steps than memory has room to look at before the run; with `dense`, than a whole matrix can have."""
+    """Refuse more steps than can be looked at before the run; with `dense`, than a whole matrix can be made of.
+
+    Raises
+    ------
+    ArgumentError
+        Before anything is allocated.
+    """
     free, where = host_memory()
     needed = _BYTES_OF_A_ROW * (steps * steps if dense else steps)
     most = math.isqrt((free or 0) // _BYTES_OF_A_ROW) if dense else (free or 0) // _BYTES_OF_A_ROW
@@ -147,7 +156,12 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
     """Refuse a strategy whose noise is not that of its matrix: one the caller wrote may contradict itself.
 
     The event is made of `matrix` and `columns`, the noise of `rows` or `coefficients`. Compared are the first 32 steps,
-    within 1e-6 of the largest entry: ``C N = Z`` must hold for the noise that is streamed.
+    within 1e-6 of the largest entry.
+
+    Raises
+    ------
+    ArgumentError
+        If ``C N = Z`` does not hold for the noise that the strategy streams.
     """
     first = strategy.coefficients(0)
     if isinstance(first, FilterCoefficients) and first.b[0] != 1:

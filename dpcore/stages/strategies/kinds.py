@@ -68,8 +68,12 @@ class Banded(base.Whole):
     ----------
     bands : (b, T) array
         The columns of C from the diagonal down, up to their common scale: ``bands[k, t] = C[t + k, t]``, 0 where
-        t + k >= T. As an attribute: float64, read-only, scaled so that the largest column norm is 1; `sha256` is the
-        digest, and two strategies are equal when theirs are.
+        t + k >= T. As an attribute: float64, read-only, scaled so that the largest column norm is 1.
+
+    Attributes
+    ----------
+    sha256 : str
+        Digest of `bands`; two strategies are equal when theirs are.
     """
 
     bands: Matrix = field(compare=False, repr=False)
@@ -235,8 +239,12 @@ class Dense(Redrawn):
     Parameters
     ----------
     entries : (T, T) array
-        C up to its scale. As an attribute: float64, read-only, scaled so that the largest column norm is 1; `sha256` is
-        its digest, and two strategies are equal when theirs are.
+        C up to its scale. As an attribute: float64, read-only, scaled so that the largest column norm is 1.
+
+    Attributes
+    ----------
+    sha256 : str
+        Digest of `entries`; two strategies are equal when theirs are.
     """
 
     entries: Matrix = field(compare=False, repr=False)
@@ -294,10 +302,14 @@ def nodes_touched(steps: int) -> int:
 
 @dataclass(frozen=True)
 class Tree(base.Redrawn, base.Settings):
-    """The naive binary tree of T `steps`: prefix t carries the noise of the nodes of t's binary expansion.
+    """The naive binary tree: prefix t carries the noise of the nodes of t's binary expansion.
 
-    Each step draws up to 1 + floor(log2 T) rows of Z, 2 on average, and stores none. Its scale is one over the root of
-    1 + floor(log2 T).
+    Each step draws up to 1 + floor(log2 T) rows of Z, 2 on average, and stores none.
+
+    Parameters
+    ----------
+    steps : int
+        T; the scale is 1/sqrt(1 + floor(log2 T)).
     """
 
     steps: int
@@ -333,13 +345,20 @@ class Tree(base.Redrawn, base.Settings):
 
 @dataclass(frozen=True)
 class TreeOptimal(base.Settings, Redrawn):
-    """The binary tree of T `steps` with the best linear estimate of each prefix from its nodes ("full Honaker").
+    """The binary tree with the best linear estimate of each prefix from its nodes ("full Honaker").
 
     With N the 0/1 matrix of every complete node [j 2^k, (j+1) 2^k) of 0 .. T - 1, C is the lower-triangular L with
     L^T L = N^T N (reverse Cholesky), scaled. Equal products of columns mean equal sensitivity under every
     participation. N = Q L with Q^T Q = I, so the best estimate A (N^T N)^{-1} N^T z of the prefixes is
     A L^{-1} (Q^T z): the noise of the strategy L, exactly; and L can be streamed, where the estimate itself would wait
-    for later nodes. Dense: N_t takes all of Z_0 .. Z_t, drawn again, and the matrix and its inverse take 16 T^2 bytes.
+    for later nodes.
+
+    Dense: N_t takes all of Z_0 .. Z_t, drawn again, and the matrix and its inverse take 16 T^2 bytes.
+
+    Parameters
+    ----------
+    steps : int
+        T.
     """
 
     steps: int
@@ -467,8 +486,12 @@ class BandedToeplitz(Rational):
 class SquareRoot(base.Redrawn, Toeplitz):
     """C = (1-x)^{-1/2}, the square root of the all-ones workload. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
 
-    A run of T `steps` draws T (T + 1) / 2 rows of noise and stores none of them. The column norms grow with T (as
-    log T / pi), so the scale depends on it.
+    A run of T steps draws T (T + 1) / 2 rows of noise and stores none of them.
+
+    Parameters
+    ----------
+    steps : int
+        Rows; the column norms grow with their number (as log T / pi), so the scale depends on it.
     """
 
     steps: int
@@ -682,9 +705,14 @@ NAMES: Final = ("identity", "tree", "tree-optimal", "square-root", BANDED)
 
 @dataclass(frozen=True)
 class NamedStrategy:
-    """A `name` of `dpcore.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
+    """A name of `dpcore.strategies.NAMES`; `dpcore.Plan` makes the matrix for its number of steps.
 
-    `bands` are of "banded-inverse-square-root"; a shorter run takes as many as it has steps.
+    Parameters
+    ----------
+    name : str
+        One of the names.
+    bands : int, optional
+        Of "banded-inverse-square-root"; a shorter run takes as many as it has steps.
     """
 
     name: str
@@ -709,11 +737,22 @@ class NamedStrategy:
 
 
 def strategy(name_or_object: str | npt.ArrayLike | Strategy, steps: int, *, bands: int | None = None) -> Strategy:
-    """Return a strategy for a run of `steps` steps, 1 or more.
+    """Return a strategy for a run of `steps` steps.
 
-    `name_or_object` is one of `NAMES`, of which "banded-inverse-square-root" needs `bands`; a lower-triangular (T, T)
-    array with T >= steps, of which every row is kept; or a strategy, returned as it is. What does not suit is refused
-    (`check_steps`).
+    Parameters
+    ----------
+    name_or_object : str, (T, T) array or Strategy
+        One of `NAMES`; a lower-triangular matrix with T >= steps, of which every row is kept; or a strategy, returned
+        as it is.
+    steps : int
+        Steps of the run, 1 or more.
+    bands : int, optional
+        Bands of "banded-inverse-square-root", and of nothing else.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the name is unknown, `bands` is missing or out of place, or the strategy does not suit (`check_steps`).
     """
     steps = validate.integer(steps=steps, minimum=1)
     if isinstance(name_or_object, str):

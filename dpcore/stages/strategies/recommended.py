@@ -27,9 +27,16 @@ _DIGITS: Final = 5
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A strategy that fits, of kind "identity" or one of `dpcore.strategies.optimal`, and what it costs.
+    """A strategy that fits, what it costs, and how it was chosen.
 
-    `error` is the root mean squared error of the workload at mu = 1, in clip norms.
+    Attributes
+    ----------
+    kind : str
+        "identity", or a kind of `dpcore.strategies.optimal`.
+    strategy : Strategy
+    error : float
+        Root mean squared error of the workload at mu = 1, in clip norms.
+    cost : StreamingCost
     """
 
     kind: str
@@ -41,9 +48,7 @@ class Recommendation:
 def candidates(
     workload: Workload | int, *, epochs: int = 1, vectors: int = VECTORS, rows: int = 1, bands: int | None = None
 ) -> list[Recommendation]:
-    """Return the best strategy of each kind that streams in so much memory, by error, the recommended one first.
-
-    That is the best; or one that is at most 1 % above the least error and keeps fewer vectors.
+    """Return the best strategy of each kind that streams in so much memory, the recommended one first.
 
     Parameters
     ----------
@@ -58,6 +63,11 @@ def candidates(
         Rows of noise that may be drawn in a step; each is a pass of the generator over all parameters.
     bands : int, optional
         The most bands that the strategy's matrix may have: for sampling that amplifies banded ones.
+
+    Returns
+    -------
+    list of Recommendation
+        By error; but one that is at most 1 % above the least error and keeps fewer vectors comes first.
     """
     wanted = workloads.ones(workload) if isinstance(workload, int | np.integer) else workload
     steps, vectors = wanted.steps, validate.integer(vectors=vectors, minimum=0)

@@ -35,8 +35,14 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 def save(path: str | os.PathLike[str], strategy: Strategy) -> None:
     """Write a strategy that is made of numbers into a file that `load` reads (NumPy's .npz).
 
-    The file at `path` holds the matrix, not the way it is streamed (`in_blocks`). Raises `ArgumentError` for a
-    `strategy` that a name stands for, such as a tree; `DataError` where the file cannot be written.
+    The file holds the matrix, not the way it is streamed (`in_blocks`).
+
+    Raises
+    ------
+    ArgumentError
+        For a strategy that a name stands for, such as a tree.
+    DataError
+        Where the file cannot be written.
     """
     if isinstance(strategy, InBlocks):
         strategy = strategy.strategy
@@ -55,7 +61,10 @@ def save(path: str | os.PathLike[str], strategy: Strategy) -> None:
 def load(path: str | os.PathLike[str]) -> Strategy:
     """Return the strategy in a file: one that `save` wrote, or a (T, T) matrix (.npy, or text with a row a line).
 
-    Raises `DataError` where the file at `path` cannot be read, or holds no strategy.
+    Raises
+    ------
+    DataError
+        Where the file cannot be read, or holds no strategy.
     """
     given = Path(path)
     try:

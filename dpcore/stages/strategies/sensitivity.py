@@ -68,7 +68,12 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
     -------
     float
         The exact value where C^T C has no negative entry within the patterns, else an upper bound (see the module); 0
-        without patterns. Steps out of the run, twice in a pattern, or no integers are refused.
+        without patterns.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a step lies outside of the run, occurs twice in a pattern, or is not an integer.
     """
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
     square = _squared(strategy, steps, first)
@@ -78,10 +83,25 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
 def separated_sensitivity(strategy: Strategy, separation: int, participations: int, steps: int) -> float:
     """Return the largest L2 norm by which one example moves C times the sums, whichever its steps are.
 
-    Any two steps of an example are at least `separation` apart, at most `participations` of `steps` are its own, and
-    they are fixed before the run. C, the `strategy`, has at most `separation` bands (of more, the worst pattern is not
-    known): no two columns of an example then have a row in common, and squares add up. Exact: the best columns that are
-    so far apart, by dynamic programming.
+    Parameters
+    ----------
+    strategy : Strategy
+        C, of at most `separation` bands: no two columns of one example then have a row in common, and squares add up.
+    separation : int
+        b: any two steps of an example are at least so many apart.
+    participations : int
+        k, of one example at most.
+    steps : int
+        Of the run.
+
+    Raises
+    ------
+    ArgumentError
+        For a strategy of more bands, whose worst pattern is not known.
+
+    Notes
+    -----
+    Exact: the best k columns that are b apart, by dynamic programming. Fixed before the run, as all patterns.
     """
     separation = validate.integer(1, separation=separation)
     participations = validate.integer(participations=participations, minimum=0)

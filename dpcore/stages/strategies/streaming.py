@@ -37,7 +37,15 @@ def _of_strategy(name: str, words: str) -> Any:
 
 @dataclass(frozen=True)
 class InBlocks:
-    """A `strategy` whose rows of Z are drawn again, for `block` steps together; made by `in_blocks`."""
+    """A strategy that draws rows of Z again, for `block` steps together; its matrix is that of `strategy`.
+
+    Parameters
+    ----------
+    strategy : Strategy or NamedStrategy
+        Of any kind but independent noise and banded C, of which each row is drawn once anyway.
+    block : int
+        B steps, and so many vectors of the parameters' size. 1 keeps nothing and draws all rows again at each step.
+    """
 
     strategy: Any
     block: int
@@ -122,10 +130,14 @@ def in_blocks(strategy: Strategy | NamedStrategy, block: int) -> Strategy:
     ----------
     strategy : Strategy or NamedStrategy
         One that draws rows of Z again, such as `Dense` or `SquareRoot`, or `BandedInverseToeplitz`, which then keeps no
-        ring: with ``block=1`` it draws its b rows at each step and stores nothing. Others, of which each row is drawn
-        once anyway, are refused.
+        ring: with ``block=1`` it draws its b rows at each step and stores nothing.
     block : int
         B steps, and so many vectors of the parameters' size, as secret as the noise. 1 keeps none.
+
+    Raises
+    ------
+    ArgumentError
+        For independent noise and banded C, of which each row is drawn once anyway.
     """
     return InBlocks(strategy, block)
 
@@ -184,7 +196,19 @@ def way(strategy: Strategy) -> str:
 
 
 def streaming_cost(strategy: Strategy, steps: int) -> StreamingCost:
-    """Return what the noise of a run of `steps` steps, at least 1, costs; refused where they do not suit `strategy`."""
+    """Return what the noise of a run of `steps` steps costs.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    steps : int
+        Of the run, 1 or more.
+
+    Raises
+    ------
+    ArgumentError
+        If the strategy does not suit so many steps (`check_steps`).
+    """
     steps = check_steps(strategy, validate.integer(1, steps=steps))
     how, vectors = way(strategy), strategy.order
     if how in ("ring", "recurrence"):

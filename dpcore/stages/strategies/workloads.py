@@ -195,8 +195,20 @@ def row_norms(strategy: Strategy, workload: npt.ArrayLike, steps: int) -> Matrix
 def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iterable[npt.ArrayLike]) -> float:
     """Return the root mean squared error per step and coordinate at mu = 1, in clip norms.
 
-    It is ``sqrt(mean of the squared row norms of A C^{-1}) * sensitivity``, which is the noise multiplier at mu = 1, of
-    C, the `strategy`, and A, the `workload` (steps, steps); `patterns` say when examples take part (`sensitivity`).
+    Parameters
+    ----------
+    strategy : Strategy
+        C.
+    workload : (steps, steps) array
+        A.
+    steps : int
+        Steps of the run.
+    patterns : iterable of (k,) integer arrays
+        When examples take part, see `sensitivity`.
+
+    Notes
+    -----
+    ``sqrt(mean of the squared row norms of A C^{-1}) * sensitivity``, which is the noise multiplier at mu = 1.
     """
     squares = np.square(row_norms(strategy, workload, steps))
     return math.sqrt(float(squares.mean())) * sensitivity(strategy, patterns, steps)

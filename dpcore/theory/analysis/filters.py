@@ -203,8 +203,12 @@ def cutoff(stage: Coefficients | Transfer, points: int = 4097) -> float:
 def snr(autocorrelation: ArrayLike, impulse_response: ArrayLike) -> float:
     """Return DOPPLER's normalized SNR, ``(sum_t sum_tau<=t c_tau kappa_tau) / (sum_t sum_tau<=t kappa_tau^2)``, t < T.
 
-    `autocorrelation`, c_0..c_{T-1}, is the gradient's, normalized: c_0 = 1/2, so that the SNR is 1/2 without a filter.
-    `impulse_response` is kappa_0..kappa_{T-1}, not all zero.
+    Parameters
+    ----------
+    autocorrelation : array of float, shape (T,)
+        c_0..c_{T-1}: normalized autocorrelation of the gradient. c_0 = 1/2: the SNR is 1/2 without a filter.
+    impulse_response : array of float, shape (T,)
+        kappa_0..kappa_{T-1}, not all zero.
 
     References
     ----------

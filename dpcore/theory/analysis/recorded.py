@@ -39,8 +39,12 @@ def fit_filter(released: ArrayLike, filtered: ArrayLike, lags: int) -> FittedFil
     without noise. Where the filter is linear and has settled, the residual is that of rounding and of weights beyond
     `lags`; where it is large the weights are not to be used: the filter is none of the kind, or longer than `lags`.
 
-    `released` and `filtered` (T, m) are the filter's inputs and outputs; `lags`, the number of weights, is at most half
-    of T.
+    Parameters
+    ----------
+    released, filtered : arrays of real numbers, shape (T, m)
+        The filter's inputs and outputs.
+    lags : int
+        Number of weights, at most half of T.
     """
     inputs, outputs = np.asarray(released), np.asarray(filtered)
     if inputs.ndim != 2 or inputs.shape != outputs.shape or not inputs.size:
@@ -67,8 +71,14 @@ def signal_to_noise(values: ArrayLike, noise_std: float, kappa: ArrayLike = (1.0
     ratio may come out below 0 where there is next to no signal; its error is ``sqrt(2 / (T m) * sum_tau rho_tau^2)``,
     rho the autocorrelation of filtered white noise.
 
-    `values` (T, m) are recorded vectors, after the filter of weights `kappa`, none if not given; `noise_std` is s, the
-    standard deviation of the noise before the filter, which was white.
+    Parameters
+    ----------
+    values : array of real numbers, shape (T, m)
+        Recorded vectors, after the filter of weights `kappa`.
+    noise_std : float
+        s, the standard deviation of the noise before the filter, which was white.
+    kappa : array of float, optional
+        The filter's weights; none if not given.
     """
     recorded, weights = np.asarray(values, dtype=np.float64), np.asarray(kappa, dtype=np.float64)
     overlap = np.correlate(weights, weights, mode="full")

@@ -20,7 +20,12 @@ def autocorrelation(sequence: ArrayLike, max_lag: int) -> Floats:
     phi_0 = d s^2 and 0 elsewhere. The biased estimate (1/T at every lag) is positive semidefinite, so that its Fourier
     transform is not negative.
 
-    `sequence` (T, d) has one released vector a step, none of them NaN or infinite; `max_lag` is less than T.
+    Parameters
+    ----------
+    sequence : array of real numbers, shape (T, d)
+        One released vector a step, none of them NaN or infinite.
+    max_lag : int
+        Less than T.
     """
     values = np.asarray(sequence)
     if values.ndim != 2 or not values.size or values.dtype.kind not in "fiu":
@@ -45,10 +50,15 @@ def power_spectral_density(autocorrelation: ArrayLike, frequencies: ArrayLike, *
 
     Its mean over f in [-0.5, 0.5] is phi_0, the mean squared norm. White noise has P = d s^2 at every frequency.
 
-    `autocorrelation` is phi_0..phi_max_lag; phi of a real sequence is symmetric in tau. The `frequencies` (F,) are in
-    cycles per step, in [0, 0.5]. With `taper` far lags, which are known the least, count less: by Parzen's w_tau
-    instead of 1. The tapered density of a biased estimate is never negative, beyond rounding, and a strong peak spills
-    little into other frequencies.
+    Parameters
+    ----------
+    autocorrelation : array of float, shape (max_lag + 1,)
+        phi_0..phi_max_lag; phi of a real sequence is symmetric in tau.
+    frequencies : array of float, shape (F,)
+        f in cycles per step, in [0, 0.5].
+    taper : bool, optional
+        Whether far lags, which are known the least, count less: Parzen's w_tau instead of 1. The tapered density of a
+        biased estimate is never negative, beyond rounding, and a strong peak spills little into other frequencies.
 
     References
     ----------

@@ -125,9 +125,18 @@ Told = Callable[[Bracket], None]
 class Optimum:
     """A strategy with its certificate.
 
-    `error` is the root mean squared error of the workload at mu = 1 and in clip norms (`dpcore.strategies.rmse`), and
-    that of no mechanism is below `lower_bound`, matrix mechanisms of any shape and size among them; None where it is
-    not known. The search took `seconds`, when it was made; it is not `finished` if it was interrupted.
+    Attributes
+    ----------
+    strategy : Strategy
+    error : float
+        Root mean squared error of the workload at mu = 1 and in clip norms: `dpcore.strategies.rmse`.
+    lower_bound : float or None
+        What the error of no mechanism is below, matrix mechanisms of any shape and size among them; None where it is
+        not known.
+    seconds : float
+        That the search took, when it was made.
+    finished : bool
+        False if it was interrupted: the best so far.
     """
 
     strategy: Strategy
@@ -178,10 +187,14 @@ def optimal(
     told : callable, optional
         Told of every bracket of a dense search.
 
+    Raises
+    ------
+    ArgumentError
+        For a kind that does not fit the workload or the participation.
+
     Notes
     -----
-    A kind that does not fit the workload or the participation is refused. Ctrl-C ends a dense search with the best
-    strategy so far, which is not `finished`.
+    Ctrl-C ends a dense search with the best strategy so far, which is not `finished`.
     """
     workload = _workload(workload)
     steps = workload.steps
@@ -218,7 +231,10 @@ def optimal(
 def lower_bound(workload: Workload | int, *, epochs: int = 1, tolerance: float = 1e-4) -> float:
     """Return what the error of no mechanism is below, within `tolerance` of the least; arguments as of `optimal`.
 
-    Of more than 4,096 steps, only that of prefix sums in one epoch is known (and there within 1.8 %).
+    Raises
+    ------
+    ArgumentError
+        For more than 4,096 steps, where only that of prefix sums in one epoch is known (and there within 1.8 %).
     """
     workload = _workload(workload)
     bound = squared_bound(workload, epochs, tolerance=tolerance)
