@@ -86,7 +86,7 @@ class Rehearsal:
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
         parameters = sum(tensor.nbytes for tensor in working.tensors())
         return self.footprint.needed(
-            examples, len(self.points), working.dtype, parameters, several=self.several, scaled=scales is not None
+            examples, len(self.points), working.kept, parameters, several=self.several, scaled=scales is not None
         )
 
     def blocks(self, examples: int) -> list[Block]:
