@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import fewer, seeds
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
 from dpcore.spec.backends import load_backend
 from dpcore.spec.pair_ops import LinearPairs
+
+pytest.importorskip("triton")
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
