@@ -318,6 +318,6 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
     at_once = min(examples, max(32, _TILES // max(1, coordinates)))
     # Copied to begin with a cache line, or into float32.
     widths = (q, block.gradients[0].itemsize), (p, block.inputs[0].itemsize)
-    lined = sum(width for width, item in widths if times * width % 16 or item == 2)
+    lined = sum(width for width, item in widths if times * width % 16 or (item == 2 and points == 1))
     sides = at_once * times * ((2 * (p + q) if points > 1 or scaled else min(p, q)) + lined)
     return size * (max(entries, inner) + sides) + _PIECES

@@ -32,7 +32,12 @@ def autocast(dtype: torch.dtype = BF16) -> Any:
 def words() -> nn.Module:
     """Rows of a layer of many positions and of its bias, pairs of a head of one, a table, and norms in float32."""
     torch.manual_seed(0)
-    parts = {"embed": nn.Embedding(50, 24), "norm": nn.LayerNorm(24), "mix": nn.Linear(24, 16), "head": nn.Linear(16, 3)}
+    parts = {
+        "embed": nn.Embedding(50, 24),
+        "norm": nn.LayerNorm(24),
+        "mix": nn.Linear(24, 16),
+        "head": nn.Linear(16, 3),
+    }
     return Called(lambda m, tokens: m.head(m.mix(m.norm(m.embed(tokens))).tanh().mean(1)), **parts)
 
 
@@ -50,7 +55,9 @@ def totals(run: Any, batch: Any = None) -> list[torch.Tensor]:
 def test_what_the_graph_gives_in_16_bits_is_kept_in_16_bits() -> None:
     wide, narrow = (start(words(), data=TOKENS, precision=given) for given in (None, "bf16"))
     blocks = dict(zip(narrow._engine.gradient.names, narrow._rehearsal.blocks(4), strict=True))
-    kept = {name: {str(array.dtype).removeprefix("torch.") for array in arrays_of(block)} for name, block in blocks.items()}
+    kept = {
+        name: {str(array.dtype).removeprefix("torch.") for array in arrays_of(block)} for name, block in blocks.items()
+    }
     assert kept == {
         "embed.weight": {"int64", "float32"}, "norm.weight": {"float32"}, "norm.bias": {"float32"},
         "mix.weight": {"bfloat16"}, "mix.bias": {"bfloat16"}, "head.weight": {"bfloat16"}, "head.bias": {"bfloat16"},
@@ -120,7 +127,9 @@ def test_the_statement_and_explain_name_it() -> None:
 
 
 def test_what_it_may_be() -> None:
-    refused(ArgumentError, "precision='fp16': must be 'bf16' or None; .* private data", start, model(), precision="fp16")
+    refused(
+        ArgumentError, "precision='fp16': must be 'bf16' or None; .* private data", start, model(), precision="fp16"
+    )
     refused(ArgumentError, "precision='bfloat16': .*'bf16'", start, model(), precision="bfloat16")
 
 
