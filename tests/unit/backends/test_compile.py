@@ -46,10 +46,13 @@ STEP_CIPHER = dict.fromkeys(
      "s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_stream", "square_one"), "i32"
 )  # fmt: skip
 TABLE = {"rows": "*i64", "row_of": "*i32"}
+BOTH = "first_weight", "second_weight"
 
 
 def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     """Return title, kernel, types of its arguments, compile-time constants, elements of a thread's program."""
+    from triton import language
+
     from dpcore_triton import (
         clip,
         correlate,
@@ -67,7 +70,6 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         update,
     )
     from dpcore_triton import filter as filters
-    from triton import language
 
     def step_case(
         title: str, rule: str, filters: tuple[FilterCoefficients, ...] = (), noise_order: int = 0, ring: int = 0,
@@ -152,7 +154,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": clip.EXAMPLES},
          clip.EXAMPLES),
         *of_rows("weighted_sum{}", clip._sum_kernel, {**TABLE, **batch}, SCALED=False),
-        *of_rows("combine{}", clip._combine_kernel, {**TABLE, **batch, "first_weight": "fp32", "second_weight": "fp32"}),
+        *of_rows("combine{}", clip._combine_kernel, {**TABLE, **batch, **dict.fromkeys(BOTH, "fp32")}),
         *of_rows("weighted_sum{}, scale", clip._sum_kernel, {**TABLE, **batch}, SCALED=True),
         (
             "joined_norms", joined._joined_kernel,
