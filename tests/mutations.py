@@ -347,7 +347,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_numpy/pairs.py": [
         ("measure rows of 16 bits in 16 bits", "piece = at_least_float32(part[:, :, first : first + _COLUMNS])", "piece = part[:, :, first : first + _COLUMNS]",
-         "'agreement/test_halves.py::test_linear_layers[numpy float16]'"),
+         "'agreement/test_halves.py::test_layers_of_16_bits[numpy float16]'"),
         ("lose the sign of a part", "(given / (self.unit or 1.0)).tolist()", "(np.abs(given) / (self.unit or 1.0)).tolist()",
          "unit/backends/test_pairs.py::test_matrices_of_several_tiles"),
         ("multiply several examples in float32", "out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))",
@@ -380,7 +380,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_numpy/clip.py": [
         ("add points in 16 bits", "pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)",
-         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows[numpy float16]'"),
+         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[numpy float16]'"),
         ("sum in float32", "total[columns] += nearest(values).sum(axis=0)", "total[columns] += np.float32(nearest(values)).sum(axis=0)",
          "unit/mechanism/test_sums.py"),
         ("halve the norm that bounds a vector under psac", "factor = lowered / (raised + PSAC_STABILITY",
@@ -403,7 +403,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_sources.py"),
     ],
     "dpcore/stages/clipping/blocks.py": [
-        ("add a user's examples in 16 bits", "if array.dtype.itemsize != 2:", "if True:", "agreement/test_halves.py::test_what_is_made_of_blocks"),
+        ("add a user's examples in 16 bits", "if array.dtype.itemsize != 2:", "if True:", "agreement/test_halves.py::test_what_is_made_of_blocks_of_16_bits"),
         ("give every point of a query the weight of the last", "backend.combine(*values, (factor, weight))", "backend.combine(*values, (weight, weight))",
          "papers/test_disk.py unit/stages/test_blocks.py"),
         ("give a user the examples of others of its size", "array[which]", "array[np.roll(which, 1)]",
@@ -449,9 +449,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_torch/clip.py": [
         ("take norms of long rows in 16 bits", "if block.dtype.itemsize == 2:  # some rows at a time", "if False:",
-         "'agreement/test_halves.py::test_rows[torch bfloat16]'"),
+         "'agreement/test_halves.py::test_rows_of_16_bits[torch bfloat16]'"),
         ("add points in 16 bits in torch", "pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)",
-         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows[torch bfloat16]'"),
+         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[torch bfloat16]'"),
         ("add vectors that are not rounded", "piece.mul_(weights[examples, None]).round_()", "piece.mul_(weights[examples, None])",
          "agreement/test_ops_clip.py::test_weighted_sums_agree"),
         ("measure by the size of the batch", "measure = _squares if block.shape[1] <= _SHORT", "measure = _squares if block.numel() <= _SHORT",
@@ -464,7 +464,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_torch/linear.py": [
         ("multiply rows in 16 bits", "return _picked(side.parts[0], chosen).float()", "return _picked(side.parts[0], chosen)",
-         "'agreement/test_halves.py::test_linear_layers[torch bfloat16]'"),
+         "'agreement/test_halves.py::test_layers_of_16_bits[torch bfloat16]'"),
         ("add factors that are not integers", "y.mul_(own * 2.0**-FACTOR_BITS).round_()", "y.mul_(own * 2.0**-FACTOR_BITS)",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("add activations that are not integers", ".mul_(2.0**FACTOR_BITS / own).round_()", ".mul_(2.0**FACTOR_BITS / own)",
@@ -896,7 +896,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_triton/row_norms.py": [
         ("read bfloat16 as float16, in the kernel", "found = _numbers_of(block, place, mask, tl.bfloat16)", "found = _numbers_of(block, place, mask, tl.float16)",
-         "'agreement/test_halves.py::test_rows[triton bfloat16]'"),
+         "'agreement/test_halves.py::test_rows_of_16_bits[triton bfloat16]'"),
         ("take the tables of other groups", "None if groups is None else tuple(groups), pattern(scale)", "groups is None, pattern(scale)",
          "agreement/test_kept_tables.py"),
         ("keep where copies lie", "if key is not None and not lent:", "if key is not None:", "agreement/test_kept_tables.py"),
