@@ -35,7 +35,7 @@ from whole_step.tables import markdown
 MODELS = ("mlp", "transformer", "cnn", "resnet-18", "bert", "bert-lora", "lstm")
 CONTESTANTS = (
     "non-private", "dpcore", "dpcore per-layer", "dpcore DiSK",
-    "Opacus hooks", "Opacus functorch", "Opacus ghost", "FastDP", "torch.func",
+    "Opacus hooks", "Opacus functorch", "Opacus ghost", "FastDP", "torch.func", "non-private compiled", "dpcore compiled",
 )  # fmt: skip
 
 
