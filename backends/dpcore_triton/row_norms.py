@@ -13,7 +13,19 @@ import triton.language as tl
 from dpcore.spec.check_rows import check_rows
 from dpcore_triton.described import address, described, pattern, present
 from dpcore_triton.kept import Kept
-from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, rows_of, table
+from dpcore_triton.launch import (
+    COLUMNS,
+    KINDS,
+    ROWS,
+    common_device,
+    float32_only,
+    jit,
+    kernel,
+    launch,
+    read_as_float32,
+    rows_of,
+    table,
+)
 
 Tensor = torch.Tensor
 Scales = Sequence[Tensor | None] | None
@@ -57,7 +69,8 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) 
     made, lent = _kept.get(key), list[Tensor]()
     if made is None:
         check_rows(rows, scale, groups)
-        float32_only(rows=rows, scale=given)
+        read_as_float32(rows=rows)
+        float32_only(scale=given)
         device = common_device(rows=rows[:1])  # and all others are where it is
         made, lent = _made(rows, [0] * len(rows) if groups is None else groups, scale, device)
         if key is not None and not lent:
@@ -94,7 +107,7 @@ def _made(
     blocks, strides, widths = dense([rows[index] for index in order])
     scales = vectors(scale, order)
     parts_of = [-(-width // COLUMNS) for width in widths]
-    columns = [list(map(Tensor.data_ptr, blocks)), strides, widths, list(map(address, scales))]
+    columns = [list(map(Tensor.data_ptr, blocks)), strides, widths, list(map(address, scales)), kinds_of(blocks)]
     on_device, row_of, parts = table(np.array(columns, dtype=np.int64).T, parts_of, device)
     parts_of_groups = [0] * (max(groups) + 1)
     for index, own in zip(order, parts_of, strict=True):
@@ -109,6 +122,11 @@ def dense(rows: Sequence[Tensor]) -> tuple[list[Tensor], list[int], list[int]]:
     widths = [size[1] for size in map(Tensor.size, rows)]
     blocks = list(rows) if all(map(Tensor.is_contiguous, rows)) else list(map(dense_rows, rows))
     return blocks, [stride[0] for stride in map(Tensor.stride, blocks)], widths
+
+
+def kinds_of(blocks: Sequence[Tensor]) -> list[int]:
+    """Return how the blocks' numbers lie, for `numbers_at`."""
+    return [KINDS[block.dtype] for block in blocks]
 
 
 def copies(used: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor]:
@@ -143,16 +161,27 @@ def _squares_kernel(
 ):  # fmt: skip
     groups = (examples + ROWS - 1) // ROWS
     parts, part = tl.num_programs(0) // groups, tl.program_id(0) // groups
-    row, columns = locate_columns(part, rows, row_of, 5, COLUMNS)
+    row, columns = locate_columns(part, rows, row_of, 6, COLUMNS)
     example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     mask = (example < examples)[:, None] & (columns < tl.load(row + 3))[None, :]
-    block = tl.load(row + 1).to(tl.pointer_type(tl.float32))
-    at = block + example[:, None] * tl.load(row + 2) + columns[None, :]
-    values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
+    place = example[:, None] * tl.load(row + 2) + columns[None, :]
+    values = numbers_at(tl.load(row + 1), tl.load(row + 5), place, mask).to(tl.float64)
     if SCALED:
         values *= scale_at(row + 4, columns, tl.load(row + 3)).to(tl.float64)[None, :]
     squares = tl.sum(values * values, axis=1)
     tl.store(partial + example * parts + part, squares, mask=example < examples)
+
+
+@jit
+def numbers_at(block, kind, place, mask):
+    """Return a block's numbers at these places in float32, by the kind that they lie in; zeros beside the mask."""
+    if kind == 0:
+        found = tl.load(block.to(tl.pointer_type(tl.float32)) + place, mask=mask, other=0.0)
+    elif kind == 1:
+        found = tl.load(block.to(tl.pointer_type(tl.bfloat16)) + place, mask=mask, other=0.0).to(tl.float32)
+    else:
+        found = tl.load(block.to(tl.pointer_type(tl.float16)) + place, mask=mask, other=0.0).to(tl.float32)
+    return found
 
 
 @jit

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.check import FLOATS, check_count, check_float, dtype_name, dtype_names
+from dpcore.spec.check import FLOATS, HALVES, check_count, check_float, dtype_names, read_as
 from dpcore.spec.contributions import MOST_ROUNDED
 from dpcore.spec.memory import Named, check_device, check_in_place, check_place, is_in_place, listed
 from dpcore.spec.ops import CLIP_RULES
@@ -21,7 +21,8 @@ def _are_rows(rows: Sequence[Any]) -> bool:
     """Return whether blocks are as `check_rows` asks: the usual case, by one call for each attribute."""
     try:
         shapes = list(map(_SHAPE, rows))
-        return {(len(shape), shape[0]) for shape in shapes} == {(2, shapes[0][0])} and dtype_names(rows) <= set(FLOATS)
+        known = {*FLOATS, *HALVES}
+        return {(len(shape), shape[0]) for shape in shapes} == {(2, shapes[0][0])} and dtype_names(rows) <= known
     except (AttributeError, IndexError, TypeError):
         return False
 
@@ -32,8 +33,7 @@ def _are_sums(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -
     try:
         shapes = list(map(_SHAPE, rows))
         return (
-            len(dtype_names(rows)) == 1
-            and dtype_names([*out, *different]) == {"float64"}
+            dtype_names([*out, *different]) == {"float64"}
             and all(shape == (shapes[0][0],) for shape in map(_SHAPE, different))
             and all(one == (shape[1],) for one, shape in zip(map(_SHAPE, out), shapes, strict=True))
             and all(map(is_in_place, out))
@@ -52,10 +52,10 @@ def _check_shapes(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequ
     if not rows:
         raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
     for index, block in enumerate(() if _are_rows(rows) else rows):
-        check_float(f"rows[{index}]", block)
+        check_float(f"rows[{index}]", block, halves=True)
         if len(block.shape) != 2:
             raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
-        check_float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]))
+        check_float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]), halves=True)
     if scale is not None:
         check_count("scale", scale, len(rows), "one for each block of rows")
         for index, vector in enumerate(scale):
@@ -74,7 +74,7 @@ def check_combined(first: Sequence[Any], second: Sequence[Any], weights: tuple[f
     check_rows(first, None)
     check_count("second", second, len(first), "one for each block of first")
     for index, (one, other) in enumerate(zip(first, second, strict=True)):
-        check_float(f"second[{index}]", other, dtype_name(one), tuple(one.shape))
+        check_float(f"second[{index}]", other, read_as(one), tuple(one.shape), halves=True)
     check_device([*listed("first", first), *listed("second", second)])
     check_count("weights", weights, 2, "of first and second")
     if not all(math.isfinite(weight) for weight in weights):

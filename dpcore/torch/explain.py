@@ -27,6 +27,7 @@ from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.engine import Engine
 from dpcore.torch.memory import Footprint, Limit, arrays_of, microbatch_size
+from dpcore.torch.model import precision
 
 # Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
 _FIRST_STEPS = 64
@@ -86,7 +87,7 @@ class Rehearsal:
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
         parameters = sum(tensor.nbytes for tensor in working.tensors())
         return self.footprint.needed(
-            examples, len(self.points), working.dtype, parameters, several=self.several, scaled=scales is not None
+            examples, len(self.points), working.kept, parameters, several=self.several, scaled=scales is not None
         )
 
     def blocks(self, examples: int) -> list[Block]:
@@ -134,6 +135,7 @@ class Explanation:
 
     way: str  # how gradients are found: "pairs" or "one-by-one"
     reasons: dict[str, str]  # why faster ways were not taken
+    autocast: str  # "off", or the dtype of forward passes: "to bfloat16"
     microbatch_size: int
     examples: float  # of a step, in expectation
     peak_bytes: int  # of the sum over one micro-batch, beside parameters and the run's vectors
@@ -152,6 +154,7 @@ class Explanation:
         limit = self.limit_source if self.limit_bytes is None else f"{words(self.limit_bytes)}, {self.limit_source}"
         return "\n".join([
             f"gradients: {self.way!r}{why}",
+            f"autocast of forward passes: {self.autocast}",
             f"points of a step: {self.points}",
             f"micro-batch: {self.microbatch_size} examples, of about {self.examples:.0f} in a step",
             f"peak memory of its sum: {words(self.peak_bytes)} (limit: {limit})",
@@ -212,6 +215,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     return Explanation(
         way=gradient.way,
         reasons=dict(gradient.reasons),
+        autocast=precision.words(gradient.autocast),
         microbatch_size=engine.microbatch_size,
         examples=rehearsal.expected_examples,
         peak_bytes=rehearsal.needed(size),

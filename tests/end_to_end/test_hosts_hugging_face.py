@@ -118,6 +118,18 @@ def test_it_trains_what_a_plain_loop_trains(tmp_path: Path):
     assert math.isnan(output.training_loss)
 
 
+def test_bf16_is_the_precision_of_the_run_and_of_evaluations(tmp_path: Path):
+    """Accelerate puts a cast around the model's forward pass at the first evaluation, which changes no gradient."""
+    net, method = model(), dpcore.methods.dp_adam(noise_multiplier=1.0, **ADAM)
+    run = plain_loop(net, method, precision="bf16")
+    found = trainer(tmp_path, method, bf16=True, eval_strategy="steps", eval_steps=3)
+    found.train()
+    assert found.private.explain().autocast == run.explain().autocast == "to bfloat16"
+    assert_same(found.model, net)
+    with pytest.raises(AssertionError):
+        assert_same(plain_loop(model(), method).model, net)
+
+
 def test_a_collators_own_generator_is_found_where_labels_are_taken_out(tmp_path: Path):
     class Noisy:
         def __init__(self) -> None:
@@ -378,8 +390,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("gradient_accumulation_steps", 4, "gradient_accumulation_steps=4: must give the method's batch_size=8"),
     ("optim", "sgd", "optim='sgd': must be left at 'adamw_torch_fused'; the update is the method's"),
     ("optim_args", "a=1", "the update is the method's"),
-    ("fp16", True, r"fp16=True: must be left at False; give the model its dtype"),
-    ("bf16", True, "bf16=True: must be left at False; give the model its dtype"),
+    ("fp16", True, r"fp16=True: must be left at False; its loss scale follows from gradients"),
     ("bf16_full_eval", True, "evaluate a copy"),
     ("torch_compile", True, "compiled already"),
     ("use_liger_kernel", True, "no gradient for each example"),

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.check import dtype_name
+from dpcore.spec.check import read_as
 from dpcore.spec.check_rows import check_rows
 from dpcore.spec.contributions import rounding_of_linear, rounding_of_rows
 from dpcore.spec.ops import Backend
@@ -47,7 +47,7 @@ class Block(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Name of the arrays' dtype."""
+        """Name of the dtype that the arrays are computed in: of 16 bits float32."""
 
     @property
     def rounding(self) -> float:
@@ -81,6 +81,13 @@ class Block(Protocol):
 _SHAPE = attrgetter("shape")
 
 
+def _at_least_float32(array: Any) -> Any:
+    """Return an array of 16 bits in float32: what is made of its numbers would be rounded to 16 bits else."""
+    if array.dtype.itemsize != 2:
+        return array
+    return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
+
+
 @dataclass(frozen=True)
 class Rows:
     """Each example's vector itself.
@@ -104,8 +111,8 @@ class Rows:
 
     @property
     def dtype(self) -> str:
-        """Name of the arrays' dtype."""
-        return dtype_name(self.values)
+        """See `Block.dtype`."""
+        return read_as(self.values)
 
     @property
     def rounding(self) -> float:
@@ -127,12 +134,14 @@ class Rows:
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def weighted(self, weight: float) -> Rows:
         """See `Block.weighted`."""
-        return self if weight == 1 else Rows(weight * self.values)
+        return self if weight == 1 else Rows(weight * _at_least_float32(self.values))
 
     @np.errstate(all="ignore")
     def units(self, size: int) -> Rows:
         """See `Block.units`."""
-        return self if size == 1 else Rows(self.values.reshape(self.examples // size, size, *self.shape).sum(1))
+        if size == 1:
+            return self
+        return Rows(_at_least_float32(self.values).reshape(self.examples // size, size, *self.shape).sum(1))
 
     def map(self, function: Callable[[Any], Any]) -> Rows:
         """See `Block.map`."""
@@ -171,8 +180,8 @@ class _Pairs:
 
     @property
     def dtype(self) -> str:
-        """Name of the gradients' dtype."""
-        return dtype_name(self.gradients[0])
+        """See `Block.dtype`."""
+        return read_as(self.gradients[0])
 
     def weighted(self, weight: float) -> Self:
         """See `Block.weighted`."""
@@ -247,7 +256,8 @@ class Linear(_Pairs):
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:
         """See `Block.rows`."""
-        parts = zip(self.inputs, self.gradients, self.point_weights, strict=True)
+        sides = (map(_at_least_float32, side) for side in (self.inputs, self.gradients))
+        parts = zip(*sides, self.point_weights, strict=True)
         tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
         return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
 
@@ -297,11 +307,11 @@ class Embedding(_Pairs):
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:
         """See `Block.rows`."""
-        first = self.gradients[0]
+        first = _at_least_float32(self.gradients[0][:0])
         shape = self.examples, *self.shape
         rows = np.zeros(shape, first.dtype) if isinstance(first, np.ndarray) else first.new_zeros(shape)
         for indices, gradients, weight in zip(self.indices, self.gradients, self.point_weights, strict=True):
-            for row, index, gradient in zip(rows, indices, gradients, strict=True):
+            for row, index, gradient in zip(rows, indices, map(_at_least_float32, gradients), strict=True):
                 kept = index >= 0
                 if isinstance(row, np.ndarray):
                     np.add.at(row, index[kept], weight * gradient[kept])
@@ -390,7 +400,7 @@ def _sum(first: Block, second: Block) -> Block:
     paired = (Linear, Embedding, Tied)
     if not isinstance(first, paired) or not isinstance(second, paired) or first.shape != second.shape:
         with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-            return Rows(first.rows() + second.rows())
+            return Rows(_at_least_float32(first.rows()) + _at_least_float32(second.rows()))
     tables = [block.embedding if isinstance(block, Tied) else block for block in (first, second)]
     heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
     table = _side_by_side([block for block in tables if isinstance(block, Embedding)])
@@ -433,7 +443,7 @@ class Tied:
 
     @property
     def dtype(self) -> str:
-        """Name of the gradients' dtype."""
+        """See `Block.dtype`."""
         return self.linear.dtype
 
     @property
