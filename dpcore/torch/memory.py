@@ -310,11 +310,14 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
         return together * (24 * block.shape[1] + 64)
     q, p = block.shape
     if times < FEW_ROWS and not scaled:
-        return 8 * together * (p + q) + (4 if points == len(block.inputs) == 1 else 8) * together * max(p, q)
+        item = max(array.itemsize for array in (*block.inputs, *block.gradients))
+        return 8 * together * (p + q) + (item if points == len(block.inputs) == 1 else 8) * together * max(p, q)
     size = 8 if times < FEW_ROWS else 4
     entries = min(examples * coordinates, _TILES) * (2 if scaled or points > 1 else 1)
     inner = 7 * max(times**2, min(examples * times**2, _TILES // 4)) if block.gram else 0
     at_once = min(examples, max(32, _TILES // max(1, coordinates)))
-    lined = sum(width for width in (p, q) if times * width % 16)  # copied to begin with a cache line
+    # Copied to begin with a cache line, or into float32.
+    widths = (q, block.gradients[0].itemsize), (p, block.inputs[0].itemsize)
+    lined = sum(width for width, item in widths if times * width % 16 or (item == 2 and points == 1))
     sides = at_once * times * ((2 * (p + q) if points > 1 or scaled else min(p, q)) + lined)
     return size * (max(entries, inner) + sides) + _PIECES

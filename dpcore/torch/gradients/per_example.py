@@ -26,7 +26,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.gradients.capture import as_written, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotProved
-from dpcore.torch.gradients.losses import Calls, ExampleLoss, check_scalar, check_targets, loss_failed
+from dpcore.torch.gradients.losses import Calls, ExampleLoss, check_scalar, check_targets, in_float32, loss_failed
 from dpcore.torch.gradients.proved import ProvedGradient
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.memory import is_out_of_memory
@@ -203,6 +203,7 @@ class PerExampleGradient:
 
     def _loss_of(self, output: Any, targets: tuple[Tree, ...]) -> torch.Tensor:
         check_targets(self.loss, targets)
+        output = output if self.autocast is None else in_float32(output)
         try:
             value: Any = self.loss(output, *targets)
         except FAILURES as cause:

@@ -189,6 +189,9 @@ ESTIMATED = {
     "tied": (lambda: language(True), (tokens(48), tokens(48))),
     "tied, short": (lambda: language(True), (tokens(8), tokens(8))),
     "LSTM": (recurrent, (tokens(60), DATA[1])),
+    "transformer, bf16": (lambda: language(False), (tokens(48), tokens(48))),
+    "transformer, short, bf16": (lambda: language(False), (tokens(30), tokens(30))),
+    "MLP, bf16": (lambda: wide(8000), DATA),
 }
 
 
@@ -197,7 +200,8 @@ ESTIMATED = {
 def test_what_follows_from_the_graph_is_what_a_sum_takes(name: str, way: str) -> None:
     make, data = ESTIMATED[name]
     users, method = way == "users", METHODS["disk" if way == "two points" else "dp_sgd"](4 if way == "users" else 8)
-    run = start(make(), method, data=data, sampling=USERS if users else "fixed-order", microbatch_size=24)
+    options = {"sampling": USERS if users else "fixed-order", "precision": "bf16" if "bf16" in name else None}
+    run = start(make(), method, data=data, microbatch_size=24, **options)
     peak_of_sum(run, 24)  # a first call imports
     needed, taken = run._rehearsal.needed(24), peak_of_sum(run, 24)
     assert 0.93 * taken < needed < (1.6 if users else 1.25) * taken, needed / taken
