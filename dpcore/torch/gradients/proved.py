@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpcore.torch.gradients import cache
 from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
 from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotCaptured
+from dpcore.torch.gradients.head import without_logits
 from dpcore.torch.gradients.losses import Calls, ExampleLoss
 from dpcore.torch.gradients.sources import RESHAPED, Finder, Source, as_captured, lies_anyhow
 from dpcore.torch.memory import Footprint
@@ -56,6 +58,11 @@ class Program:
         places = captured.places
         first = len(places) - captured.batch
         marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
+        lean = without_logits(graph, marks, self.count) if gathers is None else None
+        if lean is not None:
+            captured = replace(captured, graph=lean)
+            graph, places = lean, captured.places
+            marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
         parameters = places[: captured.parameters]
         self.shapes = [shape_of(place) for place in parameters]
         (output,) = (node for node in graph.nodes if node.op == "output")
