@@ -24,8 +24,8 @@ from dpcore.spec.ops import Backend
 from dpcore.spec.pair_ops import LinearPairs
 
 __all__ = [
-    "Block", "Chunked", "Embedding", "Linear", "Rows", "Tied", "as_block", "as_blocks", "combined", "joined", "of_units",
-    "scaled",
+    "Block", "Chunked", "Embedding", "Linear", "Rows", "Tied", "as_block", "as_blocks", "combined", "joined",
+    "of_units", "scaled",
 ]  # fmt: skip
 
 
@@ -540,7 +540,7 @@ class Chunked:
     """
 
     parts: tuple[Any, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     kept: list[Any] = field(default_factory=list, compare=False)
 
     @property
@@ -556,7 +556,7 @@ class Chunked:
     @property
     def rounding(self) -> float:
         """See `Block.rounding`: at most what all parts together have."""
-        return sum(part.rounding for part in self.parts)
+        return math.fsum(part.rounding for part in self.parts)
 
     def pieces(self, scale: Any = None) -> Iterator[tuple[Block, slice, Any]]:
         """Yield the chunks' blocks, where each lies in the flat matrix, and its part of the scale."""

@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -69,20 +71,23 @@ def _head(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
 
 def _head_inputs(means: Tensor, weight: Tensor, labels: Tensor, own: Tensor, others: Tensor | None) -> Tensor:
     """Return the gradient by the inputs, (N, p): ``g W_y + h sum_v W_v - (g + V h) W^T softmax``."""
-    found = own[:, None] * (weight[labels] - means)
+    found = own[:, None] * (torch.embedding(weight, labels) - means)
     if others is not None:
         found += others[:, None] * (weight.sum(0, dtype=means.dtype) - len(weight) * means)
     return found.to(weight.dtype)
 
 
-def _never(*_: Any) -> Tensor:
-    raise AssertionError("a sum over the examples: its source is taken in its place")
+def _sum(of_bias: bool, inputs: Tensor, weight: Tensor, bias: Tensor | None, *rows: Tensor | None) -> Tensor:
+    """Return the gradient by the weight or the bias: all rows as one example's. A graph's source stands in its place."""
+    one: list[Any] = [None if each is None else each[None] for each in (inputs, *rows)]
+    found: Tensor = Softmax(*one, weight, bias, of_bias, len(inputs)).chunk(0, len(weight)).rows()
+    return found.view(len(weight) if of_bias else weight.shape)
 
 
 _library.impl("head", _head, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _library.impl("head_inputs", _head_inputs, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_library.impl("head_weight", _never, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_library.impl("head_bias", _never, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("head_weight", partial(_sum, False), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("head_bias", partial(_sum, True), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 @torch.library.register_fake("dpcore::head")  # type: ignore[untyped-decorator]
@@ -125,6 +130,8 @@ class Softmax:
     bias : (V,) tensor or None
     of_bias : bool
         It is the bias that the gradient is of.
+    rows : int
+        T of one example, of which a unit may have several.
     point_weight : float
     """
 
@@ -136,6 +143,7 @@ class Softmax:
     weight: Tensor
     bias: Tensor | None
     of_bias: bool
+    rows: int
     point_weight: float = 1.0
 
     @property
@@ -157,7 +165,8 @@ class Softmax:
     def chunk(self, first: int, last: int) -> Block:
         """Return the block of some classes' rows."""
         inputs = torch.as_tensor(self.inputs)
-        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+        kind = inputs.device.type
+        with torch.no_grad(), nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
             gradients = self._gradients(inputs.to(self.weight.dtype), first, last).to(inputs.dtype)
         factors = inputs.new_ones(*inputs.shape[:2], 1) if self.of_bias else inputs
         block = product(gradients, factors).weighted(self.point_weight)
@@ -169,22 +178,22 @@ class Softmax:
         Each example of many rows is a product of its own, from the begin of a cache line on: for another number of
         examples a library may choose another kernel. Of few rows all are one product, as in the forward pass.
         """
-        normalizers, labels, own = (torch.as_tensor(each) for each in (self.normalizers, self.labels, self.own))
-        others = None if self.others is None else torch.as_tensor(self.others)
+        normalizers, labels, own = (torch.as_tensor(x).flatten() for x in (self.normalizers, self.labels, self.own))
+        others = None if self.others is None else torch.as_tensor(self.others).flatten()
         total = own if others is None else own + len(self.weight) * others
-        count, times, _ = inputs.shape
-        found = normalizers.new_empty(count, times, last - first)
-        apart = 1 if times >= FEW_ROWS else count
-        for start in range(0, count, apart):
+        count, times, width = inputs.shape
+        inputs, found = inputs.reshape(-1, width), normalizers.new_empty(count * times, last - first)
+        apart = self.rows if self.rows >= FEW_ROWS else max(1, count * times)
+        for start in range(0, count * times, apart):
             some = slice(start, start + apart)
-            z = _logits(inputs[some].flatten(0, 1).clone(), self.weight.detach(), self.bias, first, last)
-            z = z.view(-1, times, last - first)
-            torch.mul(z.sub_(normalizers[some, :, None]).exp_(), -total[some, :, None], out=found[some])
+            z = _logits(inputs[some].clone(), self.weight.detach(), self.bias, first, last)
+            torch.mul(z.sub_(normalizers[some, None]).exp_(), -total[some, None], out=found[some])
         if others is not None:
-            found += others[:, :, None]
+            found += others[:, None]
         inside = (labels >= first) & (labels < last)
         places, added = torch.where(inside, labels - first, 0), torch.where(inside, own, 0)
-        return found.scatter_add_(2, places[:, :, None], added[:, :, None].to(found.dtype))
+        found.scatter_add_(1, places[:, None], added[:, None].to(found.dtype))
+        return found.view(count, times, last - first)
 
     def weighted(self, weight: float) -> Softmax:
         """See `dpcore.stages.clipping.blocks.Block.weighted`."""
@@ -207,9 +216,11 @@ def source_of(op: Op, _: int) -> Source:
 
     def block(values: Sequence[Tensor], examples: int) -> Block:
         given: dict[str, Any] = dict(zip(names, values, strict=True))
-        shared = {name: given.pop(name, None) for name in ("weight", "bias")}
-        rows = {name: stacked(value, mark, examples) for name, value in given.items()}
-        part = Softmax(**{"others": None} | rows, **shared, of_bias=op.name.endswith("bias"))
+        shared: dict[str, Any] = {name: given.pop(name, None) for name in ("weight", "bias")}
+        rows: dict[str, Any] = {name: stacked(value, mark, examples) for name, value in given.items()}
+        part = Softmax(
+            **{"others": None} | rows, **shared, of_bias=op.name.endswith("bias"), rows=mark.outer * mark.inner
+        )
         return Chunked((part,), (len(part.weight), 1 if part.of_bias else part.weight.shape[1]))
 
     return Source(tuple(op[name] for name in names), block, "head")
@@ -253,7 +264,11 @@ def without_logits(graph: Graph, marks: dict[Node, Any], count: int) -> Graph | 
         if node.op == "call_function" and name_of(node.target) == "ones_like" and shape_of(node) == (count,):
             # The losses' own values go nowhere: the gradient of their sum begins with ones.
             kind = node.meta["val"]
-            node.target, node.args, node.kwargs = aten.ones.default, ([count],), {"dtype": kind.dtype, "device": kind.device}
+            node.target, node.args, node.kwargs = (
+                aten.ones.default,
+                ([count],),
+                {"dtype": kind.dtype, "device": kind.device},
+            )
     found.eliminate_dead_code()
     heads = 0
     for node in list(found.nodes):
@@ -321,7 +336,11 @@ def _moved(node: Node, dim: int | None, classes: int) -> int | None:
 def _turned(node: Node) -> tuple[Node, bool]:
     """Return the matrix that a value is, and whether it is transposed."""
     turned = False
-    while node.op == "call_function" and name_of(node.target) in ("t", "transpose", "permute") and len(shape_of(node)) == 2:
+    while (
+        node.op == "call_function"
+        and name_of(node.target) in ("t", "transpose", "permute")
+        and len(shape_of(node)) == 2
+    ):
         turned ^= order_of(node) == [1, 0]
         node = node.args[0]  # type: ignore[assignment]
     return node, turned
@@ -329,20 +348,20 @@ def _turned(node: Node) -> tuple[Node, bool]:
 
 def _loss(node: Node, dim: int, classes: int) -> _Loss | None:
     """Return what a gradient by log-probabilities is made of: numbers at labels, and one for all classes."""
-    name, given = name_of(node.target) if node.op == "call_function" else "", node.args
-    if name == "scatter_add" and given[1] % len(shape_of(node)) == dim and is_zero(given[0]):  # type: ignore[operator, arg-type]
+    name, given = name_of(node.target) if node.op == "call_function" else "", cast("tuple[Any, ...]", node.args)
+    if name == "scatter_add" and given[1] % len(shape_of(node)) == dim and is_zero(given[0]):
         labels, own = given[2:4]
         one = tuple(1 if d == dim else n for d, n in enumerate(shape_of(node)))
-        return _Loss(labels, own, None) if shape_of(labels) == shape_of(own) == one else None  # type: ignore[arg-type]
+        return _Loss(labels, own, None) if shape_of(labels) == shape_of(own) == one else None
     if name == "add" and len(node.all_input_nodes) == 2 and not node.kwargs:
         for one, other in (given, given[::-1]):
-            loss, others = _loss(one, dim, classes), _uniform(other, dim)  # type: ignore[arg-type]
+            loss, others = _loss(one, dim, classes), _uniform(other, dim)
             if loss is not None and loss.others is None and others is not None and shape_of(one) == shape_of(other):
                 return loss._replace(others=others)
     if name and _moves(node):
         for before in range(len(shape_of(given[0]))):
             if shape_of(given[0])[before] == classes and _moved(node, before, classes) == dim:
-                return _loss(given[0], before, classes)  # type: ignore[arg-type]
+                return _loss(given[0], before, classes)
     return None
 
 
@@ -378,7 +397,7 @@ def _takes(head: _Head, user: Node, gradient: Node, dim: int | None) -> bool:
         return True
     turned = given[1] is gradient and dim == 1
     factor: Any = given[0] if turned else given[1]
-    if not turned and (given[0] is not gradient or dim != 0) or _turned(factor) != (head.inputs, turned):
+    if (not turned and (given[0] is not gradient or dim != 0)) or _turned(factor) != (head.inputs, turned):
         return False
     last = _last_turned(user, turned)
     head.by_weight.extend([] if last is None else [last])
@@ -414,6 +433,7 @@ def _replace(node: Node, head: _Head) -> None:
     rows = shape_of(head.inputs)[0]
     with graph.inserting_before(node):
         both = call(ours.head.default, head.inputs, head.weight, head.bias)
+        both.meta["scratch"] = 4 * rows * (min(CHUNK, shape_of(head.weight)[0]) + 2 * shape_of(head.inputs)[1])
         normalizers, means = (call(operator.getitem, both, place) for place in (0, 1))
         labels, own, others = map(row_by_row, head.loss)
         given = head.inputs, head.weight, head.bias, normalizers, labels, own, others

@@ -53,15 +53,15 @@ class Program:
     a sharded model's parameters into it.
     """
 
-    def __init__(self, captured: Captured, gathers: Gathers | None = None) -> None:
+    def __init__(self, captured: Captured, gathers: Gathers | None = None, lean: bool = False) -> None:
         graph, self.count, self.digest = captured.graph, captured.count, captured.digest
         places = captured.places
         first = len(places) - captured.batch
         marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
-        lean = without_logits(graph, marks, self.count) if gathers is None else None
-        if lean is not None:
-            captured = replace(captured, graph=lean)
-            graph, places = lean, captured.places
+        found = without_logits(graph, marks, self.count) if lean and gathers is None else None
+        if found is not None:
+            captured = replace(captured, graph=found)
+            graph, places = found, captured.places
             marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
         parameters = places[: captured.parameters]
         self.shapes = [shape_of(place) for place in parameters]
@@ -127,6 +127,13 @@ class Program:
     def footprint(self) -> Footprint:
         """What a call takes of memory, and the sum over its blocks."""
         return Footprint.of(self._module.graph, self.count, self.blocks)
+
+    @cached_property
+    def rows(self) -> int:
+        """The most rows of an example in any product."""
+        called = (node for node in self._module.graph.nodes if node.op == "call_function")
+        products = (node for node in called if name_of(node.target) in ("mm", "addmm"))
+        return max((shape_of(node)[0] // self.count for node in products), default=1)
 
     def _as_written(self) -> AbstractContextManager[None]:
         """Leave out autocast, whose casts are operations of the graph."""
@@ -261,6 +268,7 @@ class ProvedGradient:
         self._readers: dict[Program, list[tuple[dict[str, Any], str]]] = {}
         self._device = next(model.parameters()).device
         self._calls = 0
+        self.lean = False  # whether heads are taken without their logits
         self.compiled = False  # whether torch.compile makes kernels of the graphs
         self.changes_state = False  # whether the code changed anything that lasts while it was captured
 
@@ -294,7 +302,7 @@ class ProvedGradient:
     def _program(self, form: Hashable, batch: Tree) -> Program:
         known = self.programs.get(form)
         if known is None:
-            key = *cache.equal_models(self.model, self.loss, self.values.names), form, self.compiled
+            key = *cache.equal_models(self.model, self.loss, self.values.names), form, self.compiled, self.lean
             known = cache.get(key, lambda: self._made(batch))
             if len(self.programs) >= _FORMS:
                 del self.programs[next(iter(self.programs))]
@@ -323,7 +331,7 @@ class ProvedGradient:
             before.restore()
             made.empty_caches()
         made.refuse_left(self.model)
-        program = Program(found, self.values.gathered(found))
+        program = Program(found, self.values.gathered(found), self.lean)
         try:
             with seeded(self._device, TRIAL), self.values.captured():
                 found.check_numbers()
