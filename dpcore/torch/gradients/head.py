@@ -79,8 +79,10 @@ def _head_inputs(means: Tensor, weight: Tensor, labels: Tensor, own: Tensor, oth
 
 def _sum(of_bias: bool, inputs: Tensor, weight: Tensor, bias: Tensor | None, *rows: Tensor | None) -> Tensor:
     """Return the gradient by the weight or the bias: all rows as one example's. A graph's source stands in its place."""
-    one: list[Any] = [None if each is None else each[None] for each in (inputs, *rows)]
-    found: Tensor = Softmax(*one, weight, bias, of_bias, len(inputs)).chunk(0, len(weight)).rows()
+    names = ("inputs", "normalizers", "labels", "own", "others")
+    one: dict[str, Any] = {n: None if x is None else x[None] for n, x in zip(names, (inputs, *rows), strict=True)}
+    part = Softmax(**one, weight=weight, bias=bias, of_bias=of_bias, rows=len(inputs))
+    found: Tensor = part.chunk(0, len(weight)).rows()
     return found.view(len(weight) if of_bias else weight.shape)
 
 

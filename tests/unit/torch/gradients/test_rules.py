@@ -671,7 +671,7 @@ WRONG: dict[str, axis.Rule] = {
         axis._pointwise,
     ),
     **dict.fromkeys(("index", "gather", "bmm"), _first_of),
-    **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward"), lambda op: None),
+    **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward", "dpcore::head_weight"), lambda op: None),
     **dict.fromkeys(("mean.dim", "mv", "prod"), lambda op: SUM),
     "_unsafe_view": _turned,
     "slice": lambda op: op.mark("self"),
