@@ -22,7 +22,7 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.free_memory import words
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, combined, scaled
+from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied, combined, scaled
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.engine import Engine
@@ -31,6 +31,8 @@ from dpcore.torch.model import precision
 
 # Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
 _FIRST_STEPS = 64
+_ENOUGH = 512
+"""Rows of a product with a head's weight from which on more of them make it little faster."""
 
 
 class Rehearsal:
@@ -79,8 +81,37 @@ class Rehearsal:
         # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
         # micro-batches of other sizes run beside them.
         shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
-        self.engine.plan_microbatches(microbatch_size(limit.bytes // shares, self.needed, self.likely_examples))
+        size = self._leaner(limit.bytes // shares, self._fitting(limit.bytes // shares))
+        self.engine.plan_microbatches(size)
         self.engine.limit = limit
+
+    def _fitting(self, most: int) -> int:
+        return microbatch_size(most, self.needed, self.likely_examples)
+
+    def _leaner(self, most: int, size: int) -> int:
+        """Take heads without their logits where these leave room for few examples; return the micro-batch's size.
+
+        It makes them twice more, and saves passes over them. So it pays where products of fewer rows would be slow, or
+        where one example's logits do not fit.
+        """
+        gradient = self.engine.gradient
+        if gradient.way != "pairs" or gradient.repeated is not None:
+            return size
+        before, rows = self.needed(size), size * gradient.proved.prove(self.example).rows
+        if before <= most and (size == self.likely_examples or rows >= _ENOUGH):
+            return size
+        self._take(lean=True)
+        found = self._fitting(most)
+        if not any(isinstance(block, Chunked) for block in self.footprint.blocks) or self.needed(size) >= before:
+            self._take(lean=False)
+            return size
+        gradient.reasons["logits"] = f"they leave room for a micro-batch of {size} examples in {words(most)}"
+        return found
+
+    def _take(self, lean: bool) -> None:
+        self.engine.gradient.proved.lean = lean
+        self.engine.gradient.proved.forget()
+        del self.footprint
 
     def needed(self, examples: int) -> int:
         """Return the bytes that a sum over so many examples takes."""
@@ -276,6 +307,8 @@ def rule_of(block: Block) -> str:
         return "table of tokens"
     if isinstance(block, Tied):
         return "tied: table and pairs"
+    if isinstance(block, Chunked):
+        return "head without logits" if len({type(part) for part in block.parts}) == 1 else "tied: head without logits"
     if isinstance(block, Linear) and block.exact:
         return "pairs: float64"
     if isinstance(block, Linear) and (block.gram or _rows(block) <= _FEW):
@@ -287,6 +320,8 @@ def _rows(block: Block) -> int:
     parts = block.gradients if isinstance(block, Linear | Embedding) else ()
     if isinstance(block, Tied):
         parts = block.linear.gradients
+    if isinstance(block, Chunked):
+        parts = tuple(part.inputs for part in block.parts if hasattr(part, "inputs"))
     return sum(int(part.shape[1]) for part in parts)
 
 
