@@ -6,8 +6,6 @@
 1.75
 """
 
-from __future__ import annotations
-
 from dpcore.accounting import base
 from dpcore.accounting.base import Accountant, accountants_for
 from dpcore.accounting.calibrate import calibrate

@@ -1,7 +1,5 @@
 """Events from an Opacus accountant's history, and events in the terms of Google's dp-accounting."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Mapping
 from typing import Any

@@ -15,8 +15,6 @@ alpha, so they are asked for at the smallest order only.
 Its steps are evaluated together at one order (`log_moments_of_many`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether what a run keeps from step to step fits into memory: asked before any of it is allocated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

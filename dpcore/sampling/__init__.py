@@ -1,7 +1,5 @@
 """Sampling: which examples take part in which step. Indices, never data; the secret is an argument, never a field."""
 
-from __future__ import annotations
-
 from dpcore.sampling.base import BaseSampler, Sampler, Shard, check_sampler, is_sampler, shard
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpcore.sampling.draw import Indices

@@ -7,8 +7,6 @@ order, which is all that resuming and sharding need.
 The same object feeds training (`indices`) and accounting (`event`): the two cannot disagree.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

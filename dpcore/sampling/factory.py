@@ -1,7 +1,5 @@
 """Samplers by name: one table for configurations, the command line, the PyTorch edge and stored statements."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final

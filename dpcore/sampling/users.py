@@ -1,7 +1,5 @@
 """User-level privacy: a sampler draws users, and each user's examples make one vector."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Both NumPy arrays and torch tensors come here, so dtypes are compared by name. ("torch.float32" and "float32" are one.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Checks that every backend makes of its operations on pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of the operations on rows that every backend makes: norms, factors and weighted sums."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from operator import attrgetter

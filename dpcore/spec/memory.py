@@ -5,8 +5,6 @@ the other: where two share memory the result would depend on the backend, and a 
 written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ctypes import addressof, c_char
 from operator import attrgetter, methodcaller

@@ -7,8 +7,6 @@ Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "t
 argument unless its description says "in place", and accept arrays of size zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """DiSK's scalar Kalman filter, whose weight follows from the variances, and the full one, **not private**."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Strategies: matrices that correlate the noise of a run over its steps, and what they cost in privacy."""
 
-from __future__ import annotations
-
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.kinds import (
     BLT,

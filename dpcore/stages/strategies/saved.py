@@ -1,7 +1,5 @@
 """Strategies in files: their kind, their numbers, and nothing that runs."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path

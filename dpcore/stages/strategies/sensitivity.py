@@ -33,8 +33,6 @@ Denisov, McMahan, Rush, Smith, Thakurta, "Improved Differential Privacy for SGD 
 Adaptive Streams", 2022, Theorem 2.1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

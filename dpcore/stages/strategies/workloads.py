@@ -4,8 +4,6 @@ A maps the released averages g_0 .. g_{T-1} to what is wanted: for SGD the itera
 noise of what is wanted is A C^{-1} Z.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

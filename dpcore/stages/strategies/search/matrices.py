@@ -31,8 +31,6 @@ Hale, Higham and Trefethen, "Computing A^alpha, log(A), and related matrix funct
 method 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass

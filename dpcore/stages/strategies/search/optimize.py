@@ -1,7 +1,5 @@
 """Optimal strategies of every kind, each with its error and the least error of any mechanism."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
