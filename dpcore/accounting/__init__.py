@@ -24,7 +24,7 @@ from dpcore.accounting.events import (
     TruncatedPoissonSampledGaussian,
 )
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
-from dpcore.accounting.other_libraries import OPACUS_ASSUMPTIONS, from_opacus, neighboring_relation, to_dp_accounting
+from dpcore.accounting.other_libraries import OPACUS_ASSUMPTIONS, from_opacus
 from dpcore.accounting.phases import parts_of
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.renyi import RdpAccountant
@@ -63,9 +63,7 @@ __all__ = [
     "epsilons",
     "from_opacus",
     "known_dataset_size",
-    "neighboring_relation",
     "smallest_epsilon",
-    "to_dp_accounting",
     "trade_off",
 ]
 
