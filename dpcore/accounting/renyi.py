@@ -1,6 +1,7 @@
 """Renyi differential privacy of the events, and the accountant built on it.
 
-A schedule has many different steps, and is asked at as few orders as lead to the best one. With K(alpha) the sum of the steps' log A (convex in alpha), the bounds of the conversion below are
+A schedule has many different steps, and is asked at as few orders as lead to the best one. With K(alpha) the sum of
+the steps' log A (convex in alpha), the bounds of the conversion below are
 
     epsilon = (K(alpha) + (alpha - 1) log(1 - 1/alpha) - log alpha - log delta) / (alpha - 1),
     log delta = K(alpha) + (alpha - 1) log(1 - 1/alpha) - log alpha - epsilon (alpha - 1).

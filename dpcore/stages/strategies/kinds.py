@@ -549,38 +549,6 @@ class BandedInverseToeplitz(Rational):
         return ring_of([value / first for value in self.series[1:]], t, 1 / first, "input")
 
 
-@dataclass(frozen=True)
-class Coefficients(base.Redrawn, Toeplitz):
-    """C of any `series` c_0 .. c_{T-1}, up to its scale, c_0 > 0. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
-
-    As an attribute the series is scaled to norm 1, the norm of the first column.
-    """
-
-    series: tuple[float, ...]
-    kind: ClassVar[str] = "toeplitz"
-
-    def __post_init__(self) -> None:
-        values = checked_series(series=self.series)
-        object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
-
-    @property
-    def steps(self) -> int:
-        """T."""
-        return len(self.series)
-
-    def first_column(self, steps: int) -> Matrix:
-        """Return c, (steps,)."""
-        return np.array(self.series[:steps])
-
-    def inverse_first_column(self, steps: int) -> Matrix:
-        """Return the series of 1/c, (steps,)."""
-        return self._inverse[:steps]
-
-    @cached_property
-    def _inverse(self) -> Matrix:
-        return response((1.0,), self.series, self.steps)
-
-
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
     """Return the strategy whose inverse is the first `bands` coefficients of (1-x)^{1/2}, over `steps` rows.
 

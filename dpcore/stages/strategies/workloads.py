@@ -212,11 +212,6 @@ def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iter
     return math.sqrt(float(squares.mean())) * sensitivity(strategy, patterns, steps)
 
 
-def max_error(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iterable[npt.ArrayLike]) -> float:
-    """Return the largest error of any step at mu = 1: as `rmse`, with the largest row norm of A C^{-1}."""
-    return float(row_norms(strategy, workload, steps).max()) * sensitivity(strategy, patterns, steps)
-
-
 def error_of(strategy: Strategy, workload: Workload, epochs: int = 1) -> float:
     """Return the root mean squared error at mu = 1; see `rmse`.
 
