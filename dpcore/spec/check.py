@@ -4,9 +4,8 @@ Both NumPy arrays and torch tensors come here, so dtypes are compared by name. (
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
@@ -29,17 +28,11 @@ from dpcore.spec.stream import check_key, check_range
 from dpcore.spec.validate import choice, integer, non_negative, positive
 
 FLOATS = ("float32", "float64")
-_DTYPE = attrgetter("dtype")
 
 
 def dtype_name(array: Any) -> str:
     """Return "float32" for both NumPy's and torch's."""
     return _name(array.dtype)
-
-
-def dtype_names(arrays: Iterable[Any]) -> set[str]:
-    """Return the names of the dtypes that arrays have."""
-    return set(map(_name, set(map(_DTYPE, arrays))))
 
 
 @lru_cache(maxsize=64)
