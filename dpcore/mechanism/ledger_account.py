@@ -5,8 +5,6 @@ gives back rows behind the granted ones only. A close that a signal's handler as
 waits for its end.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +27,7 @@ NO_LEDGER = (
 class LedgerAccount:
     """Pays for a mechanism's releases; `name` and `dataset`, its fingerprint, are what the ledger calls the run."""
 
-    def __init__(self, ledger: Ledger, mechanism: Mechanism, *, name: str, dataset: str = "") -> None:
+    def __init__(self, ledger: "Ledger", mechanism: "Mechanism", *, name: str, dataset: str = "") -> None:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
         self.run: LedgerRun | None = None  # until it has begun in the ledger
         self.caveats: tuple[str, ...] = ()  # for the statement
@@ -64,14 +62,14 @@ class LedgerAccount:
                 if self._close_due:
                     self.close()
 
-    def begin(self) -> LedgerRun:
+    def begin(self) -> "LedgerRun":
         """Return the ledger's run, begun if it was not."""
         with self._at_work():
             if self.run is None:
                 self.run = self._begun()
             return self.run
 
-    def _begun(self) -> LedgerRun:
+    def _begun(self) -> "LedgerRun":
         mechanism, plan, taken = self.mechanism, self.mechanism.plan, self.mechanism.step
         abandoned = mechanism.abandoned
         if abandoned and not self._charged:

@@ -1,7 +1,5 @@
 """A run of several processes that pays from a ledger: the first process has the ledger, and answers for all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,7 @@ from dpcore.mechanism.peers import Peers, by_the_first
 def _asked(name: str) -> Callable[..., Any]:
     """Return a method that calls one of the first process's account; all must ask, and all get what it returns."""
 
-    def ask(self: SharedAccount, *arguments: Any) -> Any:
+    def ask(self: "SharedAccount", *arguments: Any) -> Any:
         return by_the_first(self.peers, lambda: getattr(self.account, name)(*arguments))
 
     return ask
@@ -22,7 +20,7 @@ def _asked(name: str) -> Callable[..., Any]:
 def _here(name: str) -> Any:
     """Return a property of the first process's account, which is not sent; PrivacyError in the others."""
 
-    def held(self: SharedAccount) -> Any:
+    def held(self: "SharedAccount") -> Any:
         if self.account is None:
             raise PrivacyError(
                 f"rank {self.peers.rank} has no ledger, and cannot tell what was spent: ask for epsilon and statement "

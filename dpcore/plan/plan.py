@@ -1,7 +1,5 @@
 """The plan: a sampler, a method and a number of steps that fit together, and the event that follows from them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -220,7 +218,7 @@ class Plan:
             return accounting.epsilon(event, delta, accountant)
         return accounting.smallest_epsilon(event, delta)[0]
 
-    def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> Plan:
+    def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> "Plan":
         """Return the plan at the smallest noise multiplier that meets the target.
 
         The accountant is by default the one that needs least noise: the epsilon of each that covers the run is an upper

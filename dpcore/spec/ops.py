@@ -1,7 +1,7 @@
 """The port: the mathematics, shapes, guarantees and edge cases of each operation of a backend.
 
 A backend is a module with the members of `Backend`. The fused operation `step` is *defined* as the composition of
-`normal`, `correlate`, `recurrence` and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
+`normal`, `correlate`, `recurrence` and `update`; `tests/agreement/agreement.py` says how closely two must agree.
 
 Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "triton". Operations never write to an
 argument unless its description says "in place", and accept arrays of size zero.

@@ -1,7 +1,5 @@
 """Kinds of strategies: matrices by bands, dense ones and trees, Toeplitz ones; and their names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,7 +92,7 @@ class Banded(base.Whole):
         object.__setattr__(self, "sha256", base.digest(bands))
 
     @classmethod
-    def from_matrix(cls, matrix: npt.ArrayLike) -> Banded:
+    def from_matrix(cls, matrix: npt.ArrayLike) -> "Banded":
         """Return the strategy of a (T, T) array, C up to its scale, with as many bands as have an entry."""
         full = base.lower_triangular(matrix=matrix)
         bands = np.zeros((band_count(full), len(full)))
