@@ -156,8 +156,9 @@ class Plan:
             strategy, (wide, norm) = self.method.noise.strategy, self._banded
             # Width and norm are of all planned steps: a shorter run's columns are parts of these.
             name = "identity" if strategy is None else identify(strategy)
-            settings = {"bands": wide, "column_norm": norm, "strategy": name}
-            event: Event = self.sampler.banded_event(sigma, steps, number, branches, **settings)
+            event: Event = self.sampler.banded_event(
+                sigma, steps, number, branches, bands=wide, column_norm=norm, strategy=name
+            )
         elif self.method.noise.strategy is not None:
             left = ((0, self.steps),) * abandoned if isinstance(abandoned, int) else tuple(abandoned)
             event = self._matrix_event(sigma, steps, self._reach(0, steps))

@@ -1,6 +1,6 @@
 """Sampling: which examples take part in which step. Indices, never data; the secret is an argument, never a field."""
 
-from dpcore.sampling.base import BaseSampler, Sampler, Shard, check_sampler, is_sampler, shard
+from dpcore.sampling.base import Sampler, Shard, check_sampler, is_sampler, shard
 from dpcore.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpcore.sampling.draw import Indices
 from dpcore.sampling.factory import NAMES, foreign, from_description, sampler
@@ -10,7 +10,6 @@ from dpcore.sampling.users import UserSampler
 
 __all__ = [
     "NAMES",
-    "BaseSampler",
     "CyclicPoissonSampler",
     "FixedBatches",
     "FixedOrderSampler",

@@ -23,7 +23,7 @@ def _of_users(name: str, words: str) -> Any:
 
 
 @dataclass(frozen=True, init=False)
-class UserSampler:
+class UserSampler(Sampler):
     """Draws users by any sampler, and gives the examples of those drawn, each user's in a row.
 
     The sums of a run are then over users: the vectors of a user's examples are added up **before** the clip, so that
