@@ -509,10 +509,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let shards overlap", "for end in (rank, rank + 1))", "for end in (0, rank + 1))",
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
     ],
-    "dpcore/mechanism/shared_account.py": [
-        ("let a process draw what the first has not paid for", "    before_draw = _asked(\"before_draw\")", "    before_draw = lambda self, step: None",
-         "end_to_end/test_processes_ledger.py::test_no_process_draws_what_is_not_paid_for"),
-    ],
     "dpcore/mechanism/peers.py": [
         ("keep a refusal to the first process", "    if told is not None:\n", "    if False:\n",
          "end_to_end/test_processes_ledger.py::test_all_stop_where_the_budget_does"),
@@ -945,6 +941,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/cli/test_datasets.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
+        ("let a process draw what the first has not paid for", "    before_draw = _asked(\"before_draw\")", "    before_draw = lambda self, step: None",
+         "end_to_end/test_processes_ledger.py::test_no_process_draws_what_is_not_paid_for"),
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
          "unit/ledger/test_attacks.py"),
         ("forget what the ledger did not know", 'tuple(saved.get("caveats", ()))', "()", "end_to_end/test_kill.py"),

@@ -31,41 +31,13 @@ from dpcore.accounting.renyi import RdpAccountant
 from dpcore.spec import validate
 
 __all__ = [
-    "OPACUS_ASSUMPTIONS",
-    "Accountant",
-    "Adjacency",
-    "Composed",
-    "CyclicPoissonSampledGaussian",
-    "Event",
-    "FixedSizeSampledGaussian",
-    "Gaussian",
-    "GaussianAccountant",
-    "Interval",
-    "MatrixGaussian",
-    "NonPrivate",
-    "PldAccountant",
-    "PoissonSampledGaussian",
-    "RandomAllocationGaussian",
-    "RdpAccountant",
-    "SelfComposed",
-    "TradeOff",
-    "TruncatedPoissonSampledGaussian",
-    "accountants_for",
-    "analytic_noise_multiplier",
-    "available_accountants",
-    "calibrate",
-    "curve",
-    "delta",
-    "delta_interval",
-    "delta_remark",
-    "epsilon",
-    "epsilon_interval",
-    "epsilons",
-    "from_opacus",
-    "known_dataset_size",
-    "smallest_epsilon",
-    "trade_off",
-]
+    "OPACUS_ASSUMPTIONS", "Accountant", "Adjacency", "Composed", "CyclicPoissonSampledGaussian", "Event",
+    "FixedSizeSampledGaussian", "Gaussian", "GaussianAccountant", "Interval", "MatrixGaussian", "NonPrivate",
+    "PldAccountant", "PoissonSampledGaussian", "RandomAllocationGaussian", "RdpAccountant", "SelfComposed",
+    "TradeOff", "TruncatedPoissonSampledGaussian", "accountants_for", "analytic_noise_multiplier",
+    "available_accountants", "calibrate", "curve", "delta", "delta_interval", "delta_remark", "epsilon",
+    "epsilon_interval", "epsilons", "from_opacus", "known_dataset_size", "smallest_epsilon", "trade_off",
+]  # fmt: skip
 
 
 def epsilon(event: Event, delta: float, accountant: str | Accountant | None = None) -> float:

@@ -9,23 +9,7 @@ from dpcore.sampling.poisson import FixedSizeSampler, PoissonSampler, RandomAllo
 from dpcore.sampling.users import UserSampler
 
 __all__ = [
-    "NAMES",
-    "CyclicPoissonSampler",
-    "FixedBatches",
-    "FixedOrderSampler",
-    "FixedSizeSampler",
-    "Indices",
-    "PoissonSampler",
-    "RandomAllocationSampler",
-    "Sampler",
-    "Shard",
-    "ShuffledSampler",
-    "TruncatedPoissonSampler",
-    "UserSampler",
-    "check_sampler",
-    "foreign",
-    "from_description",
-    "is_sampler",
-    "sampler",
-    "shard",
-]
+    "NAMES", "CyclicPoissonSampler", "FixedBatches", "FixedOrderSampler", "FixedSizeSampler", "Indices",
+    "PoissonSampler", "RandomAllocationSampler", "Sampler", "Shard", "ShuffledSampler", "TruncatedPoissonSampler",
+    "UserSampler", "check_sampler", "foreign", "from_description", "is_sampler", "sampler", "shard",
+]  # fmt: skip

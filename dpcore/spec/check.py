@@ -58,6 +58,25 @@ def check_count(name: str, values: Sequence[Any], count: int, words: str) -> Non
         raise ArgumentError(f"len({name})={len(values)}: must be {count}, {words}")
 
 
+def check_outputs(
+    examples: int,
+    sizes: Sequence[int],
+    weights: Sequence[Any],
+    out: Sequence[Any],
+    words: str,
+    read: Sequence[Named] = (),
+) -> None:
+    """Refuse weights that are not (B,), and outputs that are not contiguous (d_l,) of float64 with their own memory."""
+    check_count("weights", weights, len(sizes), words)
+    check_count("out", out, len(sizes), words)
+    for index, size in enumerate(sizes):
+        check_float(f"weights[{index}]", weights[index], "float64", (examples,))
+        check_float(f"out[{index}]", out[index], "float64", (size,))
+        check_in_place(f"out[{index}]", out[index])
+    different = {id(named[1]): named for named in listed("weights", weights)}
+    check_place(listed("out", out), [*different.values(), *read])
+
+
 def check_dtype(backend: Any, dtype: str, name: str) -> None:
     """Refuse parameters of a dtype that the backend does not compute in, by the name that the caller gave them."""
     if dtype == "float64" and backend.name == "triton":

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.check import check_count, check_float, dtype_name
+from dpcore.spec.check import check_count, check_float, check_outputs, dtype_name
 from dpcore.spec.contributions import MOST_ROUNDED
-from dpcore.spec.memory import Named, check_device, check_in_place, check_place, listed
+from dpcore.spec.memory import Named, check_device, listed
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.validate import choice, integer, positive
 
@@ -110,17 +110,9 @@ def check_weighted_sum(
 ) -> None:
     """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
     _check_shapes(rows, scale)
-    check_count("weights", weights, len(rows), "one for each block of rows")
-    check_count("out", out, len(rows), "one for each block of rows")
-    fit: Any = None  # the weights of most blocks are the same array
-    for index, block in enumerate(rows):
-        if weights[index] is not fit or fit is None:
-            check_float(f"weights[{index}]", weights[index], "float64", (block.shape[0],))
-            fit = weights[index]
-        check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))
-        check_in_place(f"out[{index}]", out[index])
-    different = {id(named[1]): named for named in listed("weights", weights)}
-    check_place(listed("out", out), [*listed("rows", rows), *different.values(), *_present(scale)])
+    read = [*listed("rows", rows), *_present(scale)]
+    sizes = [block.shape[1] for block in rows]
+    check_outputs(rows[0].shape[0], sizes, weights, out, "one for each block of rows", read)
 
 
 def _present(scale: Sequence[Any] | None) -> list[Named]:
