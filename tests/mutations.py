@@ -494,13 +494,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take zeros for the first values of a copy", 'float("nan"), dtype', "0.0, dtype", "unit/torch/test_parameter_views.py"),
     ],
     "dpcore/spec/memory.py": [
-        ("let one element be shared, at the quick look", "return not (starts[1:] < before).any()", "return not (starts[1:] + 8 < before).any()",
-         "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
-        ("look at changed arrays alone, at the quick look", "np.where(is_changed[1:], *(", "np.where(False, *(",
-         "unit/spec/test_quick_checks.py"),
         ("let one element be shared", "if start < end:", "if start + 8 < end:", "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
         ("look at changed arrays alone", "end, other = (any_end, any_name) if is_changed", "end, other = (changed_end, changed_name) if is_changed",
-         "unit/spec/test_quick_checks.py"),
+         "agreement/test_bad_input.py::test_a_changed_array_that_begins_inside_of_one_that_is_read_is_found"),
         ("take read-only arrays", "if changed and not flags.writeable and array.nbytes:", "if False:", "agreement/test_bad_input.py::test_what_cannot_be_written_changes_nothing"),
         ("take arrays of two devices", "!= expected:", "!= expected and False:", "agreement/test_bad_input.py::test_arrays_elsewhere_change_nothing"),
     ],
@@ -533,10 +529,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_peers.py"),
         ("let shards overlap", "for end in (rank, rank + 1))", "for end in (0, rank + 1))",
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
-    ],
-    "dpcore/mechanism/shared_account.py": [
-        ("let a process draw what the first has not paid for", "    before_draw = _asked(\"before_draw\")", "    before_draw = lambda self, step: None",
-         "end_to_end/test_processes_ledger.py::test_no_process_draws_what_is_not_paid_for"),
     ],
     "dpcore/mechanism/peers.py": [
         ("keep a refusal to the first process", "    if told is not None:\n", "    if False:\n",
@@ -745,7 +737,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("stream a column of C for its row", "-float(self.bands[j, t - j])", "-float(self.bands[j, t])", "unit/stages/test_strategies.py"),
         ("move the place of a ring", "step % max(len(weights), 1)", "(step + 1) % max(len(weights) + 1, 1) % max(len(weights), 1)",
          "unit/stages/test_strategies.py"),
-        ("give the series for its inverse", "return self._inverse[:steps]", "return self.first_column(steps)", "unit/stages/test_strategies.py"),
         ("plan more rows than fit into memory", "check_rows(named.name, steps, dense=named.name == TreeOptimal.kind)", "pass",
          "unit/mechanism/test_room.py::test_a_name_of_more_rows_than_memory_holds_is_refused"),
     ],
@@ -776,8 +767,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/stages/strategies/sensitivity.py": [
         ("take reshuffled epochs for a fixed order", "float(np.abs(products).max())", "float(np.abs(np.diagonal(products)).max())",
          "unit/sampling/test_epochs.py"),
-        ("let participations be one step nearer", "taken = np.append(squares + best[separation:], np.zeros(separation))",
-         "taken = np.append(squares + best[separation - 1 : -1], np.zeros(separation))", "unit/stages/test_strategies_sensitivity.py"),
         ("sum columns with their signs", "return float(np.abs(block.T @ block).sum())", "return float((block.T @ block).sum())",
          "unit/plan/test_plan.py unit/stages/test_strategies_sensitivity.py"),
         ("let negative products of columns cancel in the sensitivity", "return float(np.abs(block.T @ block).sum())",
@@ -973,6 +962,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/cli/test_datasets.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
+        ("let a process draw what the first has not paid for", "    before_draw = _asked(\"before_draw\")", "    before_draw = lambda self, step: None",
+         "end_to_end/test_processes_ledger.py::test_no_process_draws_what_is_not_paid_for"),
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
          "unit/ledger/test_attacks.py"),
         ("forget what the ledger did not know", 'tuple(saved.get("caveats", ()))', "()", "end_to_end/test_kill.py"),
@@ -1095,11 +1086,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
     ],
     "dpcore/stages/strategies/search/matrices.py": [
-        ("take a pivot twice in the diagonal of an inverse", "down + up[::-1] - diagonal", "down + up[::-1]", "unit/stages/test_optimal.py"),
-        ("spread the poles of a root unevenly", "(np.arange(_POLES) + 0.5)", "(np.arange(_POLES) + 0.6)", "unit/stages/test_optimal.py"),
         ("claim a bound that is none", "total**2 / steps**2)", "1.0001 * total**2 / steps**2)",
          "unit/stages/test_optimal.py"),
-        ("claim a quick bound that is none", "[1] / workload.steps) ** 2", "[1] / workload.steps) ** 2 * 1.001", "unit/stages/test_optimal.py"),
         ("hide what rounding may add to eigenvalues", "(1 + ROUNDING / least) ** -0.5", "(1 - 1e6 * ROUNDING / least) ** -0.5", "unit/stages/test_optimal.py"),
         ("move the weights the wrong way", "columns / steps - shares / shares.sum()", "shares / shares.sum() - columns / steps", "unit/stages/test_optimal.py"),
         ("let an example's steps share no noise in the bound", "total += weight\n", "total += 0.9 * weight\n", "unit/stages/test_optimal.py"),

@@ -3,8 +3,6 @@
 `dpcore.minimize`, the PyTorch edge and the audit take their steps here, so that what is audited is what runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

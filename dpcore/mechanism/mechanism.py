@@ -4,8 +4,6 @@ It owns the clipped sum, the noise, the filter's and the update's state; callers
 array API (`dpcore.minimize`) and the PyTorch edge drive this one object, so a method has one meaning.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

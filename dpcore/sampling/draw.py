@@ -10,8 +10,6 @@ distribution of the keys is still invariant under every permutation of the examp
 equally likely, exactly. Patching a single collision instead would break that symmetry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 

@@ -8,8 +8,6 @@ operation takes sequences of J *parts*, each with a real weight: part j has T_j 
 count as concatenated along time. T is the sum of T_j.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -103,8 +101,8 @@ class PairOperations(Protocol[A]):
         indices : sequence of J arrays (B, T_j) of int64
             Rows of the table, below `size`. A negative one adds nothing (a padding token).
         gradients : sequence of J arrays (B, T_j, q)
-            Float32 or of 16 bits, or float64, as all others. Row r of v_i, (size, q), is the sum of ``point_weights[j] *
-            gradients[j][i, t]`` over all j and t with ``indices[j][i, t] = r``.
+            Float32 or of 16 bits, or float64, as all others. Row r of v_i, (size, q), is the sum of
+            ``point_weights[j] * gradients[j][i, t]`` over all j and t with ``indices[j][i, t] = r``.
         point_weights : sequence of J floats
         size : int
         scale : (size q,) array, optional

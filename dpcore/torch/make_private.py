@@ -18,11 +18,10 @@ from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DeltaWarning, SpeedWarning, TrainingWarning
 from dpcore.ledger import Ledger
 from dpcore.ledger.checks import different_data
-from dpcore.mechanism.ledger_account import LedgerAccount
+from dpcore.mechanism.ledger_account import LedgerAccount, SharedAccount
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import Peers, by_the_first
-from dpcore.mechanism.room import check_vectors
-from dpcore.mechanism.shared_account import SharedAccount
+from dpcore.mechanism.vectors import check_vectors
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler, is_sampler
 from dpcore.sampling import sampler as make_sampler

@@ -15,8 +15,6 @@ Bounds: any a gives an upper bound of TPR with an upper bound of D. From below, 
 above the extension of the chord of the two points to the left, and of the two to the right.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -96,7 +96,7 @@ def optimize_command(
         as_json,
         {"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs,
             "error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds,
-            "finished": found.finished, "strategy": _described(found.strategy)},
+            "strategy": _described(found.strategy)},
         f"root mean squared error of {wanted.name} over {counted(steps, 'step')} at mu = 1: "
         f"{found.error:.6g} clip norms",
         near,

@@ -285,9 +285,11 @@ class StatedEvents(Plan):
         return self.stated.noise.get("sensitivity_of_run")
 
 
-class StatedSampler(sampling.BaseSampler):
+class StatedSampler(sampling.Sampler):
     """A list of batches, or a sampler of the caller's own: what a statement says of it."""
 
+    dataset_size: int
+    max_batch_size: int | None
     adjacency, steps_per_epoch = Adjacency.ZERO_OUT, 1
 
     def __init__(self, statement: Statement, max_batch_size: int | None) -> None:
@@ -296,11 +298,6 @@ class StatedSampler(sampling.BaseSampler):
         self.batch_size = statement.method["batch_size"]
         self.keeps_order = not self.said.get("secret", SECRET_BATCHES in statement.caveats)
         self.unit_of_privacy = str(self.said.get("unit", "example"))
-
-    def indices(self, key: bytes, step: int) -> Any:
-        raise NotImplementedError
-
-    event = indices
 
     def describe(self) -> dict[str, Any]:
         if self.said.get("sampler") != sampling.FixedBatches.kind:

@@ -31,7 +31,7 @@ from dpcore.strategies import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.linalg import eigvalsh_tridiagonal, sqrtm
+from scipy.linalg import eigvalsh_tridiagonal
 from scipy.optimize import approx_fprime, minimize
 
 from dpcore import methods, strategies
@@ -187,22 +187,11 @@ def test_many_steps():
     refused(ArgumentError, "at most 4096 for kind='dense'", optimal, "dense", 5000)
 
 
-def test_an_interrupted_search_keeps_the_best(monkeypatch: pytest.MonkeyPatch):
-    def told(_: Any) -> None:
-        raise KeyboardInterrupt
-
-    found = optimal("dense", workloads.momentum(40, 0.5), told=told)
-    assert not found.finished
-    assert found.lower_bound is not None
-    assert found.lower_bound <= found.error <= 1.2 * found.lower_bound
-    assert optimal("dense", workloads.momentum(40, 0.5)).finished  # it was not kept
-
-
 def test_solved_problems_are_kept_and_damage_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DPCORE_CACHE_DIR", str(tmp_path))
     first = optimal("blt", 64, buffers=2)
     files = sorted(strategies.cache_folder().glob("*.npz"))
-    assert len(files) == 1
+    assert len(files) == 2  # its own, and the dense one of the bound
     assert optimal("blt", 64, buffers=2).seconds == first.seconds
     for path in files:
         path.write_bytes(path.read_bytes()[:-40])
@@ -356,7 +345,7 @@ def test_a_search_that_begins_with_fewer_steps_ends_where_one_without_does(
         assert errors[0] <= errors[1] * (1 + 1e-6), kind
 
 
-def test_the_bound_without_eigenvectors():
+def test_the_bound_is_that_of_the_exact_eigenvalues():
     rng = np.random.default_rng(0)
     for workload in (
         workloads.ones(200),
@@ -366,8 +355,6 @@ def test_the_bound_without_eigenvectors():
         inverse_of = np.linalg.inv(np.asarray(workload))
         diagonal = np.diagonal(inverse_of @ inverse_of.T).copy()
         off = np.diagonal(inverse_of @ inverse_of.T, 1).copy()
-        expected = np.diagonal(np.linalg.inv(sqrtm(inverse_of @ inverse_of.T).real))
-        np.testing.assert_allclose(matrices._root_diagonal(diagonal, off), expected, rtol=1e-6)
         dense = optimal("dense", workload, keep=False)
         assert lower_bound(workload) <= dense.error
         assert lower_bound(workload) == pytest.approx(dense.error, rel=1e-4)
