@@ -1,7 +1,5 @@
 """What every test shares: Triton's mode, chosen once before anything imports it, hypothesis profiles, and entropy."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """How much a test looks at: little at every change, much in the nightly job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import product
 from typing import TypeVar

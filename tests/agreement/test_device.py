@@ -1,7 +1,5 @@
 """What a device adds to the operations: streams, a second device, sizes beyond 2^31, and the same bits again."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

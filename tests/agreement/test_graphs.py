@@ -4,8 +4,6 @@ In the interpreter a recording is made again call by call, with the arguments it
 CUDA graph. So what these tests show of recordings holds for both, and on a device they show the graphs.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A model's passes that are replayed: gradients and whole runs are those of the model's graph itself."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A torch model trained under "numpy" and under "triton" (interpreter on the CPU, or CUDA) ends at one place."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 

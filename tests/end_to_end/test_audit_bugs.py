@@ -1,7 +1,5 @@
 """Every planted bug is flagged by the audit at its default settings, and its honest twin passes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The audit of every method, of their variants, and under every sampler: a lower bound below the claim, no flag."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`dpcore compare`: what it leaves, that it goes on where it stopped, and what it says about tuning."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

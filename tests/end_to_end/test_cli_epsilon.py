@@ -1,7 +1,5 @@
 """`dpcore epsilon`, `delta`, `calibrate` and `curve` against dp-accounting and each other; runs of Opacus."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

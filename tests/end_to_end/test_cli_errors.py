@@ -1,7 +1,5 @@
 """Nonsense gives one sentence and a status; what must fail is refused before torch and before anything is made."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

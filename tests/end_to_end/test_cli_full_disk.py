@@ -1,7 +1,5 @@
 """A full disk: what was saved is said and what was not, errors name the files that a user knows, no drafts stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """`dpcore inspect` says what SciPy says, in tables, JSON and pictures, and refuses nonsense in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and a plain kill: the folder stays readable and never states less than was spent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

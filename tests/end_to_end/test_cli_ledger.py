@@ -1,7 +1,5 @@
 """`dpcore ledger` says what the ledger says, as text and as JSON, and refuses nonsense in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dpcore statement` and `dpcore verify`: what a run wrote, its files beside its statement, and nonsense."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

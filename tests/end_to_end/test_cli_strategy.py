@@ -1,7 +1,5 @@
 """`dpcore strategy`: optimal strategies with their certificates, files of them in train, and nonsense."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

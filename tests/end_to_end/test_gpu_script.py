@@ -1,7 +1,5 @@
 """`make gpu` in small form: every part that the interpreter can run, and what becomes of parts that fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

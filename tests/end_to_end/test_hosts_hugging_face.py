@@ -1,7 +1,5 @@
 """`PrivateTrainer` beside a plain loop of dpcore: what it trains, saves, logs, refuses, and goes on from."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The scripts of docs/hosts.md: each runs as it stands, or in two processes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -5,8 +5,6 @@ digest and the digest of the sum that the row is added to; the parent kills it a
 until the run is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Real processes under torch.distributed (gloo): the run of one process, its failures, and its checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Models of fully_shard in real processes (gloo): the run of one process, with 1/W of everything in each."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The studies of docs/studies run, and the first one's many problems at once are so many runs of dpcore.minimize."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Private training on real data learns, on digits and on text, and costs what the plan said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

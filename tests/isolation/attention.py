@@ -1,7 +1,5 @@
 """Attention within each example: masks of all kinds, positions, and encoders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Parameters are moved off their starting values, which are so small and so often 0 that examples could mix unseen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers of torch that treat each example alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

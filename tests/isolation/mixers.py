@@ -1,7 +1,5 @@
 """Models that treat the examples of a batch together, in as many spellings as came to mind: refused, or bounded."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

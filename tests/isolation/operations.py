@@ -1,7 +1,5 @@
 """Functions of hidden values that treat each example alone: one model for each operation and layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

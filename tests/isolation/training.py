@@ -1,7 +1,5 @@
 """What training does beside layers: dropout, tied and parametrized weights, adapters, checkpoints, hooks, losses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Imports: dpcore needs numpy and scipy and touches nothing else; what is missing is named with its extra."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

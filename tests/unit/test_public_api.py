@@ -1,7 +1,5 @@
 """The names users may rely on exist, and their docstrings say what the signatures say."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import importlib

@@ -1,7 +1,5 @@
 """The suite itself: what a GPU run repeats, how long a test may take there, and a machine with few packages."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every event in dp-accounting's terms, and what its PLD accountant says of it."""
 
-from __future__ import annotations
-
 import builtins
 from typing import Any
 

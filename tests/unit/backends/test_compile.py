@@ -5,8 +5,6 @@ interpreter, and writes one JSON record for each: ``python tests/unit/backends/t
 docs/kernels.md comes from it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 The reference is a loop in `numpy.longdouble`: 64 bits of mantissa, and exponents that no product here leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Data sets and records: archives and IDX files are read back, damaged ones are refused or come back true."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

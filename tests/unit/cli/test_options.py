@@ -1,7 +1,5 @@
 """What people type, and what it means: one table of options for commands, files and methods."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Lines fit a terminal, and nothing trails them in a pipe."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

@@ -1,7 +1,5 @@
 """Pictures: written whole, from released numbers, without a display and without pyplot's global state."""
 
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 from pathlib import Path

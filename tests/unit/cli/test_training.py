@@ -1,7 +1,5 @@
 """A run of the command line: when it saves, in how many threads, and what is said and kept where it diverges."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The quick looks at whole lists of arrays: they refuse what the long checks refuse, with the same sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Clipping: rules, groups, certified factors, non-finite rows, extreme values."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

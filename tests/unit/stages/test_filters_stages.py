@@ -1,7 +1,5 @@
 """The contract of every filter, and each kind against an explicit loop, scipy, or simulation."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

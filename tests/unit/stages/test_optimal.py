@@ -1,7 +1,5 @@
 """Optimal strategies, recommended ones and workloads: certificates against brute force, and published values."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

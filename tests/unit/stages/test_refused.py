@@ -3,8 +3,6 @@
 A case is a call, and what its sentence must hold; " ... " stands for anything between. `TYPE` marks errors of type.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

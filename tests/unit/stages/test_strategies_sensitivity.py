@@ -1,7 +1,5 @@
 """The sensitivity of a strategy against all signs and many vectors, and its error on a workload against simulation."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

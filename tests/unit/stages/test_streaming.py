@@ -1,7 +1,5 @@
 """What a stream costs, by counting what a run does; blocks of steps; and what is refused."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Update rules against torch's own optimizers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

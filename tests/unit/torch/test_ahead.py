@@ -1,7 +1,5 @@
 """Batches that are read ahead in other processes: the same run, whatever happens to the workers."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """The doctor on planted faults and on honest models, with nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

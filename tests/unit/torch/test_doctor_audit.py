@@ -1,7 +1,5 @@
 """The audit of a torch run: an honest run passes, and the same run with something broken is told apart."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Memory: what the machine has left, the peak of a step's sum, and what happens when it is not enough."""
 
-from __future__ import annotations
-
 import gc
 import os
 import platform

@@ -1,7 +1,5 @@
 """Which batches a run steps on: of every sampler by name, drawn by its own loader or by one of the host's."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Remarks before and during a run: values that are not finite, unscaled inputs, targets, a model in eval mode."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a person brings from another library gets the sentence that helps; what a run says of itself."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
