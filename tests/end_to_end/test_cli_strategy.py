@@ -31,16 +31,6 @@ def test_what_scripts_read(kind: str):
     assert strategies.rmse(again.strategy, workload, 64, patterns) == pytest.approx(told["error"], rel=1e-6)
 
 
-@pytest.mark.parametrize(("options", "name"), [
-    (["--workload", "momentum", "--momentum", "0.5"], "momentum 0.5"), (["--workload", "weight-decay"], "weight decay"),
-    (["--workload", "average", "--decay", "0.9"], "average with decay 0.9"), (["--workload", "srg"], "recursive"),
-])  # fmt: skip
-def test_workloads(options: list[str], name: str):
-    told = ask("strategy", "optimize", "--steps", 24, *options)
-    assert told["workload"].startswith(name)
-    assert 0 <= told["above"] < 2e-2
-
-
 def test_words_for_a_person(capsys: Any, tmp_path: Path):
     out = say(capsys, ["strategy", "optimize", "--steps", "32", "--out", str(tmp_path / "c.npz")]).out
     assert "root mean squared error of prefix sums over 32 steps at mu = 1: 1.89" in out

@@ -50,13 +50,6 @@ def test_costs(chosen: Any, expected: tuple[str, int, float, float | None], word
     assert cost == StreamingCost(*(getattr(cost, name) for name in ("how", "vectors", "rows_drawn", "bytes_moved")))
 
 
-def test_blocks_divide_the_rows_by_their_size() -> None:
-    steps = 2048
-    for block in (4, 16, 64):
-        drawn = streaming_cost(in_blocks(SquareRoot(steps), block), steps).rows_drawn * steps
-        assert drawn == steps**2 / (2 * block) + steps / 2
-
-
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 2**31), st.integers(1, 30))
 def test_the_additions_of_a_block_are_the_rows_of_the_inverse(steps: int, block: int, seed: int, bands: int) -> None:
     """In ascending order, each row drawn once in a block."""
