@@ -24,6 +24,7 @@ from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.depth import nightly
 from tests.end_to_end.command_line import say
 
 FILES = {
@@ -314,6 +315,7 @@ def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
     assert len(models) == 3
 
 
+@nightly
 @pytest.mark.slow
 def test_runs_side_by_side_end_after_their_step(tmp_path, capsys, monkeypatch):
     out, submitted = tmp_path / "comparison", []
