@@ -3,8 +3,6 @@
 Add one for each new way to be wrong. tests/unit/test_mutations_current.py checks that each still finds its line.
 """
 
-from __future__ import annotations
-
 import shlex
 from typing import NamedTuple
 

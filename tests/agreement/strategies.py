@@ -3,8 +3,6 @@
 A hypothesis example is a seed and some sizes: arrays drawn element by element would take longer than the operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole runs of every method: NumPy and Triton draw the same batches and words, and end at the same place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """`dpcore audit` and `dpcore doctor`: methods, and a user's own script."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

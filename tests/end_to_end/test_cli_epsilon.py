@@ -1,10 +1,7 @@
 """`dpcore epsilon`, `delta`, `calibrate` and `curve` against dp-accounting and each other; runs of Opacus."""
 
-from __future__ import annotations
-
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,16 +179,6 @@ def test_a_ledger_that_leaves_nothing_or_has_no_end_is_one_sentence(tmp_path, ca
     assert "answers for the noise multiplier or the steps, not for the batch-size" in capsys.readouterr().err
 
 
-def test_steps_are_told_in_epochs_too(capsys):
-    line = "calibrate --dataset-size 60000 --batch-size 256 --noise-multiplier 1 --epsilon 3 --delta 1e-5"
-    steps: Any = ask(*line.split())["steps"]
-    assert 66 * 235 < steps < 67 * 235
-    assert main(line.split()) == 0
-    assert (
-        capsys.readouterr().out.splitlines()[-1] == f"{steps:,} steps: 66 epochs of 235 steps, and {steps % 235} more"
-    )
-
-
 def test_a_large_delta_is_remarked_where_n_is_not_known(capsys):
     line = "epsilon --sample-rate 1% --noise-multiplier 1 --steps 10 --delta"
     assert main([*line.split(), "0.1"]) == 0
@@ -206,15 +193,6 @@ def test_a_large_delta_is_remarked_where_n_is_not_known(capsys):
     shown = printed.out.splitlines()[0].removeprefix("delta = ").partition(" ")[0]
     assert f"delta={shown}: is at least 1/n for n = 100" in printed.err
     assert "delta=0.9999: is at least 1/n" in say(capsys, line.replace("0.5 --steps 5 ", "0.3 --steps 50 ").split()).err
-
-
-def test_a_delta_of_one_over_n_is_remarked(capsys):
-    line = "epsilon --dataset-size 100 --batch-size 10 --noise-multiplier 1 --steps 10 --delta 1%"
-    printed = say(capsys, line.split())
-    assert "at least 1/n for n = 100" in printed.err
-    assert "remark" not in printed.out
-    assert "n = 100" in str(ask(*line.split())["remark"])
-    assert say(capsys, line.replace("1%", "0.9%").split()).err.count("remark") == 1, "of the --json call only"
 
 
 def test_sizes_and_epochs_mean_what_they_mean_to_the_samplers():
@@ -356,15 +334,6 @@ def test_what_a_person_reads(capsys: Any, tmp_path: Path):
     text = said(capsys, "epsilon", "--opacus", history, "--delta", 1e-5)
     assert "7 steps in 2 phases" in text
     assert "approximates" not in text
-
-
-def test_json_needs_no_torch(capsys: Any, monkeypatch: Any, tmp_path: Path):
-    monkeypatch.setitem(sys.modules, "dpcore.torch.opacus", None)
-    history = tmp_path / "history.json"
-    history.write_text(json.dumps({"history": [[1.0, 0.1, 3]], "mechanism": "prv"}))
-    assert "epsilon = " in said(capsys, "epsilon", "--opacus", history, "--delta", 1e-5)
-    line = "epsilon", "--opacus", GOLDEN / "opacus-prv.pt", "--delta", 1e-5
-    assert "needs torch; install it with: pip install 'dpcore[torch]'" in said(capsys, *line, status=2)
 
 
 def test_what_is_refused(capsys: Any, tmp_path: Path):

@@ -1,7 +1,5 @@
 """Nonsense gives one sentence and a status; what must fail is refused before torch and before anything is made."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -155,11 +153,6 @@ def test_a_defect_is_one_sentence_too(capsys, monkeypatch):
     )
 
 
-def test_help_shows_brackets(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")  # a narrow terminal cuts help
-    assert "[contestants.NAME]" in say(capsys, ["compare", "--help"]).out
-
-
 COMMANDS = ["", "train", "epsilon", "calibrate", "demo", "delta", "curve", "statement", "verify"]
 COMMANDS += ["inspect", "inspect filter", "inspect gradients"]
 COMMANDS += ["ledger", "ledger create", "ledger show", "ledger verify", "ledger export"]
@@ -285,21 +278,6 @@ def test_the_row_that_is_not_finite_is_named(tmp_path, capsys):
         arrays(tmp_path / "own.npz", x_train=spoiled)
         assert main(["train", "--epsilon", "3", "--data", "own", "--data-dir", str(tmp_path)]) == 2
         assert "are not finite (NaN, or too large for float32), the first in row 3; leave" in capsys.readouterr().err
-
-
-def test_train_says_what_it_begins_before_torch_is_imported(tmp_path):
-    """By what happens without torch, not by seconds: on a loaded machine torch alone takes ten of them."""
-    code = (
-        "import sys; sys.modules['torch'] = None; from dpcore.cli import main;"
-        f"main(['train', '--epsilon', '3', '--out', {str(tmp_path / 'run')!r}])"
-    )
-    done = python("-c", code)
-    first, second = done.stderr.splitlines()
-    assert first == (
-        "Training logistic on digits by dp_sgd: 1,438 examples, 230 steps, noise for epsilon = 3 at delta = 1e-5"
-    )
-    assert "torch" in second
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_ledger_that_is_opened_early_is_not_written_to(tmp_path):

@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and a plain kill: the folder stays readable and never states less than was spent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import dpcore_command
 from dpcore import accounting
 from dpcore.cli import datasets, main
 from dpcore.statement import Statement
@@ -136,23 +133,6 @@ def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, c
     assert statement.steps_taken == 46 >= len(taken)
 
 
-def test_two_signals_while_a_file_is_written_leave_no_draft(tmp_path, capsys, monkeypatch):
-    sync = os.fsync
-
-    def signaled(descriptor: int) -> None:
-        if ".learning-curve" in os.readlink(f"/proc/self/fd/{descriptor}"):
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", signaled)
-    assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")]) == 130
-    assert "states what was spent" in capsys.readouterr().err
-    assert not list((tmp_path / "run").glob(".*"))
-    assert not (tmp_path / "run" / "learning-curve.png").exists()
-
-
 def test_ctrl_c_while_dpcore_is_imported_is_one_sentence():
     code = """
 import os, signal, sys, time
@@ -170,13 +150,3 @@ sys.exit(dpcore_command.main())
     done = python("-c", code)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "dpcore: stopped by Ctrl-C; nothing was begun\n"
-
-
-def test_the_command_that_listens_first_is_the_command(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dpcore", "--version"])
-    former = signal.getsignal(signal.SIGINT)
-    try:
-        assert dpcore_command.main() == 0
-    finally:
-        signal.signal(signal.SIGINT, former)
-    assert capsys.readouterr().out.startswith("dpcore ")

@@ -1,7 +1,5 @@
 """`dpcore ledger` says what the ledger says, as text and as JSON, and refuses nonsense in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -74,31 +72,6 @@ def test_show(capsys):
         assert name in advice
         advice = advice.replace(name, value)
     assert "noise multiplier" in say(capsys, advice.split()).out
-
-
-def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
-    ledger = used()
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes this for a terminal
-    printed = say(capsys, ["ledger", "show", "people.ledger"]).out
-    assert "…" not in printed
-    for run in ledger.runs():
-        assert run.run_id.partition("-")[2] in printed
-
-
-def test_a_large_delta_is_remarked(capsys):
-    words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta"]
-    assert "remark: delta=0.01: ought to lie well below 1/n" in say(capsys, ["ledger", *words, "0.01"]).err
-    assert "remark" not in say(capsys, ["ledger", "show", "people.ledger"]).err
-    assert "fewer than 10 examples only" in say(capsys, ["ledger", "show", "people.ledger", "--delta", "0.1"]).err
-
-
-def test_show_an_empty_one_without_a_budget(capsys):
-    Ledger.create("people.ledger")
-    printed = say(capsys, ["ledger", "show", "people.ledger"]).out
-    assert printed.splitlines()[0] == "Spent: epsilon = 0 at delta = 1e-5 by 0 runs; there is no budget."
-    assert "epsilon = 0 at delta = 1e-5" in printed
-    assert "of the budget" not in printed
 
 
 def test_verify(capsys):

@@ -3,8 +3,6 @@
 Commands run in forked children, which kill or interrupt themselves at a chosen step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """`dpcore train` as a user runs it: the folder it leaves, what it says, and what it never says."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

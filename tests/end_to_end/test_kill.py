@@ -5,8 +5,6 @@ digest and the digest of the sum that the row is added to; the parent kills it a
 until the run is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os
@@ -36,7 +34,7 @@ KEY = bytes(range(32))
 STEPS = 60
 SAVE_EVERY = 4
 EXAMPLES = 64
-KILLS = chosen(60, 200)
+KILLS = chosen(24, 200)
 RUNS = 4  # share them
 
 

@@ -1,7 +1,5 @@
 """DP-Adam and DP-AdaGrad in all variants (algorithms.md 5) against loops, with independent and correlated noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

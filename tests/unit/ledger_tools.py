@@ -1,7 +1,5 @@
 """What the tests of the ledger share: plain plans."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

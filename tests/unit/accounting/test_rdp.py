@@ -1,7 +1,5 @@
 """Renyi DP of every kind of step, of compositions and of long schedules, against dp-accounting and mpmath."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence

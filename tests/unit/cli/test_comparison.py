@@ -1,7 +1,5 @@
 """Which runs a comparison makes, what its contestants are, and what its paragraph claims."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

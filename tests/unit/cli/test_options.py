@@ -1,17 +1,11 @@
 """What people type, and what it means: one table of options for commands, files and methods."""
 
-from __future__ import annotations
-
-import inspect
-import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("typer")
 import typer
@@ -82,15 +76,6 @@ def test_a_table_becomes_options():
     assert (read["rate"]("50%"), read["on"](False), read["left"](3)) == (0.5, False, 3.0)
 
 
-def test_an_option_of_the_commands_own_stands_in_the_fields_place():
-    @options.takes(Table)
-    def command(end: bool = False, ons: int = 3, rate: str = "x", **given: Any) -> None: ...
-
-    found = inspect.signature(command).parameters
-    assert list(found) == ["rate", "ons", "left", "end"]
-    assert (found["rate"].default, found["ons"].default, found["left"].default) == ("x", 3, 2.0)
-
-
 # What people type, and what it means.
 
 
@@ -108,11 +93,6 @@ def test_numbers_as_typed(text: Any, value: float):
 ])  # fmt: skip
 def test_what_is_no_number_is_refused_with_a_hint(text: Any):
     refused(typer.BadParameter, "is not", real, text)
-
-
-@given(st.integers(0, 10**15))
-def test_every_count_survives_in_each_spelling(value: int):
-    assert count(str(value)) == count(f"{value:,}") == count(f"{value:_}") == count(value) == value
 
 
 def test_counts_are_whole_and_not_negative():
@@ -148,17 +128,6 @@ def test_names_in_any_spelling_and_the_nearest_one():
     ):
         parse("dopler")
     refused(typer.BadParameter, r"'qqq' is unknown; known: ", parse, "qqq")
-
-
-@pytest.mark.parametrize(("typed", "meant"), [
-    ("dop", "doppler"), ("sgd", "dp_sgd"), ("dpsgd", "dp_sgd"), ("memff", "memf"), ("inner", "inner_outer"),
-    ("adam", "dp_adam"), ("momentum", None), ("d", None), ("dp", None), ("laplace", None), ("", None), ("lion", None),
-])  # fmt: skip
-def test_only_what_was_probably_meant_is_suggested(typed: str, meant: str | None):
-    with pytest.raises(typer.BadParameter) as caught:
-        one_of(METHODS)(typed)
-    assert (f"did you mean {meant}?" in caught.value.message) == (meant is not None)
-    assert ("did you mean" in caught.value.message) == (meant is not None)
 
 
 def test_clipping_groups():
@@ -204,12 +173,6 @@ def test_the_file_sets_defaults_and_the_command_line_wins(tmp_path):
         "lr": 3,
         "tensorboard": False,
     }
-
-
-def test_the_config_of_a_run_can_be_run_again(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"kind": "dpcore run_train", "settings": {"lr": 0.5, "betas": None, "batch_size": 7}}))
-    assert run_train(["--config", str(path)])["batch_size"] == 7
 
 
 @pytest.mark.parametrize(("text", "message"), [

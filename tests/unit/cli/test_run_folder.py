@@ -1,7 +1,5 @@
 """The run folder: whole files, no foreign file touched, nothing overwritten unasked."""
 
-from __future__ import annotations
-
 import json
 import math
 

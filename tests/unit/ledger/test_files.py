@@ -1,7 +1,5 @@
 """Every file that is no whole ledger: one sentence each, and nothing is overwritten."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """What a ledger grants, and how runs go on from checkpoints."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import stat

@@ -4,8 +4,6 @@ With several GPUs the current one need not be the model's. The stand-in has two 
 are in the wrong one.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager

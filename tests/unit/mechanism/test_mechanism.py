@@ -1,7 +1,5 @@
 """The running mechanism: state, resume, fork, interruption, and the end of the plan."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

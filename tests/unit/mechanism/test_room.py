@@ -1,7 +1,5 @@
 """What a run would keep from step to step is refused before it is allocated, in one sentence."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

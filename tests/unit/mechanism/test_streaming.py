@@ -1,7 +1,5 @@
 """Correlated noise step by step: the same bits straight, resumed, shared out and made anew, however it is streamed."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

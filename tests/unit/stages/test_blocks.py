@@ -1,7 +1,5 @@
 """Blocks: each kind against loops over examples and time, in NumPy's and in torch's arrays."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Strategies: what they stream is C^{-1} Z, for every kind, and matrices that cannot be one are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

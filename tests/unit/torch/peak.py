@@ -1,7 +1,5 @@
 """The memory that a step's sum takes, counted while it is taken: tensors and NumPy's arrays."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable

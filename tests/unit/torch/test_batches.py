@@ -1,7 +1,5 @@
 """Batches: every container is walked alike, and the same rows in another container are the same run."""
 
-from __future__ import annotations
-
 import collections
 import re
 from collections import UserDict

@@ -1,7 +1,5 @@
 """Saved states: what their public part holds, and the refusal of other settings and of damage."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math

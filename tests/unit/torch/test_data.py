@@ -1,7 +1,5 @@
 """What goes into a run: kinds of data, refused arguments and models, and what epsilon it ends with."""
 
-from __future__ import annotations
-
 import random
 import re
 import traceback

@@ -1,7 +1,5 @@
 """`private.explain()`: what it says is so, and the run goes on as if it had not been asked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An export holds the statement and provably none of the secret part."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

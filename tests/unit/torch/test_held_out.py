@@ -1,7 +1,5 @@
 """Metrics on held-out data, early stopping, and trackers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every method on a torch model is the method on arrays: one problem, the same batches, the same key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a run gives: the method's output in the model, records of releases on request, and private diagnostics."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

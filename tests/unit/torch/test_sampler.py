@@ -1,7 +1,5 @@
 """Which batches a run steps on: of every sampler by name, drawn by its own loader or by one of the host's."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
@@ -144,19 +142,6 @@ def test_padding_to_the_longest_is_refused_here_too() -> None:
     refused(ArgumentError, "pad every example to one fixed length", list, own(run))
 
 
-@pytest.mark.filterwarnings("ignore")  # of packages that it pickles by
-def test_a_hugging_face_dataset_in_a_loader_of_its_own() -> None:
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"input": DATA[0].tolist(), "label": DATA[1].tolist()}).with_format("torch")
-    run = start(model(), data=table, collate_fn=pairs)
-    wanted = finish(start(model(), data=table, collate_fn=pairs), stop=2)
-    for batch in own(run):
-        run.step(batch)
-        if run.steps_taken == 2:
-            break
-    assert torch.equal(values(run.model), wanted)
-
-
 def test_each_batch_is_stepped_once_in_order() -> None:
     run = start(model())
     with pytest.raises(PrivacyError, match="no drawn batch is waiting"):
@@ -291,11 +276,6 @@ def test_a_branch_of_a_cyclic_run_keeps_its_groups_and_pays_for_coins_that_both_
     assert event.events[0] == straight
     assert (event.events[1].participations, event.events[2].count) == (2, 2)
     assert run.epsilon() > dpcore.accounting.epsilon(straight, 1e-5)
-
-
-def test_a_random_batch_with_a_maximum_takes_independent_moments() -> None:
-    run = start(model(), METHODS["adam independent"](8), sampling="truncated_poisson", max_batch_size=12)
-    assert torch.isfinite(finish(run)).all()
 
 
 class Row(nn.Module):

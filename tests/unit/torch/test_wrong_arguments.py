@@ -1,9 +1,5 @@
 """What a person brings from another library gets the sentence that helps; what a run says of itself."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,23 +129,6 @@ def test_a_run_says_what_it_is() -> None:
     assert numbers[0] >= spent
     assert numbers[1] >= planned
     assert run.steps_taken == 2
-
-
-def test_a_run_without_a_delta_says_how_to_ask() -> None:
-    assert "private.epsilon(delta)" in repr(start(model(), target_delta=None))
-
-
-def test_without_torch_the_extra_is_named() -> None:
-    """In a process where no package of that name is found."""
-    code = (
-        "import importlib.util as u\nfind = u.find_spec\n"
-        "u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
-        "try:\n    import dpcore.torch\nexcept ImportError as error:\n"
-        "    print(error, type(error).__name__, error.name)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'dpcore[torch]'" in told
-    assert told.strip().endswith("MissingPackageError torch")
 
 
 @pytest.mark.parametrize("gradients", ["pairs", "one-by-one"])
