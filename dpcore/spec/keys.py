@@ -40,30 +40,26 @@ class RunKeys(Provenance):
     earlier: tuple[tuple[int, bytes], ...] = field(default=(), repr=False, kw_only=True)
 
     @classmethod
-    def new(cls, key: bytes | None = None, *, run_id: bytes | None = None, exact_key: bool = False) -> "RunKeys":
+    def new(cls, key: bytes | None = None, *, exact_key: bool = False) -> "RunKeys":
         """Make the keys of one run.
 
         Parameters
         ----------
-        key, run_id : bytes, optional
-            32 bytes of the caller's, and what is mixed into them, so that no two runs share noise; both fresh from the
-            operating system by default.
+        key : bytes, optional
+            32 bytes of the caller's, into which fresh ones are mixed, so that no two runs share noise; all fresh from
+            the operating system by default.
         exact_key : bool
             Take the caller's key as it is: two runs with one key then have the *same* noise, and the difference of
             their results shows the data. For tests and study.
         """
         if key is None:
-            if exact_key or run_id is not None:
-                given = "exact_key=True" if exact_key else "run_id"
-                raise ArgumentError(f"{given}: must be given together with a key, which is None")
+            if exact_key:
+                raise ArgumentError("exact_key=True: must be given together with a key, which is None")
             return cls._of(new_key(), OPERATING_SYSTEM)
         check_key(key)
         if exact_key:
-            if run_id is not None:
-                raise ArgumentError("exact_key=True: must not be given together with a run_id")
             return cls._of(key, EXACT)
-        identity = os.urandom(16) if run_id is None else run_id
-        return cls._of(derive_key(key, b"dpcore run" + identity), CALLER)
+        return cls._of(derive_key(key, b"dpcore run" + os.urandom(16)), CALLER)
 
     @classmethod
     def _of(cls, key: bytes, origin: str) -> "RunKeys":

@@ -26,6 +26,7 @@ def test_shared_memory_is_found_and_neighbors_are_not() -> None:
         (parts[:2], [whole[:1]], r"a\[0\] shares memory with b\[0\]"),
         ([whole[:12], parts[1]], parts[3:], r"a\[1\] shares memory with a\[0\]"),
         ([parts[0], parts[0]], [], r"a\[1\] shares memory with a\[0\]"),
+        ([whole[5:15]], [whole[:8]], r"a\[0\] shares memory with b\[0\]"),
         ([whole[:20:2]], [whole[18:19]], r"a\[0\] shares memory with b\[0\]"),
     ):
         with pytest.raises(ArgumentError, match=text):
