@@ -15,6 +15,7 @@ from dpcore import accounting
 from dpcore.cli import datasets, main
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.depth import nightly
 from tests.fresh import python
 
 EPOCHS = 2000
@@ -62,7 +63,9 @@ def read(out: Path, killed: bool = False) -> tuple[Statement, list[dict[str, flo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), pytest.param(signal.SIGTERM, "SIGTERM", marks=nightly)]
+)
 def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, name: str, tmp_path, start: Start):
     out = tmp_path / "run"
     process = start(out, "--json")

@@ -1,5 +1,7 @@
 """What people type, and what it means: one table of options for commands, files and methods."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
