@@ -170,8 +170,8 @@ class Softmax:
         kind = inputs.device.type
         with torch.no_grad(), nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
             gradients = self._gradients(inputs.to(self.weight.dtype), first, last).to(inputs.dtype)
-        factors = inputs.new_ones(*inputs.shape[:2], 1) if self.of_bias else inputs
-        block = product(gradients, factors).weighted(self.point_weight)
+            factors = inputs.new_ones(*inputs.shape[:2], 1) if self.of_bias else inputs
+            block = product(gradients, factors).weighted(self.point_weight)
         return block.map(Tensor.numpy) if isinstance(self.inputs, np.ndarray) else block
 
     def _gradients(self, inputs: Tensor, first: int, last: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +143,7 @@ ELSEWHERE: dict[str, Loss] = {
     "of the logits": lambda z, y: flat(z, y) + 1e-3 * z.square().mean(),
     "of the log-normalizers": lambda z, y: flat(z, y) + 1e-3 * z.logsumexp(-1).square().mean(),
     "of the probabilities": lambda z, y: flat(z, y) * 0.5 - (z.softmax(-1) * z.log_softmax(-1)).sum(-1).mean(),
+    "by their largest, without a gradient": lambda z, y: flat(z, y) * z.detach().amax(),
     "by the loss itself": lambda z, y: flat(z, y).square(),
     "a temperature": lambda z, y: flat(z / 2, y),
     "a part of the positions": lambda z, y: flat(z[:, 1:], y[:, 1:]),
@@ -323,6 +325,47 @@ def test_a_sum_without_norms_is_no_sum() -> None:
     block = blocks_of(Language(), LOSSES["mean"], data(6))["out.weight"]
     with pytest.raises(ValueError, match="zip"):
         block.add_sum(PORT, torch.ones(4, dtype=torch.float64), torch.zeros(CLASSES * 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("backend", ["numpy", "triton"])
+def test_other_backends_add_the_same(backend: str, tied: bool) -> None:
+    port = load_backend(backend)
+    block = blocks_of(Language(tied, classes=20), LOSSES["mean"], data(3, 2, 20))[
+        "embed.weight" if tied else "out.weight"
+    ]
+    own = block.map(lambda t: t.numpy()) if backend == "numpy" else block
+    norms = torch.as_tensor(own.norms(port))
+    weights = 2.0**40 / norms
+    out = torch.zeros(math.prod(block.shape), dtype=torch.float64)
+    own.add_sum(port, weights.numpy() if backend == "numpy" else weights, out.numpy() if backend == "numpy" else out)
+    torch.testing.assert_close(norms, block.norms(PORT), rtol=1e-3, atol=0)
+    torch.testing.assert_close(out / 2.0**40, summed(block, weights) / 2.0**40, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_under_autocast_logits_have_16_bits_as_with_them(tied: bool) -> None:
+    model, batch = Language(tied, bias=True), data(30)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = (blocks_of(model, flat, batch, lean) for lean in (True, False))
+    assert isinstance(found["out.bias"], Chunked)
+    assert found["out.bias"].parts[0].weight.dtype == torch.bfloat16
+    for name, block in found.items():
+        one, two = block.rows().float(), wanted[name].rows().float()
+        assert (one - two).norm() < 0.01 * two.norm(), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiled() -> None:
+    model, batch = Language(True, bias=True), data(6)
+    gradient = PerExampleGradient(model, flat)
+    gradient.proved.lean = gradient.proved.compiled = True
+    gradient.proved.prove(batch)
+    found = gradient(gradient.parameters(), batch, synthetic=True)
+    assert isinstance(found[0], Chunked)
+    check(dict(zip(gradient.names, found, strict=True)), alone(model, flat, batch))
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
