@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +114,6 @@ class Data:
         return [int(index) for index in indices for _ in range(self.views)]
 
     @property
-    def examples(self) -> Callable[[Sequence[int]], list[Any]]:
-        """Reads single examples; it can be sent to another process."""
-        return partial(read_examples, self.dataset) if self.tree is None else partial(_rows, self.tree)
-
-    @property
     def collate(self) -> Callable[[list[Any]], Any]:
         """Joins single examples."""
         return self._reader.collate
@@ -166,11 +160,6 @@ class Data:
                 "and the first are neighbors): by one in the place of another it shows whether the model mixes them"
             )
         return batches.Public(made)
-
-
-def _rows(tree: Tree, places: Sequence[int]) -> list[Tree]:
-    """Return rows of tensors as single examples."""
-    return [batches.tree_map(lambda tensor, place=place: tensor[place], tree) for place in places]  # type: ignore[misc]
 
 
 def _length(data: Any) -> int:
