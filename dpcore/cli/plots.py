@@ -1,4 +1,4 @@
-"""All pictures: of a run, a comparison, a guarantee, a filter and released gradients.
+"""All pictures: of a comparison, a guarantee, a filter and released gradients.
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
@@ -66,13 +66,13 @@ def label(axes: Axes, x: str, y: str, title: str = "", /, **style: Any) -> None:
     axes.set_ylabel(y)
 
 
-def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False) -> None:
-    """Write a small text left of a vertical line at `x`, or over the right (left) end of a level one at `y`."""
+def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = None) -> None:
+    """Write a small text left of a vertical line at `x`, or over the right end of a level one at `y`."""
     if y is None:
         at, offset, frame = (x, 0.04), (-4, 0), ("data", "axes fraction")
     else:
-        at, offset, frame = (0.01 if left else 0.99, y), (0, 3), ("axes fraction", "data")
-    style: Any = {"ha": "left" if left else "right", "color": GRAY, "fontsize": 8}
+        at, offset, frame = (0.99, y), (0, 3), ("axes fraction", "data")
+    style: Any = {"ha": "right", "color": GRAY, "fontsize": 8}
     axes.annotate(text, at, xycoords=frame, xytext=offset, textcoords="offset points", **style)
 
 
@@ -94,43 +94,6 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _FREQUENCY = "frequency (cycles per step)"
 # Decibels would be one more thing to know: powers of ten, and nothing below one in ten thousand.
 _LEAST_POWER = 1e-4
-
-
-def learning_curve(
-    path: PathLike,
-    epochs: npt.ArrayLike,
-    accuracy: npt.ArrayLike,
-    epsilon: npt.ArrayLike,
-    *,
-    title: str = "",
-    target_epsilon: float | None = None,
-) -> Path:
-    """Draw held-out accuracy, in [0, 1], after each epoch, with the epsilon spent on a second axis.
-
-    The target is a thin line on that axis.
-    """
-    x, shown, spent = (np.asarray(values, float) for values in (epochs, accuracy, epsilon))
-    finite = np.isfinite(spent)
-    with drawing(path, (6.4, 3.8)) as figure:
-        axes = figure.subplots()
-        axes.plot(x, 100 * shown, color=COLORS[0], marker="o", markersize=3.5, linewidth=1.8)
-        label(axes, "epoch", "held-out accuracy (%)", title, fontsize=11)
-        axes.yaxis.label.set_color(COLORS[0])
-        axes.set_xlim(0, 1.03 * x[-1])  # from 0: also a single evaluation then has a place in the run
-        if x[-1] >= 1:
-            whole_epochs(axes)
-        if finite.any():
-            second = axes.twinx()
-            second.spines["right"].set_visible(True)
-            second.grid(False)
-            line: Any = {"linestyle": "--", "linewidth": 1.5, "marker": "s", "markersize": 3.0}
-            second.plot(x, np.where(finite, spent, np.nan), color=COLORS[1], **line)
-            second.set_ylabel("epsilon spent", color=COLORS[1])
-            second.set_ylim(0, 1.08 * max(spent[finite].max(), target_epsilon or 0) or 1)
-            if target_epsilon is not None and np.isfinite(target_epsilon):
-                second.axhline(target_epsilon, color=COLORS[1], linewidth=0.8, alpha=0.5)
-                note(second, "target", y=target_epsilon, left=True)
-    return Path(path)
 
 
 class Curves(NamedTuple):

@@ -50,12 +50,6 @@ def as_statement(path: Path, content: Mapping[str, Any]) -> Statement:
         raise DataError(f"{path}: {cause}{more}") from cause
 
 
-def overview(path: Path) -> dict[str, Any] | None:
-    """Return the statement.json of a comparison's folder; None where `path` is no such folder."""
-    content = _read(path)[1] if path.is_dir() else {}
-    return content if isinstance(content.get("run_folders"), dict) else None
-
-
 def _read(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return the file that is meant, and its JSON object."""
     if path.is_dir():

@@ -14,11 +14,8 @@ from tests.fresh import python
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
-from dpcore.accounting import Gaussian
 from dpcore.cli import main
 from dpcore.cli.train.run_folder import RunFolder
-from dpcore.cli.train.train import check_beside
-from dpcore.ledger import Ledger
 from tests.end_to_end.command_line import say
 
 PLAN = "--sample-rate 0.01 --steps 100"
@@ -206,11 +203,7 @@ class Refuse:
             raise ModuleNotFoundError(f"{name} was asked for", name=name)
 
 MISSING = set()
-find = __import__("importlib.util").util.find_spec
-__import__("importlib.util").util.find_spec = lambda name, *more: None if name == "tensorboard" else find(name, *more)
 sys.meta_path.insert(0, Refuse())
-import dpcore.cli.train.train as quick
-quick.find_spec = __import__("importlib.util").util.find_spec
 from dpcore.cli import main
 print(json.dumps([main(words.split()) for words in json.loads(sys.argv[1])]))
 """
@@ -223,7 +216,6 @@ REFUSED = {
     "train --epsilon 3 --out run": "out='run': already holds a run",
     "train --epsilon 3 --ledger absent": "does not exist; dpcore ledger create makes one",
     "train --epsilon 3 --ledger file": "ledger",
-    "train --epsilon 3 --tensorboard": "tensorboard=True needs tensorboard",
     "train --epsilon 3 --data npz --data-dir nix": "data_dir='nix': no such folder",
     "train --epsilon 3 --data nan --data-dir .": "nan: the train set has values that are not finite",
     "train --epsilon 3 --data held --data-dir .": "held: the test set has values that are not finite",
@@ -240,7 +232,6 @@ REFUSED = {
     "compare --methods disk --epsilon 3 --out run": "out='run': is not empty and holds no dpcore compare",
     "compare --methods disk --epsilon 3 --out file": "out='file': is a file",
     "compare --methods disk --epsilon 3 --ledger absent": "does not exist",
-    "compare --methods disk --epsilon 3 --tensorboard": "needs tensorboard",
     "compare --methods pmlf --epsilon 3 --window 1e9": "contestant 'pmlf': window=1,000,000,000",
     "compare --methods disk --epsilon 3 --data nan --data-dir .": "not finite",
     "demo --out full": "out='full': is not empty",
@@ -300,13 +291,3 @@ def test_train_says_what_it_begins_before_torch_is_imported(tmp_path):
     )
     assert "torch" in second
     assert not (tmp_path / "run").exists()
-
-
-def test_a_ledger_that_is_opened_early_is_not_written_to(tmp_path):
-    from dpcore.cli.train.settings import Settings
-
-    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3, 1e-5))
-    ledger.charge(Gaussian(9.0), name="a count")
-    before = ledger.path.read_bytes()
-    check_beside(Settings(epsilon=3.0), ledger.path)
-    assert ledger.path.read_bytes() == before

@@ -86,7 +86,7 @@ def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, nam
     assert statement.epsilon["pld"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["pld"]
     assert f"Stopped by {name}" in statement.note
     assert (out / "model.safetensors").exists()
-    assert (out / "learning-curve.png").exists()
+    assert (out / "README.md").exists()
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_two_signals_while_a_file_is_written_leave_no_draft(tmp_path, capsys, mo
     sync = os.fsync
 
     def signaled(descriptor: int) -> None:
-        if ".learning-curve" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if ".README" in os.readlink(f"/proc/self/fd/{descriptor}"):
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
@@ -150,7 +150,7 @@ def test_two_signals_while_a_file_is_written_leave_no_draft(tmp_path, capsys, mo
     assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")]) == 130
     assert "states what was spent" in capsys.readouterr().err
     assert not list((tmp_path / "run").glob(".*"))
-    assert not (tmp_path / "run" / "learning-curve.png").exists()
+    assert not (tmp_path / "run" / "README.md").exists()
 
 
 def test_ctrl_c_while_dpcore_is_imported_is_one_sentence():

@@ -183,10 +183,10 @@ def run_train(arguments: list[str]) -> dict[str, Any]:
         batch_size: int = 256,
         betas: Annotated[Any, typer.Option(parser=reals)] = None,
         clipping_groups: Annotated[Any, typer.Option(parser=group_norms)] = "flat",
-        tensorboard: bool = False,
+        overlay: bool = False,
         as_json: Annotated[bool, typer.Option("--json")] = False,
     ) -> None:
-        seen.update(lr=lr, batch_size=batch_size, betas=betas, groups=clipping_groups, tensorboard=tensorboard)
+        seen.update(lr=lr, batch_size=batch_size, betas=betas, groups=clipping_groups, overlay=overlay)
 
     app(arguments, standalone_mode=False)
     return seen
@@ -195,14 +195,14 @@ def run_train(arguments: list[str]) -> dict[str, Any]:
 def test_the_file_sets_defaults_and_the_command_line_wins(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
-        'lr = "1/4"\nbatch-size = 512\nbetas = [0.9, 0.99]\ntensorboard = true\n[clipping_groups]\n"0.*" = 0.5\n'
+        'lr = "1/4"\nbatch-size = 512\nbetas = [0.9, 0.99]\noverlay = true\n[clipping_groups]\n"0.*" = 0.5\n'
     )
-    expected = {"lr": 0.25, "batch_size": 512, "betas": (0.9, 0.99), "groups": {"0.*": 0.5}, "tensorboard": True}
+    expected = {"lr": 0.25, "batch_size": 512, "betas": (0.9, 0.99), "groups": {"0.*": 0.5}, "overlay": True}
     assert run_train(["--config", str(path)]) == expected
     assert run_train(["--config", str(path), "--lr", "3"]) == expected | {"lr": 3}
-    assert run_train(["--lr", "3", "--config", str(path), "--no-tensorboard"]) == expected | {
+    assert run_train(["--lr", "3", "--config", str(path), "--no-overlay"]) == expected | {
         "lr": 3,
-        "tensorboard": False,
+        "overlay": False,
     }
 
 
