@@ -1,7 +1,5 @@
 """The commands in one place, and the one place where exceptions become a sentence and an exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

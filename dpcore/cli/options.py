@@ -1,7 +1,5 @@
 """Options, each said once: what several commands share, and how a dataclass becomes the options of a command."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

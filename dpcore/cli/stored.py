@@ -1,7 +1,5 @@
 """Finding the statements in a run folder or a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The card of a trained model: what it guarantees, what it was trained on, how to check it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import textwrap

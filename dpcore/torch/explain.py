@@ -1,7 +1,5 @@
 """What a step takes of memory, tensor by tensor: it follows from sizes, without a look at the data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ What a tracker is told is a function of releases, of the held-out data and of th
 guarantee: whoever sees the metrics learns of them, so they must be public, or nobody's who is to be protected.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The right sentence for arguments that `make_private` does not take, as those of other libraries."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from difflib import get_close_matches

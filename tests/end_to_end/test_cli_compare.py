@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import threading
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,7 @@ from dpcore.cli.compare import compare as demo
 from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare.runs import FINAL, SEARCH, pays_for
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BudgetError, DpcoreError
+from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
@@ -300,57 +296,6 @@ def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, caps
         assert compare(out, *command) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
         assert not out.exists()
-
-
-@pytest.mark.slow
-def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
-    out, begun = tmp_path / "comparison", []
-
-    start = SpawnProcess.start
-    monkeypatch.setattr(SpawnProcess, "start", lambda self: begun.append(start(self)))
-    assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "5", "--jobs", "2") == 0
-    runs = results(out)["runs"]
-    assert sorted((run["seed"], run["status"]) for run in runs) == [(seed, "complete") for seed in range(5)]
-    assert "5 of 5 runs" in capsys.readouterr().err
-    assert len(begun) == 2  # a process imports torch once, not for each of its runs
-    # Each run has weights of its own: nothing but the data is kept from one to the next.
-    models = {(out / run["folder"] / "model.safetensors").read_bytes()[-200:] for run in runs}
-    assert len(models) == 5
-
-
-@pytest.mark.slow
-def test_a_process_lives_on_after_a_run_that_failed(tmp_path):
-    settings = Settings(epsilon=3.0, epochs=1, batch_size=256, data="npz", data_dir=str(tmp_path / "absent"))
-    with compare_runs.workers(1, multiprocessing.get_context("spawn").Event()) as pool:
-        failed = pool.submit(compare_runs.make_run, compare_runs.Task(settings, tmp_path / "run", None, "one"))
-        assert str(failed.exception()) == f"data_dir='{tmp_path / 'absent'}': no such folder"
-        task = compare_runs.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two")
-        assert pool.submit(compare_runs.make_run, task).result() == ""
-        os.kill(pool.submit(os.getpid).result(), signal.SIGKILL)
-        record = compare_runs.Record(compare_runs.Run("disk", 1.0, FINAL, 0.5, 3), tmp_path)
-        with pytest.raises(DpcoreError, match="seed 3 failed: its process was ended; the same command"):
-            compare_runs._result(record, compare_runs._submitted(pool, task))
-
-
-@pytest.mark.slow
-def test_runs_side_by_side_end_after_their_step(tmp_path, capsys, monkeypatch):
-    out, submitted = tmp_path / "comparison", []
-    submit = ProcessPoolExecutor.submit
-
-    def stopping(self: Any, *given: Any) -> Any:
-        submitted.append(submit(self, *given))
-        if len(submitted) == 2:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        return submitted[-1]
-
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", stopping)
-    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "3", "--jobs", "2", "--epochs", "4")
-    assert compare(out, *command) == 130
-    assert len(submitted) == 2
-    assert "Stopped by Ctrl-C: 0 of 3 runs are complete" in capsys.readouterr().out
-    left = [run["status"] for run in results(out)["runs"]]
-    assert len(left) == 2
-    assert set(left) <= {"stopped", "ended before its first step"}
 
 
 # `dpcore demo`: a comparison with fixed settings.

@@ -3,8 +3,6 @@
 Other commands share the options of a plan.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace

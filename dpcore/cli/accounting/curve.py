@@ -1,7 +1,5 @@
 """``dpcore curve``: delta over epsilon, what an attacker can do, epsilon over the steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``dpcore ledger``: make a privacy ledger, look at it, check it, write it out."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any

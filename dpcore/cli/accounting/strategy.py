@@ -1,7 +1,5 @@
 """``dpcore strategy``: find the best correlated noise, and say how far it is from the best that there is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,27 +1,20 @@
-"""The runs of a comparison, each into a folder of its own: one after the other here, or several at a time elsewhere."""
+"""The runs of a comparison, one after the other, each into a folder of its own."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import re
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache
-from multiprocessing.synchronize import Event as Flag
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpcore.accounting import Adjacency, Composed, Event
-from dpcore.cli.datasets import Dataset, load
+from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.output import remark
 from dpcore.cli.train.run_folder import (
@@ -370,11 +363,6 @@ def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
     return settings, records
 
 
-_SECONDS_BETWEEN_LOOKS = 0.25
-# With several processes side by side, threads inside of each only take turns.
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
 Plans = Mapping[tuple[str, float], Plan]
 """What a run of a contestant at an epsilon is to do."""
 
@@ -430,7 +418,6 @@ def described(run: Run) -> str:
 def make_runs(
     log: Log,
     dataset: Dataset,
-    jobs: int,
     interruption: Interruption,
     plans: Plans,
     paying: Ledger | None,
@@ -440,162 +427,24 @@ def make_runs(
 
     Where a run fails, or a ledger's budget does not pay for the next, what was complete before stays in the log.
     """
+    from dpcore.cli.train.training import Training
 
-    def begin(run: Run) -> tuple[Record, Task]:
-        name = described(run)
+    while not interruption and (due := log.due()):
+        run, name = due[0], described(due[0])
         if not pays_for(paying, events_of(plans, [run])):  # part of a run is spent for nothing
             raise BudgetError(
                 f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
             )
-        record = log.begin(run)
-        ledger = None if paying is None else paying.path
-        return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
-
-    def end(record: Record, budget: str) -> None:
+        record, ledger = log.begin(run), None if paying is None else paying.path
+        settings = log.comparison.settings_for(run).resolved(len(dataset))
+        training = Training(settings, dataset, ledger, name)
+        training.private.begin()
+        folder = RunFolder(record.path)
+        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
+        with locked(folder.path):
+            budget = training.run(interruption, folder, alone=False).budget
         record.read()
         log.write()
         tell(record)
         if budget:
-            raise BudgetError(f"the run {described(record.run)} was ended: {budget}")
-
-    if jobs > 1:
-        _side_by_side(log, jobs, interruption, begin, end)
-        return
-    while not interruption and (due := log.due()):
-        record, task = begin(due[0])
-        end(record, train_once(task, dataset, interruption))
-
-
-def _side_by_side(
-    log: Log,
-    jobs: int,
-    interruption: Interruption,
-    begin: Callable[[Run], tuple[Record, Task]],
-    end: Callable[[Record, str], None],
-) -> None:
-    active: dict[Future[str], Record] = {}
-    failure: DpcoreError | None = None
-    stop = multiprocessing.get_context("spawn").Event()
-    with workers(jobs, stop) as pool:
-        try:
-            while True:
-                if interruption or failure is not None:
-                    # Runs end after their step, with true statements; then the failure is raised.
-                    stop.set()
-                else:
-                    under_way = {record.run for record in active.values()}
-                    for run in [run for run in log.due() if run not in under_way][: jobs - len(active)]:
-                        record, task = begin(run)
-                        active[_submitted(pool, task)] = record
-                if not active:
-                    break
-                for future in wait(active, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED).done:
-                    record = active.pop(future)
-                    try:
-                        end(record, _result(record, future))
-                    except DpcoreError as cause:
-                        failure = failure or (None if interruption else cause)
-        finally:
-            stop.set()
-    if failure is not None:
-        raise failure
-
-
-def _submitted(pool: ProcessPoolExecutor, task: Task) -> Future[str]:
-    try:
-        with _starting():
-            return pool.submit(make_run, task)
-    except BrokenProcessPool as cause:  # a process ended since the last look
-        future = Future[str]()
-        future.set_exception(cause)
-        return future
-
-
-def _result(record: Record, future: Future[str]) -> str:
-    try:
-        return future.result()
-    except (DpcoreError, OSError, BrokenProcessPool) as cause:
-        said = "its process was ended" if isinstance(cause, BrokenProcessPool) else str(cause)
-        raise DpcoreError(
-            f"the run {described(record.run)} failed: {said}; the same command goes on from the runs that are complete"
-        ) from cause
-
-
-class Task(NamedTuple):
-    """A run to make: its settings and folder, the ledger that pays for it, and what the ledger calls it."""
-
-    settings: Settings
-    path: Path
-    ledger: Path | None
-    name: str
-
-
-def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
-    """Make one run; return why a ledger's budget ended it, if it did."""
-    from dpcore.cli.train.training import Training
-
-    settings = task.settings.resolved(len(dataset))
-    training = Training(settings, dataset, task.ledger, task.name)
-    training.private.begin()
-    folder = RunFolder(task.path)
-    folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
-    with locked(folder.path):
-        return training.run(interruption, folder, alone=False).budget
-
-
-class _Asked(Interruption):
-    """Asks a worker's run to stop once the event is set, which all processes share."""
-
-    def __init__(self, stop: Flag) -> None:
-        super().__init__()
-        self._stop = stop
-
-    def __bool__(self) -> bool:
-        if self._stop.is_set():
-            self.signal = signal.SIGTERM
-        return super().__bool__()
-
-
-def workers(jobs: int, stop: Flag) -> ProcessPoolExecutor:
-    """Return processes of one thread each, which make runs by `make_run` and import torch once."""
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _prepare, (stop,))
-
-
-_worker: dict[str, Any] = {}  # what a worker was given at its start
-_loaded = lru_cache(maxsize=1)(load)  # the same data for all runs of a comparison
-
-
-def _prepare(stop: Flag) -> None:
-    # Once the parent is gone, nobody would count a run as one of the comparison.
-    parent: Any = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    _worker["interruption"] = _Asked(stop)
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def make_run(task: Task) -> str:
-    """Make one run in a worker; return as `train_once` does."""
-    dataset = _loaded(task.settings.data, task.settings.data_dir)
-    return train_once(task, dataset, _worker["interruption"])
-
-
-@contextmanager
-def _starting() -> Iterator[None]:
-    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not.
-
-    Ctrl-C reaches the whole group of processes: the parent decides what it means.
-    """
-    former = {name: os.environ.get(name) for name in _ONE_THREAD}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for name, value in former.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+            raise BudgetError(f"the run {name} was ended: {budget}")

@@ -1,7 +1,5 @@
 """``dpcore doctor`` and ``dpcore audit``: checks of a run before it trains, and canaries through the real step."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence

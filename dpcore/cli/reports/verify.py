@@ -1,7 +1,5 @@
 """``dpcore statement``, ``verify`` and ``methods``: what a run says of its privacy, whether it follows, and papers."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 from collections import Counter

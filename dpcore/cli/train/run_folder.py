@@ -5,8 +5,6 @@ file or the new one. Nothing secret is ever handed to this module: no key, no in
 loss, and no duration of a step (which tells the size of its batch). A checkpoint is secret, and lies beside the folder.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """One training run: private steps, held-out evaluations, and the files of its folder, true at every moment."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

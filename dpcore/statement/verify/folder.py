@@ -1,7 +1,5 @@
 """The files next to a statement.json, compared with it: the text, the card with its digests, and the model."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

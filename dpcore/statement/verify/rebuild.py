@@ -6,8 +6,6 @@ is reported as trusted: a matrix known by a digest, stages or a sampler of the c
 """
 # ruff: noqa: D102 (the protocols say what the members of stand-ins do)
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The source of batches: any map-style dataset, read by index and moved to the model's device."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

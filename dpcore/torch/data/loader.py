@@ -1,7 +1,5 @@
 """The run's batches, drawn by the sampler that is accounted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NoReturn
 

@@ -1,7 +1,5 @@
 """The doctor: all checks of a user's own objects, one after the other, with nothing left behind."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 import warnings

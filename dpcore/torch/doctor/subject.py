@@ -1,7 +1,5 @@
 """The objects under examination, what is built of them for it, and how they are left as they were found."""
 
-from __future__ import annotations
-
 import inspect
 import time
 import warnings

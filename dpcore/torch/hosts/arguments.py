@@ -4,8 +4,6 @@ A field that is in no table of this module is refused at any value but its defau
 transformers adds is never ignored without a word.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, Final
 
