@@ -185,12 +185,10 @@ def bound_curve(
     title: str = "",
     powers: bool = False,
     level: tuple[float, str] | None = None,
-    moment: tuple[float, str] | None = None,
 ) -> Path:
     """Draw a bound between its certified ends; `names` are those of both axes.
 
-    `powers` writes y in powers of ten, without the points at 0. `level` and `moment` are values of y and of x with a
-    word for each, drawn as lines.
+    `powers` writes y in powers of ten, without the points at 0. `level` is a value of y with a word, drawn as a line.
     """
     at, low, high = (np.asarray(values, float) for values in (x, lower, upper))
     shown = np.isfinite(high) & ((high > 0) | (not powers))
@@ -210,9 +208,6 @@ def bound_curve(
         if level is not None:
             axes.axhline(level[0], **DOTTED)
             note(axes, level[1], y=level[0])
-        if moment is not None:
-            axes.axvline(moment[0], **DOTTED)
-            note(axes, moment[1], x=moment[0])
     return Path(path)
 
 

@@ -3,7 +3,7 @@
 import inspect
 import shutil
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
@@ -35,8 +35,8 @@ def folder_findings(folder: Path, content: Mapping[str, Any]) -> list[Finding]:
     return [*beside(folder, statement), _unchecked(folder, looked_at(folder))]
 
 
-def _unchecked(folder: Path, looked: Container[str]) -> Finding:
-    names = sorted(path.name for path in folder.iterdir() if path.name not in looked)
+def _unchecked(folder: Path, looked: Container[str], more: Iterable[str] = ()) -> Finding:
+    names = [*sorted(path.name for path in folder.iterdir() if path.name not in looked), *sorted(more)]
     return Finding("other files", TRUSTED, f"not checked: {', '.join(names)}" if names else "there are none")
 
 
@@ -55,7 +55,9 @@ def verify(
         if ledger is not None:
             found[name] += ledger_findings(content, ledger)
     if path.is_dir() and "" not in statements:
-        found["The comparison's own files"] = [_unchecked(path, ("statement.json", RUNS))]
+        folders = [folder for folder, _ in statements.values()]
+        others = [str(run.relative_to(path)) for run in path.glob(f"{RUNS}/*") if run not in folders]
+        found["The comparison's own files"] = [_unchecked(path, ("statement.json", RUNS), others)]
     good = all(all_hold(findings) for findings in found.values())
     if as_json:
         checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}

@@ -70,12 +70,6 @@ def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
         raise DataError(f"no such run is possible: {cause}") from cause
 
 
-def plan_of(statement: Statement) -> Plan | None:
-    """Return the plan that a statement describes; None if the description does not contain all of it."""
-    plan, _ = rebuilt(statement)
-    return plan if type(plan) is Plan else None
-
-
 def _made(kinds: Mapping[str, Any], description: Mapping[str, Any]) -> Any:
     """Return the stage of a description; None if its kind is unknown."""
     kind = kinds.get(str(description.get("kind")))

@@ -95,16 +95,16 @@ def test_an_option_of_the_commands_own_stands_in_the_fields_place():
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("0.1", 0.1), ("1e-5", 1e-5), ("1E-5", 1e-5), (" 60,000 ", 60000), ("1,234,567.5", 1234567.5), ("60_000", 60000),
-    ("60k", 60000), ("1.5M", 1.5e6), ("1/60,000", 1 / 60000), ("256/60k", 256 / 60000), ("1%", 0.01),
-    ("-3", -3), (3, 3), (0.25, 0.25),
+    ("0.1", 0.1), ("1e-5", 1e-5), ("1E-5", 1e-5), (" 60000 ", 60000), ("60_000", 60000),
+    ("1/60000", 1 / 60000), ("-3", -3), (3, 3), (0.25, 0.25),
 ])  # fmt: skip
 def test_numbers_as_typed(text: Any, value: float):
     assert real(text) == pytest.approx(value, rel=1e-15)
 
 
 @pytest.mark.parametrize("text", [
-    "", "x", "0,1", "1,23", "1..2", "1/0", "1/2/3", "nan", "inf", "-inf", "1e999", "k", "%", "10^", True, None, [1],
+    "", "x", "0,1", "1,23", "1..2", "1/0", "1/2/3", "nan", "inf", "-inf", "1e999",
+    "60k", "1%", "60,000", "10^", True, None, [1],
 ])  # fmt: skip
 def test_what_is_no_number_is_refused_with_a_hint(text: Any):
     refused(typer.BadParameter, "is not", real, text)
@@ -112,7 +112,7 @@ def test_what_is_no_number_is_refused_with_a_hint(text: Any):
 
 @given(st.integers(0, 10**15))
 def test_every_count_survives_in_each_spelling(value: int):
-    assert count(str(value)) == count(f"{value:,}") == count(f"{value:_}") == count(value) == value
+    assert count(str(value)) == count(f"{value:_}") == count(value) == value
 
 
 def test_counts_are_whole_and_not_negative():
@@ -124,7 +124,7 @@ def test_counts_are_whole_and_not_negative():
 
 def test_whole_numbers_keep_every_digit_and_end_where_64_bits_do():
     assert count("9007199254740993") == 2**53 + 1  # no float is this number
-    assert count("9,223,372,036,854,775,807") == 2**63 - 1
+    assert count("9_223_372_036_854_775_807") == 2**63 - 1
     assert whole("-9_223_372_036_854_775_807") == 1 - 2**63
     for text in ("9223372036854775808", "1e30", "1e300", 10**400):
         refused(typer.BadParameter, "is too large|is not a number", count, text)
