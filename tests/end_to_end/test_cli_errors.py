@@ -83,8 +83,7 @@ LEDGER = [
     ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
     ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
     ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
-    ("create new --composition rpd", "did you mean rdp?"),
-    ("create new --order 1", "order=1.0: must be greater than 1"), ("shwo text", "Did you mean 'show'?"),
+    ("shwo text", "Did you mean 'show'?"),
     ("show", "missing argument 'FILE'"),
 ]
 INSPECT = [

@@ -34,9 +34,8 @@ def test_create(capsys):
     made = Ledger.open("people.ledger")
     assert (made.ledger_id, made.budget, made.order) == (told["ledger"], (3, 1e-5), None)
     assert told["order"] is None
-    assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
-    assert ask("ledger", "create", "third.ledger", "--order", 12)["order"] == 12
+    assert main(["ledger", "create", "other.ledger"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "budget  none; Renyi filter, whose order the first row fixes"
 
 
 def test_accepting_a_file_system(capsys, monkeypatch):

@@ -65,7 +65,7 @@ FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
         "statement.txt is missing",
     ),
     "card changed": (
-        lambda run, _: replaced(run / "README.md", "| epsilon | ", "| epsilon | 0."),
+        lambda run, _: replaced(run / "README.md", "guarantee    epsilon = ", "guarantee    epsilon = 0."),
         "README.md",
         "README.md is not what statement.json says",
     ),
@@ -209,7 +209,7 @@ def test_a_run_writes_a_card_and_a_statement_that_holds(run: Path):
     assert holds(verify(statement))
     card = (run / "README.md").read_text()
     assert "| data | digits |" in card
-    assert statement.settings_hash in card
+    assert statement.summary(100) in card
     assert "| parameters | 650 |" in card
 
 
