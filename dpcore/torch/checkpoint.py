@@ -74,7 +74,6 @@ def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, 
     secret |= {name: secret[name].hex() for name in KEYS}
     secret["earlier_keys"] = [[row, key.hex()] for row, key in secret["earlier_keys"]]
     secret["cursor"] = public["step"]
-    secret["diagnostics"] = None  # norms that earlier versions could keep
     return {"format": state["format"], "public": public, "secret": secret}
 
 
@@ -333,10 +332,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _are_numbers(values: Any, finite: bool = True) -> bool:
-    if not isinstance(values, (list, tuple)):
-        return False
-    return all(isinstance(value, float) and (math.isfinite(value) or not finite) for value in values)
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(v, float) and math.isfinite(v) for v in values)
 
 
 def _difference(path: str, saved: Any, present: Any) -> str | None:
