@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGTERM
 from typing import Any, NamedTuple
 
 import torch
@@ -121,7 +120,7 @@ class Training:
     def run(
         self,
         interruption: Interruption,
-        folder: RunFolder | None = None,
+        folder: RunFolder,
         tell: Callable[[int, dict[str, Any] | None], None] = lambda _taken, _evaluation: None,
         *,
         alone: bool = True,
@@ -143,14 +142,12 @@ class Training:
         private, planned = self.private, self.private.plan.steps
         told, evaluated = -math.inf, -1
         held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
-        if folder is not None:
-            folder.write("metrics.jsonl", b"")
+        folder.write("metrics.jsonl", b"")
         budget, diverged, stopped = "", "", False
         with suited(self):
             for epoch in range(1, self.settings.epochs + 1):
-                if folder is not None:
-                    reserved = min(epoch * self.steps_per_epoch, planned)
-                    folder.write_statement(self.statement(reserved, _RESERVED.format(epoch=epoch)))
+                reserved = min(epoch * self.steps_per_epoch, planned)
+                folder.write_statement(self.statement(reserved, _RESERVED.format(epoch=epoch)))
                 try:
                     for batch in private.loader:
                         private.step(batch)
@@ -159,7 +156,7 @@ class Training:
                             tell(private.steps_taken, None)
                         if alone and not self._finite():
                             diverged = "the parameters are"
-                        if (stopped := self._stopped(interruption)) or diverged:
+                        if (stopped := bool(interruption)) or diverged:
                             break
                 except BudgetError as end:
                     if private.steps_taken == 0:
@@ -169,10 +166,9 @@ class Training:
                     found, evaluated = self._evaluate(held_out), private.steps_taken
                     if alone and not math.isfinite(found["test_loss"]):
                         diverged = "the held-out loss is"
-                    if folder is not None:
-                        folder.log(found)
+                    folder.log(found)
                     tell(evaluated, found)
-                if stopped or budget or diverged or self._stopped(interruption):
+                if stopped or budget or diverged or interruption:
                     break
         private.close()
         note = f"Stopped by {interruption.name} before the planned end." if private.steps_taken < planned else ""
@@ -181,32 +177,23 @@ class Training:
         if diverged:
             note = f"Training diverged: {diverged} no longer finite. No model was kept."
         statement = self.statement(private.steps_taken, note)
-        if folder is not None:
-            self._finish(folder, statement, keep=not diverged)
+        self._finish(folder, statement, keep=not diverged)
         return Outcome(statement, budget, diverged)
 
     def _finite(self) -> bool:
         """Whether the parameters are numbers still: one sum, so that a device is waited for once."""
         return bool(torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum().isfinite())
 
-    def _stopped(self, interruption: Interruption) -> bool:
-        """Whether this process or another was asked to stop: all stop after the same step."""
-        if stopped := self.private.any_process(bool(interruption)):
-            interruption.signal = interruption.signal or SIGTERM  # which torchrun sends to all
-        return stopped
-
     def _evaluate(self, held_out: HeldOut) -> dict[str, Any]:
-        found: dict[str, Any] = held_out.evaluate()
-        if held_out.history:  # in the first process
-            logged = held_out.history[-1]
-            found = {
-                "epoch": round(logged["step"] / self.steps_per_epoch, 6),
-                "step": logged["step"],
-                "epsilon": logged["epsilon"],
-                "delta": self.settings.delta,
-                **found,
-                "learning_rate": logged["learning_rate"],
-            }
+        found, logged = held_out.evaluate(), held_out.history[-1]
+        found = {
+            "epoch": round(logged["step"] / self.steps_per_epoch, 6),
+            "step": logged["step"],
+            "epsilon": logged["epsilon"],
+            "delta": self.settings.delta,
+            **found,
+            "learning_rate": logged["learning_rate"],
+        }
         self.evaluations.append(found)
         return found
 
