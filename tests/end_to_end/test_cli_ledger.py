@@ -13,6 +13,7 @@ from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger, storage
 from tests.end_to_end.command_line import ask, say
+from tests.unit.ledger_tools import restored
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +113,7 @@ def test_verify(capsys):
 def test_export_of_a_whole_and_of_a_damaged_ledger(capsys):
     ledger = used()
     told = ask("ledger", "export", "people.ledger")
-    assert Ledger.restore("again.ledger", told).runs() == ledger.runs()
+    assert restored(Path("again.ledger"), told).runs() == ledger.runs()
     content = ledger.path.read_bytes()
     Path("torn").write_bytes(content[: len(content) // 2])
     rest = ask("ledger", "export", "torn", status=2)

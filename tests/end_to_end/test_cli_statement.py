@@ -87,13 +87,8 @@ FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
     ),
     "model and card swapped": (
         swapped("model.safetensors", "README.md"),
-        "model.safetensors",
-        "written with another statement",
-    ),
-    "model is none": (
-        lambda run, _: (run / "model.safetensors").write_bytes(b"\xff" * 30),
-        "model.safetensors",
-        "is no such file",
+        "SHA-256 of statement.json",
+        "statement.json is not the file",
     ),
     "statement swapped": (swapped("statement.json"), "SHA-256 of statement.json", "statement.json is not the file"),
 }
