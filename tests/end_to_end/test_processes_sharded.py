@@ -352,6 +352,7 @@ def refused(rank: int, folder: Path) -> None:
     run = start(sharded(), "disk")
     with pytest.raises(ArgumentError, match="explain"):
         run.explain()
+    in_another_order(rank, start(sharded(), "disk"))
     failing(rank, run)
 
 
@@ -364,6 +365,18 @@ def only_a_layer(mesh: Any) -> nn.Module:
 def without_head() -> nn.Module:
     net = Net()
     return sharded(net, ignored_params={net.head.weight})
+
+
+def in_another_order(rank: int, run: dpcore.torch.PrivateRun) -> None:
+    """One process gathers a layer that the other does not: nobody releases."""
+    peers: Any = run._engine.mechanism.peers
+    note = peers.note
+    peers.note = lambda message: note(f"{message} {rank}")
+    before = [p.to_local().clone() for p in run.model.parameters()]
+    with pytest.raises(PrivacyError, match="different orders"):
+        run.step(next(iter(run.loader)))
+    assert run.steps_taken == 0
+    assert all(torch.equal(kept, p.to_local()) for kept, p in zip(before, run.model.parameters(), strict=True))
 
 
 def failing(rank: int, run: dpcore.torch.PrivateRun) -> None:

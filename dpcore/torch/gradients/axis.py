@@ -178,9 +178,7 @@ class Op:
             return SUM if summed else None
         if summed:
             raise Mixes(f"{self.name} combines a sum over the examples with the examples")
-        for tensor in known:
-            if self.of(tensor) is None and _size_at(tensor, found.dim, rank) != 1:
-                raise Mixes(f"{self.name} combines the examples with a value that depends on their places in the batch")
+        # A value without a mark has size 1 along the examples: `follow` refuses one with a size that counts them.
         return found
 
 

@@ -70,6 +70,7 @@ def test_shared_memory_is_found_and_neighbors_are_not() -> None:
         (parts[:2], [whole[:1]], "a[0] shares memory with b[0]"),
         ([whole[:12], parts[1]], parts[3:], "a[1] shares memory with a[0]"),
         ([parts[0], parts[0]], [], "a[1] shares memory with a[0]"),
+        ([whole[5:15]], [whole[:8]], "a[0] shares memory with b[0]"),
     ):
         assert text in both(memory.check_place, memory.listed("a", first), memory.listed("b", second))
 
