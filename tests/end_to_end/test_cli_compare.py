@@ -27,7 +27,7 @@ from dpcore.torch import PrivateRun
 from tests.end_to_end.command_line import say
 
 FILES = {
-    *("config.json", "results.json", "table.txt", "statement.txt", "statement.json", "comparison.png"),
+    *("config.json", "results.json", "statement.txt", "statement.json", "comparison.png"),
     "runs",
 }
 RUN_FILES = {
@@ -88,8 +88,8 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
         assert main([reader, str(out)]) == 0
     capsys.readouterr()
     # Nothing of a duration in what may be published, and it is said that tuning is not counted.
-    assert "seconds" not in (out / "results.json").read_text() + (out / "table.txt").read_text()
-    for text in (printed, (out / "table.txt").read_text(), (out / "statement.txt").read_text()):
+    assert "seconds" not in (out / "results.json").read_text() + printed
+    for text in (printed, (out / "statement.txt").read_text()):
         assert "Tuning is NOT accounted for" in text
     stated = json.loads((out / "statement.json").read_text())
     assert stated["tuning"]["accounted_for"] is False

@@ -1,7 +1,6 @@
 """``dpcore compare`` and ``dpcore demo``: methods on one data set and model, at one guarantee, over several seeds."""
 
 from collections.abc import Callable, Iterable, Mapping
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,8 +109,6 @@ def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said:
     folders = {name: str(row.first.path.relative_to(folder)) for name, row in named.items()}
     log.folder.write_json("statement.json", {"tuning": tuned, "run_folders": folders})
     if not by:
-        write_table(**report.table(comparison, made), file=(table := StringIO()))
-        log.folder.write("table.txt", "\n".join([table.getvalue(), verdict, "", *lines, ""]).encode())
         _draw(log, made)
     if as_json:
         told = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}

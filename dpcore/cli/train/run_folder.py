@@ -24,8 +24,8 @@ RUN = "dpcore run"
 COMPARISON = "dpcore compare"
 # Where a comparison has the folders of its runs.
 RUNS = "runs"
-# The only names that this module creates, and so the only ones that it deletes; two are of earlier versions,
-# timing.json and learning-curve.png.
+# The only names that this module creates, and so the only ones that it deletes; some are of earlier versions,
+# timing.json, table.txt and learning-curve.png.
 NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "comparison.png",
     "results.json", "timing.json", "table.txt", "model.safetensors", "gradients.npz", "README.md")  # fmt: skip
 
