@@ -42,8 +42,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/statement/verify/folder.py": [
         ("take any file for the one that the card lists", "if found.hexdigest() == stated:", "if stated:",
          "end_to_end/test_cli_statement.py"),
-        ("take any model for the statement's", "if named == statement.statement_hash:", "if named:",
-         "end_to_end/test_cli_statement.py"),
     ],
     "dpcore/cli/compare/runs.py": [
         ("begin runs that are not paid for", "if not pays_for(paying, events_of(plans, [run])):", "if False:",

@@ -80,7 +80,7 @@ REASONS: Final = {name: reason for names, reason in _REASONS.items() for name in
 
 
 def check_arguments(args: Any, known: type, method: Method, *, processes: int) -> None:
-    """Refuse training arguments that contradict the private run, or that would be ignored, each with what would be right.
+    """Refuse training arguments that contradict the private run, or would be ignored, each with what would be right.
 
     `known` is `transformers.TrainingArguments`: fields that a subclass of it adds are its own affair. A value that
     equals its default cannot be told from one that was not given, and is taken as not given.
