@@ -55,7 +55,7 @@ def run_comparison(
     with locked(out), deferred() as interruption:
         if complete := len(log.complete()):
             console.print(f"{complete} of {counted(comparison.total, 'run')} were made before and are kept.")
-        ahead = events_of(plans, comparison.ahead(log.accuracies()))
+        ahead = events_of(plans, log.ahead())
         if not runs.pays_for(paying, ahead):
             remark(
                 f"the ledger's budget may not pay for all of the {counted(len(ahead), 'run')} to come; the comparison "
@@ -87,7 +87,7 @@ def run_comparison(
         except OSError:
             remark(report.kept(log))
             raise
-        if log.due():
+        if log.ahead():
             _finish(log, [], as_json, interruption.name, report.stopped(log, interruption.name))
             return interruption.status
         _finish(log, report.rows(log, plans), as_json)

@@ -143,11 +143,6 @@ class Comparison:
         means = {lr: float(np.mean([accuracy[run] for run in search if run.lr == lr])) for lr in grid}
         return max(grid, key=lambda lr: (means[lr], -lr))
 
-    def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
-        """Return the runs that may begin now, where those with an accuracy are complete."""
-        ahead = self.ahead(accuracy)
-        return [r for r in ahead if r.role == SEARCH or self.chosen(r.contestant, r.epsilon, accuracy) is not None]
-
     def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return all runs to come, in the order in which they are made one after the other.
 
@@ -290,9 +285,9 @@ class Log:
         """Return held-out accuracy at the end of each complete run."""
         return {run: record.accuracy[-1] for run, record in self.complete().items()}
 
-    def due(self) -> list[Run]:
-        """Return the runs that may begin now."""
-        return self.comparison.due(self.accuracies())
+    def ahead(self) -> list[Run]:
+        """Return the runs to come; the learning rate of the first is chosen."""
+        return self.comparison.ahead(self.accuracies())
 
     def write(self) -> None:
         """Put results.json in place."""
@@ -428,8 +423,8 @@ def make_runs(
     """
     from dpcore.cli.train.training import Training
 
-    while not interruption and (due := log.due()):
-        run, name = due[0], described(due[0])
+    while not interruption and (ahead := log.ahead()):
+        run, name = ahead[0], described(ahead[0])
         if not pays_for(paying, events_of(plans, [run])):  # part of a run is spent for nothing
             raise BudgetError(
                 f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
