@@ -106,13 +106,10 @@ def reading(subject: Subject) -> Iterator[Finding]:
     drifting = [k for k in moved if not _same(first[k], second[k])]
     relabeled = [k for k in moved if not drifting and not _same(labels(batch[k]), labels(augmented[k]))]
     if strangers or relabeled:
-        told = f"index {places[(strangers or relabeled)[0]]} "
-        if strangers:
-            told += "was another index's example at another reading: the data set orders itself anew"
-        else:
-            told += "has another target at another reading: the data set orders itself anew, or mixes examples"
+        told = "was another index's example" if strangers else "has another target"
         yield fault(
-            f"{told}, and what is counted and clipped as one example is not.",
+            f"index {places[(strangers or relabeled)[0]]} {told} at another reading: the data set orders itself anew, "
+            "or mixes examples, and what is counted and clipped as one example is not.",
             "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself",
         )
     elif drifting:
