@@ -1,4 +1,4 @@
-"""All pictures: of a comparison, a guarantee, a filter and released gradients.
+"""All pictures: of a comparison, a filter and released gradients.
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.cli.intervals import mean_interval
-from dpcore.errors import ArgumentError, DpcoreError
+from dpcore.errors import DpcoreError
 from dpcore.spec.extras import needs
 from dpcore.spec.whole_file import whole_file
 
@@ -173,77 +173,6 @@ def _end(axes: Axes, index: int, curves: Curves) -> None:
     style: Any = {"ha": "center", "fontsize": 8, "color": color if index % len(COLORS) < 4 else GRAY}
     told, place = f"{interval.center:.2f}", (interval.center, index)
     axes.annotate(told, place, xytext=(0, 6), textcoords="offset points", **style)
-
-
-def bound_curve(
-    path: PathLike,
-    x: npt.ArrayLike,
-    lower: npt.ArrayLike,
-    upper: npt.ArrayLike,
-    names: tuple[str, str],
-    *,
-    title: str = "",
-    powers: bool = False,
-    level: tuple[float, str] | None = None,
-) -> Path:
-    """Draw a bound between its certified ends; `names` are those of both axes.
-
-    `powers` writes y in powers of ten, without the points at 0. `level` is a value of y with a word, drawn as a line.
-    """
-    at, low, high = (np.asarray(values, float) for values in (x, lower, upper))
-    shown = np.isfinite(high) & ((high > 0) | (not powers))
-    if not shown.any():
-        raise ArgumentError(f"{names[1]}: is nowhere finite and above 0; there is nothing to draw")
-    at, low, high = at[shown], low[shown], high[shown]
-    with drawing(path, (6.4, 4.0)) as figure:
-        axes = figure.subplots()
-        # A lower end of 0 has no place on a scale of powers of ten.
-        _band(axes, at, np.maximum(low, high.min() / 10) if powers else low, high)
-        label(axes, *names, title, fontsize=9.5, x=0.0, wrap=True)
-        if powers:
-            axes.set_yscale("log")
-        else:
-            axes.set_xlim(left=0)
-            axes.set_ylim(0, 1.08 * float(high.max()) or 1)
-        if level is not None:
-            axes.axhline(level[0], **DOTTED)
-            note(axes, level[1], y=level[0])
-    return Path(path)
-
-
-def trade_off_curve(
-    path: PathLike,
-    false_positive_rate: npt.ArrayLike,
-    lower: npt.ArrayLike,
-    upper: npt.ArrayLike,
-    *,
-    title: str = "",
-    advantage: float,
-) -> Path:
-    """Draw the best true positive rate of an attacker over the false positive rate, plain and in powers of ten.
-
-    The ends are certified; `advantage`, the largest difference of the two rates, is for the legend.
-    """
-    x, low, high = (np.asarray(values, float) for values in (false_positive_rate, lower, upper))
-    with drawing(path, (9.0, 4.2), title) as figure:
-        plain, powers = figure.subplots(1, 2)
-        for axes in (plain, powers):
-            _band(axes, x, low, high, f"best attacker: advantage {advantage:.3g}")
-            axes.plot(x, x, color=GRAY, linewidth=0.9, linestyle="--", label="guessing")
-        label(plain, "false positive rate", "true positive rate")
-        plain.set_xlim(-0.01, 1.01)
-        plain.set_ylim(-0.01, 1.01)
-        plain.legend(loc="lower right")
-        powers.set_xscale("log")
-        powers.set_yscale("log")
-        label(powers, "false positive rate", "", "the same in powers of ten", fontsize=9, color=GRAY)
-    return Path(path)
-
-
-def _band(axes: Axes, x: Array, low: Array, high: Array, name: str = "certified upper end") -> None:
-    """Draw a band between certified ends; where they are closer than a line is wide, the band is that line."""
-    axes.fill_between(x, low, high, color=COLORS[1], alpha=0.35, linewidth=0, label="between the certified ends")
-    axes.plot(x, high, color=COLORS[0], linewidth=1.8, label=name)
 
 
 def filter_picture(

@@ -291,15 +291,6 @@ def test_what_an_attacker_can_do(capsys):
     assert "advantage: the two rates differ by at most" in say(capsys, ["curve", "trade-off", *PLAN]).out
 
 
-@pytest.mark.parametrize("kind", ["delta", "trade-off", "steps"])
-def test_pictures(kind: str, tmp_path, capsys):
-    picture = tmp_path / "curve.png"
-    printed = say(capsys, ["curve", kind, *PLAN, "--delta", "1e-5", "--out", str(picture)]).out
-    assert printed.endswith(f"written: {picture}\n")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
-
-
 # `dpcore epsilon --opacus` and `dpcore delta --opacus`: what a run of Opacus cost.
 
 

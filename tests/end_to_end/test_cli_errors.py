@@ -70,8 +70,6 @@ CASES |= {
     "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1e-9": "at delta = 1e-10: there is next to no guarantee",
     "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
     "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out nix/x.png": "there is no folder nix",
 }
 LEDGER = [
     ("show absent", "does not exist; dpcore ledger create makes one"), ("verify absent", "does not exist"),

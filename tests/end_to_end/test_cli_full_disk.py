@@ -84,7 +84,7 @@ def test_no_run_is_begun_where_its_first_file_has_no_room(disk: Disk, capsys):
 
 
 @pytest.mark.parametrize("words", [
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out a.png", "inspect filter momentum --out a.png",
+    "inspect filter momentum --out a.png",
 ])  # fmt: skip
 def test_pictures_name_their_own_file(words: str, disk: Disk, tmp_path, capsys):
     pytest.importorskip("matplotlib")

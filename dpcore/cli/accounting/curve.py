@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -12,10 +11,9 @@ import typer
 from dpcore import accounting
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
-from dpcore.cli import plots
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.answer import EventOptions
-from dpcore.cli.options import Json, one_of, option, picture, real
+from dpcore.cli.options import Json, one_of, option, real
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.statement.text import format_epsilon, format_lower, format_number
@@ -39,31 +37,26 @@ def curve(
     kind: Annotated[str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps",
         help="Which curve.")] = "delta",
     delta: Annotated[float | None, option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
-    out: Annotated[Path | None, option(picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Draw what a plan guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
+    """Show what a plan guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
     plan = EventOptions(**given)
     event = plan.event()
     if "pld" not in accounting.accountants_for(event):
         raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")
     if math.isinf(accounting.epsilon_interval(event, 0.5).upper):
-        raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to draw")
+        raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to show")
     most = accounting.epsilon_interval(event, _LEAST_DELTA).upper
     if _MOST_EPSILON < most < math.inf:
         at = f"{most:.3g} at delta = {format_number(_LEAST_DELTA)}"
-        raise PrivacyError(f"epsilon is {at}: there is next to no guarantee, and nothing to draw")
+        raise PrivacyError(f"epsilon is {at}: there is next to no guarantee, and nothing to show")
     points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](plan, delta)
-    if out is not None:
-        _draw(out, kind, points, plan)
     if as_json:
         axes = {"curve": kind, "x": points.names[0], "y": points.names[1]}
         write_json({**axes, "points": points.rows, **points.beside, **answer.described(event)})
         return
     _tell(kind, points, plan)
-    if out is not None:
-        write_line(f"written: {out}")
 
 
 def _deltas(plan: EventOptions, _: float | None) -> Points:
@@ -104,26 +97,9 @@ def _trade_off(plan: EventOptions, _: float | None) -> Points:
     return Points(("false positive rate", "true positive rate"), [*rows, (1.0, 1.0, 1.0)], beside)
 
 
-def _draw(out: Path, kind: str, points: Points, plan: EventOptions) -> None:
-    x, lower, upper = zip(*points.rows, strict=True)
-    title, n = _title(plan), plan.dataset_size or accounting.known_dataset_size(plan.event())
-    if kind == "delta":
-        level = None if n is None else (1 / n, f"1/n, n = {n:,}")
-        plots.bound_curve(out, x, lower, upper, points.names, title=title, powers=True, level=level)
-    elif kind == "steps":
-        title = f"{title}, delta = {format_number(points.beside['delta'])}"
-        plots.bound_curve(out, x, lower, upper, points.names, title=title)
-    else:
-        plots.trade_off_curve(out, x, lower, upper, title=title, advantage=points.beside["advantage"])
-
-
-def _title(plan: EventOptions) -> str:
-    return f"{plan.words}, noise multiplier {plan.noise_multiplier:g}"
-
-
 def _tell(kind: str, points: Points, plan: EventOptions) -> None:
     """Print a few of the points."""
-    write_line(f"{_title(plan)}, {plan.event().adjacency} adjacency")
+    write_line(f"{plan.words}, noise multiplier {plan.noise_multiplier:g}, {plan.event().adjacency} adjacency")
     chosen = np.unique(np.linspace(0, len(points.rows) - 1, min(9, len(points.rows))).round().astype(int))
     rows = [
         (f"{int(x):,}" if kind == "steps" else f"{x:.4g}", format_lower(low), format_epsilon(high))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dpcore.errors import ArgumentError
 from tests.fresh import after
 
 pytest.importorskip("matplotlib")
-from dpcore.cli import plots
 from dpcore.cli.plots import Curves, _end, _way
-from tests.refused import refused
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -23,18 +19,10 @@ def pixels(path: Path) -> np.ndarray:
     return np.asarray(imread(path))
 
 
-def test_nothing_to_draw_is_one_sentence(tmp_path):
-    for upper, powers in (([0, 0], True), ([math.inf, math.inf], False)):
-        names = ("epsilon", "delta")
-        refused(ArgumentError, "nothing to draw", plots.bound_curve, tmp_path / "a.png", [1, 2], [0, 0], upper, names,
-            powers=powers)  # fmt: skip
-    assert not list(tmp_path.iterdir())
-
-
 def test_nothing_is_imported_before_a_picture_and_pyplot_never(tmp_path):
     code = (
         "import sys; from dpcore.cli import plots; assert 'matplotlib' not in sys.modules;"
-        f"plots.bound_curve({str(tmp_path / 'a.png')!r}, [1], [0.5], [1.0], ('x', 'y'));"
+        f"plots.by_epsilon({str(tmp_path / 'a.png')!r}, {{'p': {{'a': plots.Curves([1], [[0.5]])}}}});"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
     after(code)
