@@ -17,7 +17,6 @@ pytest.importorskip("typer")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import compare as demo
-from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare.runs import FINAL, SEARCH, pays_for
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError
@@ -194,7 +193,7 @@ def test_a_run_that_never_began_spent_nothing(tmp_path, capsys, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(compare_runs, "train_once", dies)
+        patched.setattr(PrivateRun, "begin", dies)
         assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1") == 2
     assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1") == 0
     left = results(out)

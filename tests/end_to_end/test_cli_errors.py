@@ -50,7 +50,7 @@ CASES = {
     f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
     "compare --methods dp_sgd": "give at least one, such as --epsilon 1,8",
     "compare --epsilon 1": "name at least one method",
-    "compare --epsilon 1 --methods disk --batch-size 100k": "contestant 'disk': batch_size=100000",
+    "compare --epsilon 1 --methods disk --batch-size 100000": "contestant 'disk': batch_size=100000",
 }
 # fmt: off
 CASES |= {

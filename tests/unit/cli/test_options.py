@@ -79,7 +79,7 @@ def test_a_table_becomes_options():
     group(["--rate", "1/4", "--on"], standalone_mode=False)
     assert heard == {"rate": 0.25, "on": True}
     read = options.parsers(Table)
-    assert (read["rate"]("50%"), read["on"](False), read["left"](3)) == (0.5, False, 3.0)
+    assert (read["rate"]("1/2"), read["on"](False), read["left"](3)) == (0.5, False, 3.0)
 
 
 def test_an_option_of_the_commands_own_stands_in_the_fields_place():
