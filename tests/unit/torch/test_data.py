@@ -318,16 +318,6 @@ def test_values_that_cannot_be_joined_are_in_no_traceback() -> None:
     assert "1234" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_float64_of_other_libraries_is_told_what_to_say() -> None:
-    doubles = (DATA[0].double().numpy(), DATA[1].numpy())
-    words = r"data: inputs of float64 for a model of float32: say \.astype\('float32'\)"
-    refused(ArgumentTypeError, words, start, model(), data=doubles)
-    words = r"inputs\['input'\] of float64 for a model of bfloat16: say \.to\(torch\.bfloat16\)"
-    refused(ArgumentTypeError, words, start, model().bfloat16(), data=({"input": doubles[0]}, DATA[1]))
-
-    finish(start(Called(lambda m, x: m.net(x.float()), net=model()), data=doubles), stop=1)
-
-
 @pytest.mark.parametrize("kind", ["DataFrame", "Series"])
 def test_tables_of_pandas_are_told_how_to_convert(kind: str) -> None:
     table = type(kind, (UserDict,), {"__module__": "pandas.core.frame"})({"age": DATA[0][:, 0]})
