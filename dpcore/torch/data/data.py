@@ -337,15 +337,3 @@ def check_example(example: Any) -> None:
             "data with lists of numbers as its examples: must be tensors or arrays, as by torch.tensor(...), or give a "
             "collate_fn that makes them"
         )
-    _check_field(example, "data[...]")
-
-
-def _check_field(value: Any, path: str) -> None:
-    if isinstance(value, (str, bytes)):
-        raise ArgumentTypeError(
-            f"{path}={type(value).__name__!r}: text is no input of a model; leave the field out of the examples, or "
-            "make numbers of it, as a tokenizer does"
-        )
-    found = None if _is_numbers(value) else batches.parts(value)
-    for name, item in zip(found.names, found.values, strict=True) if found else ():
-        _check_field(item, path + name)

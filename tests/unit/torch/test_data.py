@@ -199,8 +199,6 @@ ARGUMENTS_REFUSED = {
     "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
     "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers as its examples"),
     "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers as its examples"),
-    "texts": (
-        lambda: {"data": [{"text": "a", "labels": 0}] * 30}, r"data\[\.\.\.\]\['text'\]='str': text is no input"),
     "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
     "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
     "weighted": (lambda: {"sampling": WeightedRandomSampler([1.0] * 30, 30)}, "is not accounted"),
@@ -316,6 +314,12 @@ def test_values_that_cannot_be_joined_are_in_no_traceback() -> None:
     with pytest.raises(ArgumentError, match=r"collate_fn failed .*ValueError in test_data.py, line \d+;") as caught:
         finish(start(model(), data=odd, collate_fn=collate))
     assert "1234" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_doubles_for_a_model_of_floats_are_said_by_torchs_words() -> None:
+    doubles = (DATA[0].double().numpy(), DATA[1].numpy())
+    refused(ArgumentError, "same dtype, but got Double and Float", start, model(), data=doubles)
+    finish(start(Called(lambda m, x: m.net(x.float()), net=model()), data=doubles), stop=1)
 
 
 @pytest.mark.parametrize("kind", ["DataFrame", "Series"])
