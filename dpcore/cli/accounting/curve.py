@@ -16,11 +16,10 @@ from dpcore.cli.accounting.answer import EventOptions
 from dpcore.cli.options import Json, one_of, option, real
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.statement.text import format_epsilon, format_lower, format_number
+from dpcore.statement.text import format_epsilon, format_lower
 
 KINDS = ("delta", "trade-off", "steps")
 _LEAST_DELTA = 1e-10
-_MOST_EPSILON = 1e9
 _POINTS = 40
 
 
@@ -47,10 +46,6 @@ def curve(
         raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")
     if math.isinf(accounting.epsilon_interval(event, 0.5).upper):
         raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to show")
-    most = accounting.epsilon_interval(event, _LEAST_DELTA).upper
-    if _MOST_EPSILON < most < math.inf:
-        at = f"{most:.3g} at delta = {format_number(_LEAST_DELTA)}"
-        raise PrivacyError(f"epsilon is {at}: there is next to no guarantee, and nothing to show")
     points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](plan, delta)
     if as_json:
         axes = {"curve": kind, "x": points.names[0], "y": points.names[1]}
