@@ -1,5 +1,6 @@
 """Findings of the doctor."""
 
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -102,8 +103,20 @@ class Findings(list[Finding]):
         return str(self)
 
 
+_TELLS = re.compile(
+    "(add|call|check|convert|draw|end|free|give|hold|keep|leave|let|make|mend|move|must|pad|pass|put|register|rewrite|"
+    "run|say|set|take|train|use) "
+)
+
+
 def of_error(error: BaseException, name: str = "", **more: Any) -> Finding:
-    """Return the fault that a refusal of ours is: its sentence has the form ``what: what would be right``."""
+    """Return the fault that a refusal of ours is.
+
+    Its sentence has the form ``what: what would be right``, with more of both between semicolons: the remedy begins
+    with the first part that tells to do something.
+    """
     text = str(error)
-    cause, _, remedy = text.rpartition(": ") if ": " in text else text.partition("; ")
-    return fault(f"{cause.rstrip('.')}.", remedy.rstrip("."), name, **more)
+    cuts = [match.end() for match in re.finditer("[:;] ", text)]
+    place = next((cut for cut in cuts if _TELLS.match(text, cut)), cuts[0] if cuts else len(text))
+    cause, remedy = text[:place].rstrip("; "), text[place:]
+    return fault(f"{cause.rstrip(':.')}.", remedy.rstrip("."), name, **more)
