@@ -8,8 +8,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from dpcore.errors import ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.stages.method import Method
+from dpcore.torch.data import batches
+from dpcore.torch.data.data import arrays
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,9 +52,30 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
         if unknown:
             told = ", no ".join(f"{keyword}= ({_hint(keyword, list(parameters))})" for keyword in unknown)
             raise ArgumentTypeError(f"{function.__name__}() takes no {told}")
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except ArgumentError as refusal:
+            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            other = _other_type(**given) if "dtype" in str(refusal) else None
+            if other is None:
+                raise
+            raise ArgumentTypeError(other) from refusal
 
     return call
+
+
+def _other_type(model: Any, data: Any, **_: Any) -> str | None:
+    """Say that inputs are of float64, as those of scikit-learn, and the model is not; None where that is not so."""
+    tree = arrays(data)
+    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
+    if tree is None or wanted == torch.float64:
+        return None
+    kind = str(wanted).removeprefix("torch.")
+    for name, tensor in batches.named(batches.normalize(tree)[0]).items():
+        if tensor.dtype == torch.float64:
+            how = f".to({wanted})" if wanted == torch.bfloat16 else f".astype({kind!r}), or of a tensor .to({wanted})"
+            return f"data: {name.replace('batch', 'inputs', 1)} of float64 for a model of {kind}: say {how}"
+    return None
 
 
 def _hint(keyword: str, known: list[str]) -> str:

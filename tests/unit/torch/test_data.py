@@ -316,9 +316,13 @@ def test_values_that_cannot_be_joined_are_in_no_traceback() -> None:
     assert "1234" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_doubles_for_a_model_of_floats_are_said_by_torchs_words() -> None:
+def test_float64_of_other_libraries_is_told_what_to_say() -> None:
     doubles = (DATA[0].double().numpy(), DATA[1].numpy())
-    refused(ArgumentError, "same dtype, but got Double and Float", start, model(), data=doubles)
+    words = r"data: inputs of float64 for a model of float32: say \.astype\('float32'\)"
+    refused(ArgumentTypeError, words, start, model(), data=doubles)
+    words = r"inputs\['input'\] of float64 for a model of bfloat16: say \.to\(torch\.bfloat16\)"
+    refused(ArgumentTypeError, words, start, model().bfloat16(), data=({"input": doubles[0]}, DATA[1]))
+
     finish(start(Called(lambda m, x: m.net(x.float()), net=model()), data=doubles), stop=1)
 
 
