@@ -89,6 +89,37 @@ BUDGET_STATUS = 3
 """Exit status of a run that a ledger's budget ended before its plan."""
 
 
+def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None = None) -> int:
+    """Train by settings, into a run folder; return the exit status."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ArgumentError("dpcore train under torchrun: trains in one process; make_private trains in several")
+    dataset = datasets.load(settings.data, settings.data_dir)
+    # The folder's config.json then has every value, also those that the options left open.
+    settings = settings.resolved(len(dataset))
+    name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
+    place = next_folder(Path("runs"), name) if out is None else out
+    check_folder(place, overwrite=overwrite)
+    if ledger is not None:
+        Ledger.open(ledger)  # refused here, before torch takes its seconds
+    plan = settings.plan(len(dataset))
+    remark(accounting.delta_remark(settings.delta, len(dataset)))
+    remarks().print(first_line(settings, dataset, plan), markup=False)
+    # After the quick checks: torch takes a second to import.
+    from dpcore.cli.train.training import Training
+
+    training = Training(settings, dataset, ledger)
+    for sentence in training.remarks:
+        remark(sentence)
+    if ledger is not None:
+        _warn_of_budget(ledger, training)
+    training.private.begin()
+    folder = RunFolder(place, overwrite=overwrite)
+    with deferred() as interruption:
+        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
+        with locked(folder.path):
+            return train_to_end(training, folder, interruption, as_json)
+
+
 def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str:
     """Say what is about to be trained."""
     noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
@@ -201,31 +232,4 @@ def train(
     **given: Any,
 ) -> int:  # fmt: skip
     """Train a model with a stated privacy guarantee."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ArgumentError("dpcore train under torchrun: trains in one process; make_private trains in several")
-    settings = settings_from(given)
-    dataset = datasets.load(settings.data, settings.data_dir)
-    # The folder's config.json then has every value, also those that the options left open.
-    settings = settings.resolved(len(dataset))
-    name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
-    place = next_folder(Path("runs"), name) if out is None else out
-    check_folder(place, overwrite=overwrite)
-    if ledger is not None:
-        Ledger.open(ledger)  # refused here, before torch takes its seconds
-    plan = settings.plan(len(dataset))
-    remark(accounting.delta_remark(settings.delta, len(dataset)))
-    remarks().print(first_line(settings, dataset, plan), markup=False)
-    # After the quick checks: torch takes a second to import.
-    from dpcore.cli.train.training import Training
-
-    training = Training(settings, dataset, ledger)
-    for sentence in training.remarks:
-        remark(sentence)
-    if ledger is not None:
-        _warn_of_budget(ledger, training)
-    training.private.begin()
-    folder = RunFolder(place, overwrite=overwrite)
-    with deferred() as interruption:
-        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
-        with locked(folder.path):
-            return train_to_end(training, folder, interruption, as_json)
+    return run(settings_from(given), out, overwrite, as_json, ledger)
