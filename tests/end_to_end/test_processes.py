@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
@@ -20,7 +23,9 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import dpcore_torch as backend
+from dpcore.cli import main
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
+from dpcore.ledger import Ledger
 from dpcore.methods import disk, dp_adam, dp_sgd, memf
 from dpcore.spec.layout import Layout
 from dpcore.stages.strategies import BandedToeplitz
@@ -325,6 +330,47 @@ def test_a_group_must_be_one():
 def test_the_group_can_send_what_the_model_is_made_of(config: str, device: str, words: str):
     with pytest.raises(ArgumentError, match=words) if words else nullcontext():
         _check_backend(config, device)
+
+
+def command_in_processes(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "dpcore", "train", "--out", str(folder), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_trains_in_all_processes(tmp_path: Path):
+    process = command_in_processes(tmp_path / "run", "--epsilon", "3", "--epochs", "1", "--json")
+    out, told = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    result = json.loads(out)  # of one process
+    assert result["status"] == "complete"
+    assert result["statement"]["steps_taken"] == result["statement"]["steps_planned"]
+    assert "crossed the network" in (tmp_path / "run/statement.txt").read_text()
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_command_takes_no_ledger_in_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    Ledger.create(tmp_path / "people.ledger")
+    assert main(["train", "--epsilon", "3", "--ledger", str(tmp_path / "people.ledger")]) == 2
+    assert "must be left out" in capsys.readouterr().err
+
+
+def test_a_signal_stops_all_processes_after_one_step(tmp_path: Path):
+    process = command_in_processes(tmp_path / "run", "--noise-multiplier", "4", "--epochs", "5000")
+    for _ in range(1200):
+        if (tmp_path / "run/metrics.jsonl").exists() and (tmp_path / "run/metrics.jsonl").stat().st_size:
+            break
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    statement = json.loads((tmp_path / "run/statement.json").read_text())
+    assert 0 < statement["steps_taken"] < statement["steps_planned"]
+    assert "Stopped by SIGTERM" in (tmp_path / "run/statement.txt").read_text()
 
 
 # What processes make of their sums: integers, added exactly.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,8 +92,10 @@ BUDGET_STATUS = 3
 
 def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, ledger: Path | None = None) -> int:
     """Train by settings, into a run folder; return the exit status."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ArgumentError("dpcore train under torchrun: trains in one process; make_private trains in several")
+    if ledger is not None and _started():
+        raise ArgumentError(
+            f"--ledger {ledger} under torchrun: must be left out; dpcore.torch.make_private(ledger=) takes one"
+        )
     dataset = datasets.load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
@@ -103,21 +106,28 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
         Ledger.open(ledger)  # refused here, before torch takes its seconds
     plan = settings.plan(len(dataset))
     remark(accounting.delta_remark(settings.delta, len(dataset)))
-    remarks().print(first_line(settings, dataset, plan), markup=False)
-    # After the quick checks: torch takes a second to import.
-    from dpcore.cli.train.training import Training
+    with joined(settings) as rank:
+        if not rank:
+            remarks().print(first_line(settings, dataset, plan), markup=False)
+        # After the quick checks: torch takes a second to import.
+        from dpcore.cli.train.training import Training
 
-    training = Training(settings, dataset, ledger)
-    for sentence in training.remarks:
-        remark(sentence)
-    if ledger is not None:
-        _warn_of_budget(ledger, training)
-    training.private.begin()
-    folder = RunFolder(place, overwrite=overwrite)
-    with deferred() as interruption:
-        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
-        with locked(folder.path):
-            return train_to_end(training, folder, interruption, as_json)
+        training = Training(settings, dataset, ledger)
+        if rank:  # beside the first process, without a word
+            training.private.begin()
+            with deferred() as interruption:
+                outcome = training.run(interruption)
+            return 0 if outcome.diverged or outcome.complete else interruption.status
+        for sentence in training.remarks:
+            remark(sentence)
+        if ledger is not None:
+            _warn_of_budget(ledger, training)
+        training.private.begin()
+        folder = RunFolder(place, overwrite=overwrite)
+        with deferred() as interruption:
+            folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
+            with locked(folder.path):
+                return train_to_end(training, folder, interruption, as_json)
 
 
 def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str:
@@ -213,6 +223,30 @@ def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption:
     else:
         write_line("privacy spent      epsilon is infinite: this run is NOT private")
     write_line(f"run folder         {folder.path}")
+
+
+def _started() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+
+
+@contextmanager
+def joined(settings: Settings) -> Iterator[int]:
+    """Join the other processes that torchrun started, for the length of the block; give this one's rank, or 0."""
+    if not _started():
+        yield 0
+        return
+    import torch
+    import torch.distributed as dist
+
+    if settings.backend == "triton" and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl")
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
 
 
 LedgerFile = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=PRIVACY,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +121,7 @@ class Training:
     def run(
         self,
         interruption: Interruption,
-        folder: RunFolder,
+        folder: RunFolder | None = None,
         tell: Callable[[int, dict[str, Any] | None], None] = lambda _taken, _evaluation: None,
         *,
         alone: bool = True,
@@ -142,12 +143,14 @@ class Training:
         private, planned = self.private, self.private.plan.steps
         told, evaluated = -math.inf, -1
         held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
-        folder.write("metrics.jsonl", b"")
+        if folder is not None:
+            folder.write("metrics.jsonl", b"")
         budget, diverged, stopped = "", "", False
         with suited(self):
             for epoch in range(1, self.settings.epochs + 1):
-                reserved = min(epoch * self.steps_per_epoch, planned)
-                folder.write_statement(self.statement(reserved, _RESERVED.format(epoch=epoch)))
+                if folder is not None:
+                    reserved = min(epoch * self.steps_per_epoch, planned)
+                    folder.write_statement(self.statement(reserved, _RESERVED.format(epoch=epoch)))
                 try:
                     for batch in private.loader:
                         private.step(batch)
@@ -156,7 +159,7 @@ class Training:
                             tell(private.steps_taken, None)
                         if alone and not self._finite():
                             diverged = "the parameters are"
-                        if (stopped := bool(interruption)) or diverged:
+                        if (stopped := self._stopped(interruption)) or diverged:
                             break
                 except BudgetError as end:
                     if private.steps_taken == 0:
@@ -166,9 +169,10 @@ class Training:
                     found, evaluated = self._evaluate(held_out), private.steps_taken
                     if alone and not math.isfinite(found["test_loss"]):
                         diverged = "the held-out loss is"
-                    folder.log(found)
+                    if folder is not None:
+                        folder.log(found)
                     tell(evaluated, found)
-                if stopped or budget or diverged or interruption:
+                if stopped or budget or diverged or self._stopped(interruption):
                     break
         private.close()
         note = f"Stopped by {interruption.name} before the planned end." if private.steps_taken < planned else ""
@@ -177,23 +181,32 @@ class Training:
         if diverged:
             note = f"Training diverged: {diverged} no longer finite. No model was kept."
         statement = self.statement(private.steps_taken, note)
-        self._finish(folder, statement, keep=not diverged)
+        if folder is not None:
+            self._finish(folder, statement, keep=not diverged)
         return Outcome(statement, budget, diverged)
 
     def _finite(self) -> bool:
         """Whether the parameters are numbers still: one sum, so that a device is waited for once."""
         return bool(torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum().isfinite())
 
+    def _stopped(self, interruption: Interruption) -> bool:
+        """Whether this process or another was asked to stop: all stop after the same step."""
+        if stopped := self.private.any_process(bool(interruption)):
+            interruption.signal = interruption.signal or SIGTERM  # which torchrun sends to all
+        return stopped
+
     def _evaluate(self, held_out: HeldOut) -> dict[str, Any]:
-        found, logged = held_out.evaluate(), held_out.history[-1]
-        found = {
-            "epoch": round(logged["step"] / self.steps_per_epoch, 6),
-            "step": logged["step"],
-            "epsilon": logged["epsilon"],
-            "delta": self.settings.delta,
-            **found,
-            "learning_rate": logged["learning_rate"],
-        }
+        found: dict[str, Any] = held_out.evaluate()
+        if held_out.history:  # in the first process
+            logged = held_out.history[-1]
+            found = {
+                "epoch": round(logged["step"] / self.steps_per_epoch, 6),
+                "step": logged["step"],
+                "epsilon": logged["epsilon"],
+                "delta": self.settings.delta,
+                **found,
+                "learning_rate": logged["learning_rate"],
+            }
         self.evaluations.append(found)
         return found
 

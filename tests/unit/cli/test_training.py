@@ -65,11 +65,11 @@ def test_a_run_that_diverges_ends_with_what_it_spent_and_no_model(
     assert str(folder.path) in sentence
 
 
-def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that still are numbers, of which no prediction is one."""
     run = training()
     poison(run, {3: -3e38, 4: 3e38}, monkeypatch)
-    outcome = run.run(Interruption(), RunFolder(tmp_path / "run"))
+    outcome = run.run(Interruption())
     assert (outcome.diverged, outcome.statement.steps_taken) == ("the held-out loss is", 4)
     assert "held-out loss" in outcome.statement.note
 
