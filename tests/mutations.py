@@ -604,6 +604,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/cli/train/training.py": [
         ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_training.py"),
+        ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/stages/filters/base.py": [
         ("take an unstable filter of the callers own", "if largest > 1 + _ROUNDING:", "if False:", "unit/plan/test_plan.py"),
@@ -763,7 +764,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("say that results may stop a run for what it spent so far", "self.event_after(self.plan.steps if planned else self.steps_taken)",
          "self.event_after(self.steps_taken)", "unit/torch/test_held_out.py"),
         ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
-         "return self.plan.event_after(steps)", "end_to_end/test_kill.py"),
+         "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/torch/make_private.py": [
         ("find noise that is too large for its grid at the first step", "    rehearsal.check_grid()\n", "",
@@ -937,6 +938,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("load torch before the output folder is looked at", "    check_folder(place, overwrite=overwrite)\n", "", "end_to_end/test_cli_errors.py"),
         ("say of a run that wrote its end that its statement counts the whole epoch", "upper = folder.stated.note.startswith(WRITTEN_BEFORE)", "upper = True",
          "end_to_end/test_cli_full_disk.py"),
+        ("say that resuming costs nothing", 'lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)', "lost = 0",
+         "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/cli/datasets/__init__.py": [
         ("unpack a member of an archive whole, whatever its directory states", "while chunk := packed.read(_CHUNK):", "while chunk := packed.read():",

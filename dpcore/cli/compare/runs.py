@@ -22,6 +22,7 @@ from dpcore.cli.train.run_folder import (
     RUNS,
     RunFolder,
     check_folder,
+    checkpoint_of,
     holds,
     locked,
     read_run,
@@ -271,7 +272,7 @@ class Log:
         """Write down that a run begins, and where."""
         name = re.sub("[^a-z0-9]+", "-", run.contestant.lower()).strip("-")
         number, parent = len(self.records) + 1, self.folder.path / RUNS
-        while (path := parent / f"{number:03d}-{name}").exists():
+        while (path := parent / f"{number:03d}-{name}").exists() or checkpoint_of(path).exists():
             number += 1
         self.records.append(Record(run, path))
         self.write()

@@ -2,14 +2,14 @@
 
 Files are written beside their place and moved there in one step: a reader, or a run killed at any moment, sees the old
 file or the new one. Nothing secret is ever handed to this module: no key, no index, no realized batch size, no training
-loss, and no duration of a step (which tells the size of its batch).
+loss, and no duration of a step (which tells the size of its batch). A checkpoint is secret, and lies beside the folder.
 """
 
 import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -33,7 +33,7 @@ NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "lea
 class RunFolder:
     """One folder for one run, made if it does not exist, or taken up as it stands if it is `existing`.
 
-    With `overwrite` the files of an earlier run are deleted first; other files are never touched.
+    With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
     A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
     in. `stated` is the last statement that was put there.
     """
@@ -48,6 +48,11 @@ class RunFolder:
             with locked(path):
                 _clear(path, kind)
         path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where a run that can be resumed keeps its checkpoint."""
+        return checkpoint_of(self.path)
 
     def write_config(self, settings: dict[str, Any], ledger: Path | None, versions: Any = None) -> None:
         """Write config.json: first of all files, and the mark by which a folder is known.
@@ -64,9 +69,13 @@ class RunFolder:
         self.write("statement.json", (statement.to_json() + "\n").encode())
         self.stated = statement
 
+    def write_metrics(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew: one JSON object a line, for each evaluation."""
+        self.write("metrics.jsonl", b"".join(map(_line, evaluations)))
+
     def log(self, evaluation: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; it is on disk before the next step begins."""
-        path, line = self.path / "metrics.jsonl", (json.dumps(plain(evaluation), allow_nan=False) + "\n").encode()
+        path, line = self.path / "metrics.jsonl", _line(evaluation)
         # One write of a whole line: killed before it, the file ends with the line before.
         with path.open("ab", buffering=0) as file:
             size = file.tell()
@@ -90,17 +99,29 @@ class RunFolder:
             file.write(content)
 
 
+def _line(evaluation: Mapping[str, Any]) -> bytes:
+    return (json.dumps(plain(evaluation), allow_nan=False) + "\n").encode()
+
+
 def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
     """Refuse a folder that cannot be taken; nothing stays that is made to try it, and nothing is deleted."""
     if path.exists() and not path.is_dir():
         raise DataError(f"out={str(path)!r}: is a file; name a folder")
+    kept = checkpoint_of(path)
+    waiting = kind == RUN and kept.exists()
     if path.exists() and any(path.iterdir()):
         if not holds(path, kind):
             raise DataError(f"out={str(path)!r}: is not empty and holds no {kind}; name another folder")
         if not overwrite:
-            raise DataError(f"out={str(path)!r}: already holds a run; name another folder or add --overwrite")
+            resume = f"go on with it (dpcore train --resume {path}), " if waiting else ""
+            raise DataError(f"out={str(path)!r}: already holds a run; {resume}name another folder or add --overwrite")
         with locked(path):
             pass
+    elif waiting:
+        raise DataError(
+            f"out={str(path)!r}: the checkpoint of another run, {kept}, lies where this one's would; delete it or name "
+            "another folder"
+        )
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     try:
         Path(mkdtemp(prefix=".dpcore-", dir=there)).rmdir()
@@ -113,7 +134,7 @@ def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> Non
 def next_folder(parent: Path, name: str) -> Path:
     """Return ``parent/name``, or ``parent/name-2`` and so on where that exists."""
     number = 1
-    while (path := parent / (name if number == 1 else f"{name}-{number}")).exists():
+    while (path := parent / (name if number == 1 else f"{name}-{number}")).exists() or checkpoint_of(path).exists():
         number += 1
     return path
 
@@ -121,8 +142,7 @@ def next_folder(parent: Path, name: str) -> Path:
 def _clear(path: Path, kind: str) -> None:
     """Delete the files of a run, or of a comparison and its runs, and no others."""
     if kind == RUN:
-        whole = path.resolve()
-        whole.with_name(f"{whole.name}.checkpoint").unlink(missing_ok=True)  # of earlier versions, with a run's keys
+        checkpoint_of(path).unlink(missing_ok=True)
         shutil.rmtree(path / "tensorboard", ignore_errors=True)  # of earlier versions
     else:
         for run in filter(holds, path.glob(f"{RUNS}/*")):
@@ -145,13 +165,24 @@ def read_run(path: Path) -> tuple[Statement | None, list[dict[str, Any]]]:
         raise DataError(f"run folder {path}: cannot be read ({cause})") from cause
 
 
+def checkpoint_of(folder: Path) -> Path:
+    """Return the path of a run's checkpoint: beside its folder, whose files are all public."""
+    whole = folder.resolve()
+    return whole.with_name(f"{whole.name}.checkpoint")
+
+
 def holds(path: Path, kind: str = RUN) -> bool:
     """Whether a folder holds what `kind` says."""
+    return content_of(path / "config.json").get("kind") == kind
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none that can be read."""
     try:
-        content = read_json_file(path / "config.json")
+        content = read_json_file(path)
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("kind") == kind
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager

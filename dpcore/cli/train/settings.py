@@ -8,6 +8,7 @@ is not said here: it follows from the signatures of `dpcore.methods`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -21,6 +22,7 @@ from dpcore.cli.options import (
     name_or_file,
     one_of,
     option,
+    parsers,
     real,
     reals,
     whole,
@@ -255,6 +257,12 @@ class Settings:
 def settings_from(given: dict[str, Any]) -> Settings:
     """Return the settings of the options that were given: those that are not None."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def stored_settings(content: Mapping[str, Any]) -> Settings:
+    """Return the settings of a config.json, read as options are; what else stands there is left out."""
+    read = parsers(Settings)
+    return settings_from({name: read[name](content[name]) for name in read if content.get(name) is not None})
 
 
 def _listed(names: list[str]) -> str:

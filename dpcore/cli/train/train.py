@@ -7,21 +7,23 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress
 
 from dpcore import accounting
+from dpcore.accounting.branches import Branch, Branches, count
 from dpcore.cli import datasets
 from dpcore.cli.interrupt import Interruption, Stopped, deferred
 from dpcore.cli.options import Json, flag, takes
 from dpcore.cli.output import remark, remarks, write_json, write_line
-from dpcore.cli.train.run_folder import RunFolder, check_folder, locked, next_folder
-from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from
-from dpcore.errors import ArgumentError, DataError, DivergenceError
+from dpcore.cli.train.run_folder import RunFolder, check_folder, content_of, holds, locked, next_folder
+from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from, stored_settings
+from dpcore.errors import ArgumentError, DataError, DivergenceError, DpcoreError
 from dpcore.ledger import Ledger
-from dpcore.spec.canonical import read_json_file
+from dpcore.spec.canonical import plain, read_json_file
 from dpcore.spec.validate import nearest
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
-# Settings of earlier versions, which a config.json may have.
+# Settings of earlier versions, which a config.json or a checkpoint may have.
 GONE = ("search_epochs", "account_for_tuning", "tensorboard")
 TABLES = "contestants"
 
@@ -94,7 +96,8 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     """Train by settings, into a run folder; return the exit status."""
     if ledger is not None and _started():
         raise ArgumentError(
-            f"--ledger {ledger} under torchrun: must be left out; dpcore.torch.make_private(ledger=) takes one"
+            f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
+            "processes; dpcore.torch.make_private(ledger=) takes one"
         )
     dataset = datasets.load(settings.data, settings.data_dir)
     # The folder's config.json then has every value, also those that the options left open.
@@ -142,9 +145,14 @@ def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str
 
 
 def train_to_end(training: Training, folder: RunFolder, interruption: Interruption, as_json: bool) -> int:
-    """Train a run that is built, and finish its folder; return the exit status."""
+    """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
+    from dpcore.cli.train.training import cost
+
     console, steps = remarks(), training.private.plan.steps
     target = format_epsilon(training.private.epsilon(planned=True), digits=3)
+    if training.ledger is not None:
+        remark(cost(steps))
+        training.save(folder.checkpoint)  # after a resume too: it then knows what the last kill left, and says it once
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("training", total=steps)
@@ -164,6 +172,8 @@ def train_to_end(training: Training, folder: RunFolder, interruption: Interrupti
     except Exception:
         remark(_left(folder))
         raise
+    if outcome.diverged or outcome.complete:
+        folder.checkpoint.unlink(missing_ok=True)
     if outcome.diverged:
         stated = outcome.statement
         raise DivergenceError(
@@ -190,23 +200,34 @@ def _warn_of_budget(ledger: Path, training: Training) -> None:
 
 
 def _left(folder: RunFolder) -> str:
-    """Say of a run that ended badly where it stands what was spent."""
+    """Say of a run that ended badly where it stands what was spent, and how to go on."""
     statement = folder.path / "statement.txt"
     if folder.stated is not None:
         upper = folder.stated.note.startswith(WRITTEN_BEFORE)
         bound = "an upper bound of what was spent: it counts the whole epoch" if upper else "what was spent"
-        return f"{statement} states {bound}"
-    return "no step was taken, and nothing was spent"
+        said = f"{statement} states {bound}"
+    elif statement.exists():
+        said = f"no step was taken, and {statement} states what was spent before, or more"
+    else:
+        said = "no step was taken, and nothing was spent"
+    return f"{said}; to go on: {_command(folder)}" if folder.checkpoint.exists() else said
+
+
+def _command(folder: RunFolder) -> str:
+    return f"dpcore train --resume {quote(str(folder.path))}"
 
 
 def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption: Interruption, as_json: bool) -> None:
     statement, last = outcome.statement, training.evaluations[-1]
+    # Another run of the ledger may still give back what it reserved.
+    when = ", if the ledger has room again" if outcome.budget else ""
     who = "the ledger's budget" if outcome.budget else interruption.name
     if as_json:
         spent = {"epsilon": statement.best_epsilon, "delta": statement.delta}
         write_json({"status": "complete" if outcome.complete else f"stopped by {who}", **spent,
             "test_accuracy": last["test_accuracy"],
             "test_loss": last["test_loss"], "run_folder": str(folder.path),
+            **({"resume": _command(folder)} if folder.checkpoint.exists() else {}),
             "settings": training.settings.to_dict(), "statement": statement.to_dict()})  # fmt: skip
         return
     if not outcome.complete:
@@ -223,6 +244,8 @@ def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption:
     else:
         write_line("privacy spent      epsilon is infinite: this run is NOT private")
     write_line(f"run folder         {folder.path}")
+    if folder.checkpoint.exists():
+        write_line(f"to go on           {_command(folder)}{when}")
 
 
 def _started() -> bool:
@@ -249,6 +272,102 @@ def joined(settings: Settings) -> Iterator[int]:
         dist.destroy_process_group()
 
 
+_BESIDE = {"resume", "ledger", "as_json", "debug"}
+
+
+def settings_of_run(context: typer.Context, path: Path) -> Settings:
+    """Return the settings of the run in a folder; refuse options beside ``--resume`` that belong to the run."""
+    if not holds(path):
+        raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name not in _BESIDE and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise ArgumentError(f"{parameter.opts[0]}: must be left out, since --resume has the settings of the run")
+    return stored_settings(read_config(path / "config.json"))
+
+
+def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
+    """Go on with the run in a folder, which has these settings; `ledger` is where its ledger is now, if it moved."""
+    with locked(path):
+        folder = RunFolder(path, existing=True)
+        stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
+        if not folder.checkpoint.exists():
+            why = f"its checkpoint, {folder.checkpoint}, is missing; put it back (it lies beside the folder)"
+            if not stated.get("ledger"):
+                why = "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
+            if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
+                why = "is complete"
+            raise DataError(f"resume={str(path)!r}: {why}")
+        dataset = datasets.load(settings.data, settings.data_dir)
+        settings = settings.resolved(len(dataset))
+        remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)
+        from dpcore.cli.train.training import Training, read_checkpoint  # imports torch, which takes seconds
+
+        saved = read_checkpoint(folder.checkpoint)
+        _check(saved, settings, stated, folder)
+        ledger = _ledger(saved, ledger)
+        training = Training(settings, dataset, ledger)
+        try:
+            training.load_state_dict(saved)
+        except DpcoreError:
+            raise
+        except (KeyError, TypeError, RuntimeError) as cause:
+            raise DataError(f"checkpoint {folder.checkpoint}: does not fit this version's model and method") from cause
+        remarks().print(_how(training, saved))
+        training.private.begin()
+        # Its digests are those of a model and a statement that do not stay.
+        (path / "README.md").unlink(missing_ok=True)
+        with deferred() as interruption:
+            return train_to_end(training, folder, interruption, as_json)
+
+
+def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, Any], folder: RunFolder) -> None:
+    """Refuse the checkpoint of another run."""
+    own = _of_ledger(saved).get("run")
+    if (stated.get("ledger") or {}).get("run", own) != own:
+        raise DataError(f"checkpoint {folder.checkpoint}: belongs to another run than the one in {folder.path}")
+    held, given = saved["settings"], plain(settings.to_dict())
+    for name in ({**held, **given}).keys() - set(GONE):
+        if held.get(name) != given.get(name):
+            raise DataError(
+                f"{folder.path / 'config.json'}: its {name} is {given.get(name)!r}, and the run has "
+                f"{held.get(name)!r}; put it back, or train anew with --config"
+            )
+
+
+def _of_ledger(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    return saved["optimizer"]["dpcore"]["public"]["ledger"] or {}
+
+
+def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
+    """Return the path of the ledger that pays for the run."""
+    path = Path(saved["ledger"]) if given is None else given
+    if given is None and not path.exists():
+        raise DataError(f"ledger {path}: the run's ledger is not there; say where it is now with --ledger FILE")
+    opened, known = Ledger.open(path), _of_ledger(saved)
+    if opened.ledger_id != known.get("ledger"):
+        raise DataError(f"ledger {path}: is not the one that pays for this run; name that one with --ledger FILE")
+    if all(run.run_id != known["run"] for run in opened.runs()):
+        raise DataError(f"ledger {path}: is a copy from before this run; put the newest one in its place")
+    return path
+
+
+def _how(training: Training, saved: Mapping[str, Any]) -> str:
+    """Say where the run goes on, and what that costs."""
+    state, private = saved["optimizer"]["dpcore"]["public"], training.private
+    steps, now = private.plan.steps, private.statement()
+    known = {name: Branch(*branch) for name, branch in state["branches"].items()}
+    lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)
+    where = f"Going on after step {private.steps_taken:,} of {steps:,}, with fresh noise"
+    if not lost:
+        return f"{where}. This costs 0 steps: nothing was released since."
+    return (
+        f"{where}. This costs {counted(lost, 'step')}, which may have been released since the checkpoint and stay "
+        f"counted; with {counted(now.steps_abandoned, 'abandoned step')} in all the whole run comes to epsilon = "
+        f"{format_epsilon(training.private.epsilon(planned=True))}."
+    )
+
+
 LedgerFile = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=PRIVACY,
     help="Pay for every step from this ledger, and stop before its budget is crossed (dpcore ledger create).",
 )]  # fmt: skip
@@ -256,14 +375,20 @@ LedgerFile = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel
 
 @takes(Settings)
 def train(
+    context: typer.Context,
     ledger: LedgerFile = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder; runs/DATA-MODEL-METHOD if not given.",
         rich_help_panel=RUN)] = None,
     overwrite: Annotated[bool, flag("--overwrite", "Replace the run in that folder.", RUN)] = False,
     config: Annotated[Path | None, typer.Option(is_eager=True, callback=use_config, metavar="FILE",  # noqa: ARG001 (its callback reads it)
         help="Settings from a .toml file, or from a run's config.json; options win.", rich_help_panel=RUN)] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER",
+        help="Go on with the run in this folder, which a ledger pays for, from its checkpoint.",
+        rich_help_panel=RUN)] = None,
     as_json: Json = False,
     **given: Any,
 ) -> int:  # fmt: skip
     """Train a model with a stated privacy guarantee."""
+    if resume is not None:
+        return go_on(settings_of_run(context, resume), resume, as_json, ledger)
     return run(settings_from(given), out, overwrite, as_json, ledger)

@@ -4,12 +4,14 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -18,14 +20,76 @@ from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BackendError, BudgetError, DeltaWarning
+from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning
+from dpcore.ledger.allowance import largest
 from dpcore.spec import backends as config
+from dpcore.spec.canonical import plain
 from dpcore.statement.build import guarantee
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE
-from dpcore.torch import HeldOut, make_private
+from dpcore.torch import HeldOut, make_private, save_state
 from dpcore.torch.export import files
 from dpcore.torch.model import models
+
+# The checkpoint of a run that a ledger pays for is one file, replaced whole, and as secret as the data: it holds the
+# run's keys, and whoever has them can subtract the noise. So it is readable by its owner only, and does not lie in the
+# run folder, whose files are all public (`RunFolder.checkpoint`). A crash costs the steps since the last one.
+PARTS = {"settings", "evaluations", "model", "optimizer", "ledger"}
+SECONDS: Final = 60.0
+"""At the latest after so long."""
+SHARE: Final = 0.01
+"""Or after this share of the plan's steps: a crash then costs half of it on average."""
+
+
+class Autosave:
+    """Saves when it is due, in a run of `steps` planned steps from step `begun` on; the clock is in seconds."""
+
+    def __init__(
+        self, save: Callable[[], None], steps: int, begun: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._save, self._every, self._clock = save, every(steps), clock
+        self._step, self._at = begun, clock()
+
+    def after(self, step: int) -> None:
+        """Save after a step if that is due."""
+        if step - self._step >= self._every or self._clock() - self._at >= SECONDS:
+            self.now(step)
+
+    def now(self, step: int) -> None:
+        """Save in any case."""
+        self._save()
+        self._step, self._at = step, self._clock()
+
+
+def every(steps: int) -> int:
+    """Return after how many steps of a plan a checkpoint is due."""
+    return max(1, int(SHARE * steps))
+
+
+def cost(steps: int) -> str:
+    """Say what a crash would cost a run of so many steps."""
+    return (
+        f"a checkpoint is saved every {every(steps):,} of {steps:,} steps or {SECONDS:.0f} seconds, whichever comes "
+        f"first; a crash or kill -9 costs the steps since then and up to {largest(steps):,} reserved ahead, which stay "
+        "charged; Ctrl-C, SIGTERM and the budget's end cost none"
+    )
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint of `dpcore train`; DataError where it is damaged or something else."""
+    try:
+        # torch.load does not look at the checksums: a flipped bit of a key would be read as another key.
+        with zipfile.ZipFile(path) as archive:
+            whole = archive.testzip() is None
+        content = torch.load(path, map_location="cpu", weights_only=True) if whole else None
+    except OSError as cause:
+        raise DataError(f"checkpoint {path}: cannot be read ({cause.strerror})") from cause
+    except Exception as cause:  # torch has many kinds
+        raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy") from cause
+    if not isinstance(content, dict) or set(content) != PARTS:
+        raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy")
+    return content
+
 
 _EVALUATION_BATCH = 1000
 _SECONDS_BETWEEN_REPORTS = 0.25
@@ -83,7 +147,7 @@ class Training:
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
-        self.settings = settings
+        self.settings, self.ledger = settings, ledger
         self.evaluations: list[dict[str, Any]] = []
         # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
         torch.manual_seed(settings.seed)
@@ -110,6 +174,18 @@ class Training:
             self.private.record_gradients(settings.record_gradients)
         self.steps_per_epoch = len(self.private.loader)
 
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, which `read_checkpoint` reads. **Secret**: it has the keys."""
+        save_state(path, {"settings": plain(self.settings.to_dict()), "evaluations": list(self.evaluations),
+            "model": self.model.state_dict(), "optimizer": self.private.optimizer.state_dict(),
+            "ledger": str(Path(self.ledger or "").absolute())})  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the checkpoint of a run with the same settings."""
+        self.model.load_state_dict(state["model"])
+        self.private.optimizer.load_state_dict(state["optimizer"])
+        self.evaluations = list(state["evaluations"])
+
     def statement(self, steps: int, note: str = "") -> Statement:
         """Return the statement for the first `steps` steps, and for what else may have been released by now."""
         now: Statement = self.private.statement()
@@ -134,20 +210,23 @@ class Training:
 
         A run that is `alone`, not one of a comparison, also ends if the parameters or the held-out loss are not finite,
         and then leaves no model. Both are free to look at: the ones are released, and the other is of them and of data
-        that are not in the training set.
+        that are not in the training set. If a ledger pays for it, it saves checkpoints.
 
         `tell` is called with the steps taken, a few times a second, and with each evaluation. Neither it nor the folder
         hears of a training loss, a batch's size, a clipped share or a step's duration: those are functions of the
         private data, or of the secret sample, that no noise covers.
         """
-        private, planned = self.private, self.private.plan.steps
-        told, evaluated = -math.inf, -1
+        private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
+        told, saves = -math.inf, None
+        evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
         held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
         if folder is not None:
-            folder.write("metrics.jsonl", b"")
+            folder.write_metrics(self.evaluations)
+            if alone and self.ledger is not None:
+                saves = Autosave(partial(self.save, folder.checkpoint), planned, begun)
         budget, diverged, stopped = "", "", False
         with suited(self):
-            for epoch in range(1, self.settings.epochs + 1):
+            for epoch in range(begun // self.steps_per_epoch + 1, self.settings.epochs + 1):
                 if folder is not None:
                     reserved = min(epoch * self.steps_per_epoch, planned)
                     folder.write_statement(self.statement(reserved, _RESERVED.format(epoch=epoch)))
@@ -161,6 +240,8 @@ class Training:
                             diverged = "the parameters are"
                         if (stopped := self._stopped(interruption)) or diverged:
                             break
+                        if saves is not None:
+                            saves.after(private.steps_taken)
                 except BudgetError as end:
                     if private.steps_taken == 0:
                         raise
@@ -172,6 +253,8 @@ class Training:
                     if folder is not None:
                         folder.log(found)
                     tell(evaluated, found)
+                    if saves is not None:
+                        saves.now(evaluated)
                 if stopped or budget or diverged or self._stopped(interruption):
                     break
         private.close()

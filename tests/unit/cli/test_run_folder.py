@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
+
 from dpcore.cli.train.run_folder import COMPARISON, RUN, RunFolder, holds, next_folder, read_run
 from dpcore.errors import DataError
 from tests.refused import refused
@@ -18,6 +20,23 @@ def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path):
     (tmp_path / "run" / "tensorboard").mkdir()
     RunFolder(tmp_path / "run", overwrite=True)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.md"]
+
+
+def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.checkpoint == tmp_path / "run.checkpoint"
+    folder.write_config({}, None, {})
+    folder.checkpoint.write_text("keys")
+    with pytest.raises(DataError, match=r"go on with it \(dpcore train --resume .*run\), name another folder or add"):
+        RunFolder(tmp_path / "run")
+    RunFolder(tmp_path / "run", overwrite=True)
+    assert not folder.checkpoint.exists()
+    folder.checkpoint.write_text("keys of a run whose folder is gone")
+    for overwrite in (False, True):
+        refused(DataError, "the checkpoint of another run, ", RunFolder, tmp_path / "run", overwrite=overwrite)
+    assert next_folder(tmp_path, "run").name == "run-2"
+    (tmp_path / "other.checkpoint").write_text("not a comparison's")
+    RunFolder(tmp_path / "other", kind=COMPARISON)
 
 
 def test_a_folder_that_is_no_run_is_never_touched(tmp_path):

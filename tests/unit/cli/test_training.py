@@ -19,7 +19,7 @@ from dpcore.cli.train import training as trained
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
 from dpcore.cli.train.train import train_to_end as train
-from dpcore.cli.train.training import Training
+from dpcore.cli.train.training import Autosave, Training, cost, every
 from dpcore.errors import DivergenceError
 
 
@@ -87,6 +87,44 @@ def test_remarks_on_the_data_are_kept_for_the_person_who_starts_the_run() -> Non
     assert not training().remarks
     (sentence,) = training(255.0).remarks
     assert sentence.startswith("data[0]: its values are far from 1 in size")
+
+
+# When `dpcore train` saves: by the plan, by time, and never so often that saving is what it does.
+
+
+def saves(steps: int, a_step: float, a_save: float) -> list[int]:
+    """After which of so many steps it saves, where a step and a save take so many seconds."""
+    now, found = [0.0], []
+
+    def save() -> None:
+        now[0] += a_save
+        found.append(step)
+
+    autosave = Autosave(save, steps, clock=lambda: now[0])
+    for step in range(1, steps + 1):
+        now[0] += a_step
+        autosave.after(step)
+    return found
+
+
+def test_a_crash_costs_at_most_a_hundredth_of_the_plan_or_a_minute():
+    assert saves(1000, 0.5, 0.01) == list(range(10, 1001, 10))
+    assert saves(50, 0.5, 0.01) == list(range(1, 51))
+    assert every(10**6) == 10**4
+    assert "every 23 of 2,300 steps or 60 seconds" in cost(2300)
+    assert saves(10**5, 1.0, 0.5)[:3] == [60, 120, 180]
+    assert saves(300, 100.0, 1.0) == [*range(1, 301)]
+
+
+def test_a_save_in_any_case_counts():
+    found: list[int] = []
+    autosave = Autosave(lambda: found.append(0), 1000, 95, lambda: 0.0)
+    autosave.after(99)
+    autosave.now(100)
+    autosave.after(105)
+    assert len(found) == 1
+    autosave.after(110)
+    assert len(found) == 2
 
 
 # Small models run in one thread, unless a person has chosen.
