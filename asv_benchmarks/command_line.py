@@ -58,11 +58,11 @@ def first_line() -> dict[str, float]:
         return {"first_line_s": said, "whole_s": time.perf_counter() - begun}
 
 
-def compared() -> float:
+def compared(jobs: int) -> float:
     """Return the seconds of a comparison."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
-        command = [*DPCORE, *COMPARE, "--out", f"{folder}/comparison"]
+        command = [*DPCORE, *COMPARE, "--jobs", str(jobs), "--out", f"{folder}/comparison"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return time.perf_counter() - begun
 
@@ -130,14 +130,17 @@ def main() -> None:
     about = machine()
     lines = [first_line() for _ in range(given.rounds)]
     print(lines, flush=True)
-    comparisons = [compared() for _ in range(given.rounds)]
-    print(comparisons, flush=True)
+    jobs: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(given.rounds):
+        for count, kept in jobs.items():
+            kept.append(compared(count))
+    print(jobs, flush=True)
     quiet = threads(given.rounds)
     with busy_cores():
         busy = threads(given.rounds)
     result = {
         "command": " ".join(["python", *sys.argv]), "machine": about, "train": " ".join(TRAIN),
-        "first_line": lines, "compare": " ".join(COMPARE), "compare_s": comparisons, "threads": quiet,
+        "first_line": lines, "compare": " ".join(COMPARE), "jobs_s": jobs, "threads": quiet,
         "threads_while_cores_are_busy": busy,
     }  # fmt: skip
     given.output.write_text(json.dumps(result, indent=1) + "\n")

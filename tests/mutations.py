@@ -49,6 +49,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take a killed run of a comparison for a complete one", " and not stated.note", "", "end_to_end/test_cli_compare.py"),
         ("go on with a comparison though a run's folder is gone", 'if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:',
          "if False:", "end_to_end/test_cli_compare.py"),
+        ("begin a process for each run of a comparison", "_prepare, (stop,))", "_prepare, (stop,), max_tasks_per_child=1)",
+         "end_to_end/test_cli_compare.py"),
     ],
     "dpcore/cli/train/run_folder.py": [
         ("leave the ledger out of config.json", 'repeated = {**settings, "ledger": None if ledger is None else str(ledger)}', 'repeated = {**settings, "ledger": None}',

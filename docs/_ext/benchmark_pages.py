@@ -89,11 +89,12 @@ def peers() -> str:
 
 
 def command_line() -> str:
-    """What the command line takes: its first line, a comparison, and threads."""
+    """What the command line takes: its first line, a comparison in one and two processes, and threads."""
     found = recorded("command_line")
     said, whole = (median(entry[key] for entry in found["first_line"]) for key in ("first_line_s", "whole_s"))
     rows = [[f"`dpcore {found['train']}`: its first line", duration(said)], ["the whole of it", duration(whole)]]
-    rows.append([f"`dpcore {found['compare']}`", duration(median(found["compare_s"]))])
+    for jobs, times in found["jobs_s"].items():
+        rows.append([f"`dpcore {found['compare']} --jobs {jobs}`", duration(median(times))])
     head = ["features", "hidden", "batch", "products", "one thread", "two", "ratio", "busy: one", "two", "ratio"]
     steps = []
     for quiet, busy in zip(found["threads"], found["threads_while_cores_are_busy"], strict=True):

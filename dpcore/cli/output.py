@@ -114,6 +114,7 @@ def write_table(
     title: str = "",
     right: int = 0,
     wraps: int | None = None,
+    file: TextIO | None = None,
 ) -> None:
     """Write a table as a result; the last `right` columns are aligned at the right, and the one at `wraps` may break.
 
@@ -128,8 +129,9 @@ def write_table(
         table.add_column(name, style="" if index else "bold", justify=side, no_wrap=index != wraps, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console(file=sys.stdout, highlight=False)
+    stream = file or sys.stdout
+    console = Console(file=stream, highlight=False)
     console.width = max(console.width if console.is_terminal else _WIDTH, _NARROWEST)
     with console.capture() as printed:
         console.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+    stream.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))

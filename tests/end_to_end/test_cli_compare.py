@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +21,21 @@ pytest.importorskip("typer")
 from dpcore import accounting
 from dpcore.cli import main
 from dpcore.cli.compare import compare as demo
+from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare.runs import FINAL, SEARCH, pays_for
 from dpcore.cli.train.settings import Settings
-from dpcore.errors import BudgetError
+from dpcore.errors import BudgetError, DpcoreError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
 from tests.end_to_end.command_line import say
 
 FILES = {
-    *("config.json", "results.json", "statement.txt", "statement.json", "comparison.png"),
+    *("config.json", "results.json", "table.txt", "statement.txt", "statement.json", "comparison.png"),
     "runs",
 }
 RUN_FILES = {
-    *("README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt"),
+    *("README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png"),
     "model.safetensors",
 }
 SHORT = ("--epochs", "1", "--batch-size", "256")
@@ -87,8 +92,8 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
         assert main([reader, str(out)]) == 0
     capsys.readouterr()
     # Nothing of a duration in what may be published, and it is said that tuning is not counted.
-    assert "seconds" not in (out / "results.json").read_text() + printed
-    for text in (printed, (out / "statement.txt").read_text()):
+    assert "seconds" not in (out / "results.json").read_text() + (out / "table.txt").read_text()
+    for text in (printed, (out / "table.txt").read_text(), (out / "statement.txt").read_text()):
         assert "Tuning is NOT accounted for" in text
     stated = json.loads((out / "statement.json").read_text())
     assert stated["tuning"]["accounted_for"] is False
@@ -193,7 +198,7 @@ def test_a_run_that_never_began_spent_nothing(tmp_path, capsys, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(PrivateRun, "begin", dies)
+        patched.setattr(compare_runs, "train_once", dies)
         assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1") == 2
     assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1") == 0
     left = results(out)
@@ -295,6 +300,57 @@ def test_a_ledger_that_cannot_take_the_runs_is_refused_before_any(tmp_path, caps
         assert compare(out, *command) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
         assert not out.exists()
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_give_the_same_folder(tmp_path, capsys, monkeypatch):
+    out, begun = tmp_path / "comparison", []
+
+    start = SpawnProcess.start
+    monkeypatch.setattr(SpawnProcess, "start", lambda self: begun.append(start(self)))
+    assert compare(out, "--methods", "dp_sgd", "--epsilon", "3", "--lr", "0.5", "--seeds", "5", "--jobs", "2") == 0
+    runs = results(out)["runs"]
+    assert sorted((run["seed"], run["status"]) for run in runs) == [(seed, "complete") for seed in range(5)]
+    assert "5 of 5 runs" in capsys.readouterr().err
+    assert len(begun) == 2  # a process imports torch once, not for each of its runs
+    # Each run has weights of its own: nothing but the data is kept from one to the next.
+    models = {(out / run["folder"] / "model.safetensors").read_bytes()[-200:] for run in runs}
+    assert len(models) == 5
+
+
+@pytest.mark.slow
+def test_a_process_lives_on_after_a_run_that_failed(tmp_path):
+    settings = Settings(epsilon=3.0, epochs=1, batch_size=256, data="npz", data_dir=str(tmp_path / "absent"))
+    with compare_runs.workers(1, multiprocessing.get_context("spawn").Event()) as pool:
+        failed = pool.submit(compare_runs.make_run, compare_runs.Task(settings, tmp_path / "run", None, "one"))
+        assert str(failed.exception()) == f"data_dir='{tmp_path / 'absent'}': no such folder"
+        task = compare_runs.Task(Settings(epsilon=3.0, epochs=1, batch_size=256), tmp_path / "run", None, "two")
+        assert pool.submit(compare_runs.make_run, task).result() == ""
+        os.kill(pool.submit(os.getpid).result(), signal.SIGKILL)
+        record = compare_runs.Record(compare_runs.Run("disk", 1.0, FINAL, 0.5, 3), tmp_path)
+        with pytest.raises(DpcoreError, match="seed 3 failed: its process was ended; the same command"):
+            compare_runs._result(record, compare_runs._submitted(pool, task))
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_end_after_their_step(tmp_path, capsys, monkeypatch):
+    out, submitted = tmp_path / "comparison", []
+    submit = ProcessPoolExecutor.submit
+
+    def stopping(self: Any, *given: Any) -> Any:
+        submitted.append(submit(self, *given))
+        if len(submitted) == 2:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return submitted[-1]
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", stopping)
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "3", "--jobs", "2", "--epochs", "4")
+    assert compare(out, *command) == 130
+    assert len(submitted) == 2
+    assert "Stopped by Ctrl-C: 0 of 3 runs are complete" in capsys.readouterr().out
+    left = [run["status"] for run in results(out)["runs"]]
+    assert len(left) == 2
+    assert set(left) <= {"stopped", "ended before its first step"}
 
 
 # `dpcore demo`: a comparison with fixed settings.

@@ -1,6 +1,9 @@
 """``dpcore compare`` and ``dpcore demo``: methods on one data set and model, at one guarantee, over several seeds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,19 +36,24 @@ from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.cli.train.settings import DATA, METHOD, PRIVACY, RUN, Settings
 from dpcore.cli.train.train import BUDGET_STATUS, LedgerFile
 from dpcore.errors import ArgumentError, BudgetError
+from dpcore.ledger import Ledger
 from dpcore.methods import METHODS
 from dpcore.spec.validate import nearest
 from dpcore.statement.text import counted, format_number
 
 
 def run_comparison(
-    comparison: Comparison, out: Path, *, overwrite: bool, as_json: bool, ledger: Path | None = None
+    comparison: Comparison, out: Path, *, jobs: int, overwrite: bool, as_json: bool, ledger: Path | None = None
 ) -> int:
     """Make the runs of a comparison that are not made yet, and finish its folder; return the exit status."""
+    if jobs < 1:
+        raise ArgumentError(f"jobs={jobs}: must be at least 1")
     shared = comparison.shared
     dataset = load(shared.data, shared.data_dir)
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
+    if jobs > 1 and ledger is not None and Ledger.open(ledger).budget is not None:
+        raise ArgumentError(f"jobs={jobs}: must be 1 with a ledger that has a budget, which is asked before each run")
     console = remarks()
     remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"planned: {counted(comparison.total, 'run')}")
@@ -55,7 +63,7 @@ def run_comparison(
     with locked(out), deferred() as interruption:
         if complete := len(log.complete()):
             console.print(f"{complete} of {counted(comparison.total, 'run')} were made before and are kept.")
-        ahead = events_of(plans, log.ahead())
+        ahead = events_of(plans, comparison.ahead(log.accuracies()))
         if not runs.pays_for(paying, ahead):
             remark(
                 f"the ledger's budget may not pay for all of the {counted(len(ahead), 'run')} to come; the comparison "
@@ -74,7 +82,7 @@ def run_comparison(
                             f"{100 * record.accuracy[-1]:.2f}%"
                         )
 
-                make_runs(log, dataset, interruption, plans, paying, tell)
+                make_runs(log, dataset, jobs, interruption, plans, paying, tell)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status
@@ -87,7 +95,7 @@ def run_comparison(
         except OSError:
             remark(report.kept(log))
             raise
-        if log.ahead():
+        if log.due():
             _finish(log, [], as_json, interruption.name, report.stopped(log, interruption.name))
             return interruption.status
         _finish(log, report.rows(log, plans), as_json)
@@ -109,6 +117,8 @@ def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said:
     folders = {name: str(row.first.path.relative_to(folder)) for name, row in named.items()}
     log.folder.write_json("statement.json", {"tuning": tuned, "run_folders": folders})
     if not by:
+        write_table(**report.table(comparison, made), file=(table := StringIO()))
+        log.folder.write("table.txt", "\n".join([table.getvalue(), verdict, "", *lines, ""]).encode())
         _draw(log, made)
     if as_json:
         told = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
@@ -153,6 +163,7 @@ def compare(
         "Learning rates; of several each contestant takes its best by held-out accuracy.", METHOD)] = None,
     seeds: Annotated[int, option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,
     search_seeds: Annotated[int, option(count, "N", "Runs of each learning rate, other seeds.", RUN)] = 1,
+    jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.", RUN)] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.",
         rich_help_panel=RUN)] = Path("comparison"),
     overwrite: Annotated[bool, flag("--overwrite", "Begin anew in that folder.", RUN)] = False,
@@ -173,7 +184,7 @@ def compare(
         seeds=seeds,
         search_seeds=search_seeds,
     )
-    return run_comparison(comparison, out, overwrite=overwrite, as_json=as_json, ledger=ledger)
+    return run_comparison(comparison, out, jobs=jobs, overwrite=overwrite, as_json=as_json, ledger=ledger)
 
 
 def demo(
@@ -187,7 +198,7 @@ def demo(
 ) -> int:  # fmt: skip
     """Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta."""
     comparison = Comparison(CONTESTANTS, (epsilon,), {**COMMON, "delta": delta}, seeds=seeds)
-    return run_comparison(comparison, out, overwrite=overwrite, as_json=as_json)
+    return run_comparison(comparison, out, jobs=1, overwrite=overwrite, as_json=as_json)
 
 
 def from_methods(methods: Iterable[str], lr: tuple[float, ...]) -> tuple[Contestant, ...]:

@@ -1,20 +1,27 @@
-"""The runs of a comparison, one after the other, each into a folder of its own."""
+"""The runs of a comparison, each into a folder of its own: one after the other here, or several at a time elsewhere."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpcore.accounting import Adjacency, Composed, Event
-from dpcore.cli.datasets import Dataset
+from dpcore.cli.datasets import Dataset, load
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.output import remark
 from dpcore.cli.train.run_folder import (
@@ -28,7 +35,7 @@ from dpcore.cli.train.run_folder import (
     read_run,
 )
 from dpcore.cli.train.settings import Settings, settings_from
-from dpcore.cli.train.train import GONE
+from dpcore.cli.train.train import GONE, check_beside
 from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.plan.plan import Plan
@@ -143,6 +150,11 @@ class Comparison:
             return None
         means = {lr: float(np.mean([accuracy[run] for run in search if run.lr == lr])) for lr in grid}
         return max(grid, key=lambda lr: (means[lr], -lr))
+
+    def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
+        """Return the runs that may begin now, where those with an accuracy are complete."""
+        ahead = self.ahead(accuracy)
+        return [r for r in ahead if r.role == SEARCH or self.chosen(r.contestant, r.epsilon, accuracy) is not None]
 
     def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return all runs to come, in the order in which they are made one after the other.
@@ -286,9 +298,9 @@ class Log:
         """Return held-out accuracy at the end of each complete run."""
         return {run: record.accuracy[-1] for run, record in self.complete().items()}
 
-    def ahead(self) -> list[Run]:
-        """Return the runs to come; the learning rate of the first is chosen."""
-        return self.comparison.ahead(self.accuracies())
+    def due(self) -> list[Run]:
+        """Return the runs that may begin now."""
+        return self.comparison.due(self.accuracies())
 
     def write(self) -> None:
         """Put results.json in place."""
@@ -358,6 +370,11 @@ def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
     return settings, records
 
 
+_SECONDS_BETWEEN_LOOKS = 0.25
+# With several processes side by side, threads inside of each only take turns.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
 Plans = Mapping[tuple[str, float], Plan]
 """What a run of a contestant at an epsilon is to do."""
 
@@ -369,8 +386,7 @@ def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
     """Refuse what is known to fail of the runs, without torch."""
-    if ledger is not None:
-        Ledger.open(ledger)
+    check_beside(comparison.shared, ledger)
     for run in comparison.examples:
         with _naming(run):
             comparison.settings_for(run).plan(len(dataset))
@@ -413,6 +429,7 @@ def described(run: Run) -> str:
 def make_runs(
     log: Log,
     dataset: Dataset,
+    jobs: int,
     interruption: Interruption,
     plans: Plans,
     paying: Ledger | None,
@@ -422,24 +439,162 @@ def make_runs(
 
     Where a run fails, or a ledger's budget does not pay for the next, what was complete before stays in the log.
     """
-    from dpcore.cli.train.training import Training
 
-    while not interruption and (ahead := log.ahead()):
-        run, name = ahead[0], described(ahead[0])
+    def begin(run: Run) -> tuple[Record, Task]:
+        name = described(run)
         if not pays_for(paying, events_of(plans, [run])):  # part of a run is spent for nothing
             raise BudgetError(
                 f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
             )
-        record, ledger = log.begin(run), None if paying is None else paying.path
-        settings = log.comparison.settings_for(run).resolved(len(dataset))
-        training = Training(settings, dataset, ledger, name)
-        training.private.begin()
-        folder = RunFolder(record.path)
-        folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
-        with locked(folder.path):
-            budget = training.run(interruption, folder, alone=False).budget
+        record = log.begin(run)
+        ledger = None if paying is None else paying.path
+        return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
+
+    def end(record: Record, budget: str) -> None:
         record.read()
         log.write()
         tell(record)
         if budget:
-            raise BudgetError(f"the run {name} was ended: {budget}")
+            raise BudgetError(f"the run {described(record.run)} was ended: {budget}")
+
+    if jobs > 1:
+        _side_by_side(log, jobs, interruption, begin, end)
+        return
+    while not interruption and (due := log.due()):
+        record, task = begin(due[0])
+        end(record, train_once(task, dataset, interruption))
+
+
+def _side_by_side(
+    log: Log,
+    jobs: int,
+    interruption: Interruption,
+    begin: Callable[[Run], tuple[Record, Task]],
+    end: Callable[[Record, str], None],
+) -> None:
+    active: dict[Future[str], Record] = {}
+    failure: DpcoreError | None = None
+    stop = multiprocessing.get_context("spawn").Event()
+    with workers(jobs, stop) as pool:
+        try:
+            while True:
+                if interruption or failure is not None:
+                    # Runs end after their step, with true statements; then the failure is raised.
+                    stop.set()
+                else:
+                    under_way = {record.run for record in active.values()}
+                    for run in [run for run in log.due() if run not in under_way][: jobs - len(active)]:
+                        record, task = begin(run)
+                        active[_submitted(pool, task)] = record
+                if not active:
+                    break
+                for future in wait(active, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED).done:
+                    record = active.pop(future)
+                    try:
+                        end(record, _result(record, future))
+                    except DpcoreError as cause:
+                        failure = failure or (None if interruption else cause)
+        finally:
+            stop.set()
+    if failure is not None:
+        raise failure
+
+
+def _submitted(pool: ProcessPoolExecutor, task: Task) -> Future[str]:
+    try:
+        with _starting():
+            return pool.submit(make_run, task)
+    except BrokenProcessPool as cause:  # a process ended since the last look
+        future = Future[str]()
+        future.set_exception(cause)
+        return future
+
+
+def _result(record: Record, future: Future[str]) -> str:
+    try:
+        return future.result()
+    except (DpcoreError, OSError, BrokenProcessPool) as cause:
+        said = "its process was ended" if isinstance(cause, BrokenProcessPool) else str(cause)
+        raise DpcoreError(
+            f"the run {described(record.run)} failed: {said}; the same command goes on from the runs that are complete"
+        ) from cause
+
+
+class Task(NamedTuple):
+    """A run to make: its settings and folder, the ledger that pays for it, and what the ledger calls it."""
+
+    settings: Settings
+    path: Path
+    ledger: Path | None
+    name: str
+
+
+def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
+    """Make one run; return why a ledger's budget ended it, if it did."""
+    from dpcore.cli.train.training import Training
+
+    settings = task.settings.resolved(len(dataset))
+    training = Training(settings, dataset, task.ledger, task.name)
+    training.private.begin()
+    folder = RunFolder(task.path)
+    folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
+    with locked(folder.path):
+        return training.run(interruption, folder, alone=False).budget
+
+
+class _Asked(Interruption):
+    """Asks a worker's run to stop once the event is set, which all processes share."""
+
+    def __init__(self, stop: Flag) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def __bool__(self) -> bool:
+        if self._stop.is_set():
+            self.signal = signal.SIGTERM
+        return super().__bool__()
+
+
+def workers(jobs: int, stop: Flag) -> ProcessPoolExecutor:
+    """Return processes of one thread each, which make runs by `make_run` and import torch once."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _prepare, (stop,))
+
+
+_worker: dict[str, Any] = {}  # what a worker was given at its start
+_loaded = lru_cache(maxsize=1)(load)  # the same data for all runs of a comparison
+
+
+def _prepare(stop: Flag) -> None:
+    # Once the parent is gone, nobody would count a run as one of the comparison.
+    parent: Any = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    _worker["interruption"] = _Asked(stop)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def make_run(task: Task) -> str:
+    """Make one run in a worker; return as `train_once` does."""
+    dataset = _loaded(task.settings.data, task.settings.data_dir)
+    return train_once(task, dataset, _worker["interruption"])
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not.
+
+    Ctrl-C reaches the whole group of processes: the parent decides what it means.
+    """
+    former = {name: os.environ.get(name) for name in _ONE_THREAD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -34,23 +34,24 @@ def comparison(lr: tuple[float, ...] = (1.0, 0.5), **settings: Any) -> Compariso
 def test_finals_wait_for_their_own_search_only():
     asked = comparison(seeds=2, search_seeds=2)
     assert asked.total == 2 * 2 * (4 + 2) == 24
-    due = [run for run in asked.ahead({}) if run.role == SEARCH]
+    due = asked.due({})
     assert len(due) == 16
+    assert {run.role for run in due} == {SEARCH}
     # The best mean over the search seeds, not the best single run.
     accuracy = {Run("disk", 1.0, SEARCH, lr, seed): 0.5 for lr in (0.5, 1.0) for seed in (1000, 1001)}
     accuracy[Run("disk", 1.0, SEARCH, 0.5, 1000)] = 0.9
     accuracy[Run("disk", 1.0, SEARCH, 1.0, 1000)] = accuracy[Run("disk", 1.0, SEARCH, 1.0, 1001)] = 0.8
     assert asked.chosen("disk", 1.0, accuracy) == 1.0
     assert asked.chosen("dp_sgd", 1.0, accuracy) is None
-    finals = [run for run in asked.ahead(accuracy) if run.role == FINAL and run[:2] == ("disk", 1.0)]
+    finals = [run for run in asked.due(accuracy) if run.role == FINAL]
     assert finals == [Run("disk", 1.0, FINAL, 1.0, 0), Run("disk", 1.0, FINAL, 1.0, 1)]
 
 
 def test_equal_rates_go_to_the_smallest_and_one_rate_is_not_searched():
     asked = comparison(search_seeds=1)
-    accuracy = dict.fromkeys(asked.ahead({}), 0.5)
+    accuracy = dict.fromkeys(asked.due({}), 0.5)
     assert asked.chosen("disk", 8.0, accuracy) == 0.5
-    assert {run.role for run in comparison(lr=(0.3,)).ahead({})} == {FINAL}
+    assert {run.role for run in comparison(lr=(0.3,)).due({})} == {FINAL}
     assert comparison(lr=()).grid("dp_sgd") == (0.5,)
 
 
@@ -62,7 +63,7 @@ def test_search_runs_never_share_a_seed_with_final_ones():
 
 
 def test_tables_are_read_as_the_options_are():
-    tables = {"a": {"method": "DiSK", "kappa": "1/2", "lr": [1, "0.02"], "batch-size": "1e3"}, "b": {"method": "memf"}}
+    tables = {"a": {"method": "DiSK", "kappa": "1/2", "lr": [1, "2%"], "batch-size": "1k"}, "b": {"method": "memf"}}
     first, second = from_tables(tables, (0.5,))
     assert first == Contestant("a", {"method": "disk", "kappa": 0.5, "batch_size": 1000}, (1.0, 0.02))
     assert second == Contestant("b", {"method": "memf"}, (0.5,))
