@@ -35,7 +35,7 @@ from dpcore.cli.train.run_folder import (
     read_run,
 )
 from dpcore.cli.train.settings import Settings, settings_from
-from dpcore.cli.train.train import GONE, check_beside
+from dpcore.cli.train.train import GONE
 from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.plan.plan import Plan
@@ -386,7 +386,8 @@ def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
     """Refuse what is known to fail of the runs, without torch."""
-    check_beside(comparison.shared, ledger)
+    if ledger is not None:
+        Ledger.open(ledger)
     for run in comparison.examples:
         with _naming(run):
             comparison.settings_for(run).plan(len(dataset))
