@@ -172,7 +172,7 @@ TOLD = {
     "loss": "^loss",
     "frozen parameters": "without a parameter",
     "unregistered tensors": "not registered|is no parameter of the model",
-    "dtypes": "failed on synthetic|^parameters of dtypes",
+    "dtypes": "^data: inputs of float64|failed on synthetic|^parameters of dtypes",
     "plan": "^(batch_size|noise_multiplier|target_|sampling)",
     "forward": "failed on synthetic",
 }
