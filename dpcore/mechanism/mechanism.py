@@ -257,11 +257,6 @@ class Mechanism:
         """The norm that one example's vector adds to this step's sum at most."""
         return self.plan.sensitivity_at(self.step, self.clip_norm).contribution
 
-    def clipped_mean_norm(self) -> float:
-        """Return ``||sum of clipped vectors|| / (B C_eff)``: **private**, publishing it gives up the guarantee."""
-        norm = self.unit * math.sqrt(sum(float((total * total).sum()) for total in self.vectors.totals))
-        return norm / (self.plan.batch_size * self.contribution)
-
     def summed(self) -> NDArray[np.float64]:
         """Return the sum of clipped vectors, (d,), before any noise: **private**, for tests."""
         totals = [self.backend.to_numpy(total).astype(np.float64).reshape(-1) for total in self.vectors.totals]

@@ -32,7 +32,7 @@ FILES = {
     "runs",
 }
 RUN_FILES = {
-    *("README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png"),
+    *("README.md", "config.json", "metrics.jsonl", "statement.json", "statement.txt"),
     "model.safetensors",
 }
 SHORT = ("--epochs", "1", "--batch-size", "256")

@@ -86,7 +86,7 @@ def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, nam
     assert statement.epsilon["pld"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["pld"]
     assert f"Stopped by {name}" in statement.note
     assert (out / "model.safetensors").exists()
-    assert (out / "learning-curve.png").exists()
+    assert (out / "README.md").exists()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger, storage
 from tests.end_to_end.command_line import ask, say
+from tests.unit.ledger_tools import restored
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +33,8 @@ def test_create(capsys):
     made = Ledger.open("people.ledger")
     assert (made.ledger_id, made.budget, made.order) == (told["ledger"], (3, 1e-5), None)
     assert told["order"] is None
-    assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
-    assert ask("ledger", "create", "third.ledger", "--order", 12)["order"] == 12
+    assert main(["ledger", "create", "other.ledger"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "budget  none; Renyi filter, whose order the first row fixes"
 
 
 def test_accepting_a_file_system(capsys, monkeypatch):
@@ -86,7 +86,7 @@ def test_verify(capsys):
 def test_export_of_a_whole_and_of_a_damaged_ledger(capsys):
     ledger = used()
     told = ask("ledger", "export", "people.ledger")
-    assert Ledger.restore("again.ledger", told).runs() == ledger.runs()
+    assert restored(Path("again.ledger"), told).runs() == ledger.runs()
     content = ledger.path.read_bytes()
     Path("torn").write_bytes(content[: len(content) // 2])
     rest = ask("ledger", "export", "torn", status=2)

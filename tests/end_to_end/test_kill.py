@@ -29,6 +29,7 @@ from dpcore.errors import TrainingWarning
 from dpcore.ledger import Ledger
 from dpcore.mechanism.mechanism import Mechanism
 from tests.depth import chosen
+from tests.unit.ledger_tools import restored
 
 KEY = bytes(range(32))
 STEPS = 60
@@ -256,7 +257,7 @@ def test_what_a_ledger_does_not_know_is_charged_anew_and_said_from_then_on(tmp_p
         exported = Ledger.open(ledger).export()
         first = {name: exported[name][:1] for name in ("entries", "seals")}
         other.unlink()
-        Ledger.restore(other, first)
+        restored(other, first)
     model, private = gone_on(folder, other, 2)
     (run,) = Ledger.open(other).runs()
     assert run.releases == 6, "the steps before the checkpoint are charged here too"

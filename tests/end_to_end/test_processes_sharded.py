@@ -343,7 +343,6 @@ def refused(rank: int, folder: Path) -> None:
         ("preconditioning", sharded, {"method": torch_runs.METHODS["adam scaled"](4)}),
         ("second_moment='public'", sharded, {"method": torch_runs.METHODS["adam public"](4)}),
         ("gradients='one-by-one'", sharded, {"gradients": "one-by-one"}),
-        ("private_diagnostics", sharded, {"private_diagnostics": True}),
     ]
     for words, net, options in cases:
         method = options.pop("method", dp_adam(lr=0.1, batch_size=4, noise_multiplier=1))

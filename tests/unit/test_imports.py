@@ -151,7 +151,7 @@ def test_accounting_needs_no_extra(words: str, tmp_path: Path):
         ("train --data digits --model mlp --method disk --epsilon 1 --delta 1e-5 --epochs 1", "torch"),
         ("compare --methods dp_sgd,disk --epsilon 1 --delta 1e-5 --epochs 1 --out compared", "torch"),
         ("demo --out demo", "torch"),
-        ("curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 100 --delta 1e-6 --out a.png", "matplotlib"),
+        ("inspect filter momentum --out a.png", "matplotlib"),
     ],
 )
 def test_what_is_missing_is_named_with_its_extra(words: str, package: str, tmp_path: Path):

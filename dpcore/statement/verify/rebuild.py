@@ -6,8 +6,6 @@ is reported as trusted: a matrix known by a digest, stages or a sampler of the c
 """
 # ruff: noqa: D102 (the protocols say what the members of stand-ins do)
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,12 +68,6 @@ def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
         raise DataError(f"{cause.args[0]!r} is missing") from cause
     except (DpcoreError, TypeError) as cause:
         raise DataError(f"no such run is possible: {cause}") from cause
-
-
-def plan_of(statement: Statement) -> Plan | None:
-    """Return the plan that a statement describes; None if the description does not contain all of it."""
-    plan, _ = rebuilt(statement)
-    return plan if type(plan) is Plan else None
 
 
 def _made(kinds: Mapping[str, Any], description: Mapping[str, Any]) -> Any:

@@ -84,7 +84,6 @@ def test_a_run_makes_its_arrays_beside_its_own(name: str) -> None:
     mechanism.output(x)
     mechanism.ahead(5)
     mechanism.draw()
-    mechanism.clipped_mean_norm()
     resumed, y = build(CASES[name], places)
     if mechanism.vectors.secret(mechanism.layout, list):  # made anew from the stream, before the next step
         saved["secret"]["arrays"] = {}

@@ -33,7 +33,7 @@ def test_an_honest_model_passes(name):
     found = doctor(**HONEST[name](), audit=False)
     assert found.ok, str(found)
     done = {finding.name for finding in found if finding.status in ("ok", "remark")}
-    assert {"layers", "plan", "gradients", "unused parameters", "loss", "clip norm", "checkpoint"} <= done
+    assert {"layers", "plan", "gradients", "unused parameters", "loss", "clip norm"} <= done
 
 
 def state_of(objects):
