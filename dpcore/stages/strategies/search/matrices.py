@@ -17,6 +17,18 @@ holds for ``X = Lambda^(-1/2) (Lambda^(1/2) A^T A Lambda^(1/2))^(1/2) Lambda^(-1
 in ``lambda_s X_ss`` and in lambda. It is 0 where bound and strategy meet. With singular values p S q^T of
 A Lambda^(1/2), X is that of q S q^T. S^(-2) and q are the eigenvalues and vectors of
 ``Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2)``, which is tridiagonal where A^{-1} has two bands.
+
+**Start.** Where A^{-1} has two bands, as that of prefix sums, the search begins near its end, and without eigenvectors:
+lambda is multiplied by the square of X's diagonal again and again. That needs the diagonal of ``S = T^(-1/2)`` for a
+tridiagonal T = Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2). S is nearly a sum of few ``w_i (T + s_i)^{-1}``, and the
+diagonal of each of these follows from the pivots of its factorizations from the top, f, and from the end, g: it is
+1 / (f + g - T_tt). That takes the time of T steps, and no proof rests on it: whatever lambda is found, its bound is
+computed from singular values.
+
+References
+----------
+Hale, Higham and Trefethen, "Computing A^alpha, log(A), and related matrix functions by contour integrals", 2008,
+method 3.
 """
 
 from collections.abc import Callable, Iterator
@@ -99,6 +111,10 @@ MOST_ITERATIONS = 500
 ROUNDING = 32 * 2.0**-53
 """Of the largest eigenvalue: the backward error of a symmetric eigenproblem."""
 
+_NEAR = 1e-7
+
+_POLES, _MOST = 24, 500
+
 
 @dataclass(frozen=True)
 class Bracket:
@@ -123,7 +139,8 @@ class Bracket:
 def brackets(workload: Workload) -> Iterator[Bracket]:
     """Yield better and better brackets of the least mean error."""
     steps = workload.steps
-    here, bound, best, kept = np.ones(steps), 0.0, np.inf, np.eye(steps)
+    here = logarithms(workload.inverse, _NEAR) if len(workload.inverse) == 2 else np.ones(steps)
+    bound, best, kept = 0.0, np.inf, np.eye(steps)
     last: list[tuple[Matrix, Matrix, float]] = []
 
     def objective(exponents: Matrix) -> tuple[float, Matrix]:
@@ -145,6 +162,14 @@ def brackets(workload: Workload) -> Iterator[Bracket]:
         if error < best:
             best, kept = error, vectors * np.sqrt(singular) / norms[:, None]
         yield Bracket(kept, best, bound)
+
+
+def quick_bound(workload: Workload, tolerance: float) -> float | None:
+    """Return the squared error that no mechanism's mean one is below, where eigenvalues alone tell it; else None."""
+    if len(workload.inverse) != 2:
+        return None
+    columns = _weights(logarithms(workload.inverse, tolerance))
+    return float(_accurate(*_tridiagonal(workload, columns))[1] / workload.steps) ** 2
 
 
 def _accurate(diagonal: Matrix, off: Matrix) -> tuple[Matrix, float]:
@@ -206,6 +231,50 @@ def _tridiagonal(workload: Workload, columns: Matrix) -> tuple[Matrix, Matrix]:
         return diagonal * weights**2, np.zeros(workload.steps - 1)
     diagonal[1:] += inverse[1, :-1] ** 2
     return diagonal * weights**2, (inverse[0] * inverse[1])[:-1] * weights[:-1] * weights[1:]
+
+
+def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
+    """Return log lambda whose bound is within `tolerance` of the largest, from the two bands of A^{-1}, (2, T)."""
+    diagonal, off = inverse[0] ** 2, (inverse[0] * inverse[1])[:-1]
+    diagonal[1:] += inverse[1, :-1] ** 2
+    here, best, reached = np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf
+    for _ in range(_MOST):
+        scale = np.exp((here.max() - here) / 2)
+        found = _root_diagonal(diagonal * scale**2, off * scale[:-1] * scale[1:]) * scale**2
+        if not np.isfinite(found).all() or not (found > 0).all():
+            break
+        mean = float(np.average(found, weights=scale**-2))
+        # Divided by its largest diagonal entry, X is a strategy's: error over bound is largest over mean entry.
+        if found.max() / mean < reached:
+            best, reached = here, found.max() / mean
+        if np.sqrt(reached) - 1 <= tolerance:
+            break
+        here = here + 2 * np.log(found / mean)
+    return best
+
+
+def _root_diagonal(diagonal: Matrix, off: Matrix) -> Matrix:
+    """Return the diagonal of T^(-1/2)."""
+    from scipy.special import ellipj, ellipkm1
+
+    beside = np.abs(np.append(off, 0.0)) + np.abs(np.append(0.0, off))
+    least, most = 1 / _inverse_diagonal(diagonal, off).sum(), float((diagonal + beside).max())
+    period = ellipkm1(least / most)
+    sn, cn, dn, _ = ellipj((np.arange(_POLES) + 0.5) * period / _POLES, 1 - least / most)
+    weights = 2 * period * np.sqrt(least) / (np.pi * _POLES) * dn / cn**2
+    shifts = least * (sn / cn) ** 2
+    total = np.zeros(len(diagonal))
+    for weight, shift in zip(weights, shifts, strict=True):
+        total += weight * _inverse_diagonal(diagonal + shift, off)
+    return total
+
+
+def _inverse_diagonal(diagonal: Matrix, off: Matrix) -> Matrix:
+    from scipy.linalg.lapack import dpttrf
+
+    down, _, _ = dpttrf(diagonal, off)
+    up, _, _ = dpttrf(diagonal[::-1], off[::-1])
+    return 1 / np.asarray(down + up[::-1] - diagonal)
 
 
 # The best strategy where every example takes part several times, in a fixed order, with its proof.

@@ -234,6 +234,10 @@ def lower_bound(workload: Workload | int, *, epochs: int = 1, tolerance: float =
 
 def squared_bound(workload: Workload, epochs: int, *, tolerance: float = 1e-4, keep: bool = True) -> float:
     """Return the square of `lower_bound`, 0 where none is known."""
+    if epochs == 1 and workload.steps <= MOST_DENSE:
+        quick = matrices.quick_bound(workload, tolerance)
+        if quick is not None:
+            return quick
     if workload.steps <= (MOST_DENSE if epochs == 1 else MOST_EPOCHS):
         dense = optimal("dense", workload, epochs=epochs, tolerance=tolerance, keep=keep)
         return 0.0 if dense.lower_bound is None else dense.lower_bound**2
