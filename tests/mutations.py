@@ -473,7 +473,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/spec/memory.py": [
         ("let one element be shared", "if start < end:", "if start + 8 < end:", "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
         ("look at changed arrays alone", "end, other = (any_end, any_name) if is_changed", "end, other = (changed_end, changed_name) if is_changed",
-         "unit/spec/test_memory.py"),
+         "unit/spec/test_shared_memory.py"),
         ("take read-only arrays", "if changed and not flags.writeable and array.nbytes:", "if False:", "agreement/test_bad_input.py::test_what_cannot_be_written_changes_nothing"),
         ("take arrays of two devices", "!= expected:", "!= expected and False:", "agreement/test_bad_input.py::test_arrays_elsewhere_change_nothing"),
     ],
