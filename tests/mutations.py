@@ -1042,6 +1042,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
     "dpcore/accounting/renyi.py": [
+        ("look for the best order on one side alone", "low, high = int(places[max(best - 1, 0)])", "low, high = int(places[best])",
+         "unit/accounting/test_rdp.py::test_schedules_find_the_best_of_all_orders"),
         ("leave the add direction out of the moments", "np.maximum(_remove(batches, sigma), _add(batches, sigma))", "_add(batches, sigma)",
          "unit/accounting/test_random_allocation.py::test_moments_are_those_of_quadrature"),
     ],
