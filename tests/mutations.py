@@ -493,7 +493,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/spec/memory.py": [
         ("let one element be shared", "if start < end:", "if start + 8 < end:", "agreement/test_bad_input.py::test_one_element_in_common_is_too_many"),
         ("look at changed arrays alone", "end, other = (any_end, any_name) if is_changed", "end, other = (changed_end, changed_name) if is_changed",
-         "unit/spec/test_memory.py"),
+         "unit/spec/test_shared_memory.py"),
         ("take read-only arrays", "if changed and not flags.writeable and array.nbytes:", "if False:", "agreement/test_bad_input.py::test_what_cannot_be_written_changes_nothing"),
         ("take arrays of two devices", "!= expected:", "!= expected and False:", "agreement/test_bad_input.py::test_arrays_elsewhere_change_nothing"),
     ],
@@ -1062,6 +1062,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
     "dpcore/accounting/renyi.py": [
+        ("look for the best order on one side alone", "low, high = int(places[max(best - 1, 0)])", "low, high = int(places[best])",
+         "unit/accounting/test_rdp.py::test_schedules_find_the_best_of_all_orders"),
         ("leave the add direction out of the moments", "np.maximum(_remove(batches, sigma), _add(batches, sigma))", "_add(batches, sigma)",
          "unit/accounting/test_random_allocation.py::test_moments_are_those_of_quadrature"),
     ],
