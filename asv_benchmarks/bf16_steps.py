@@ -1,4 +1,4 @@
-"""Private steps in bfloat16 and float32 beside plain ones in both, in turn, in one process; and what each takes of memory.
+"""Private steps in bfloat16 and float32 beside plain ones in both, in turn, in one process; time and memory.
 
     git worktree add /tmp/before aac341b4
     python asv_benchmarks/bf16_steps.py --roots before=/tmp/before,after=. --threads 1 --output bf16_steps.json

@@ -238,6 +238,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_kept.py"),
     ],
     "dpcore/torch/gradients/per_example.py": [
+        ("take losses in 16 bits under autocast", "output = output if self.autocast is None else in_float32(output)", "pass",
+         "unit/torch/test_precision.py::test_it_is_autocast_of_the_forward_pass_whatever_is_around"),
+        ("let autocast around a step decide", "if not self._given and around != self.autocast:", "if False:",
+         "unit/torch/test_precision.py::test_autocast_around_make_private_must_be_around_every_step"),
         ("let a model write to the batch", "t[i : i + 1].clone()", "t[i : i + 1]",
          "unit/torch/test_state_probe.py::test_every_point_sees_the_batch_as_it_was"),
         ("look for state on made-up examples only", 'if synthetic or self._calls & (self._calls - 1) or self.way == "pairs":', "if True:",
@@ -336,6 +340,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/backends/test_pairs.py::test_float32_norms_hold_where_points_cancel"),
     ],
     "backends/dpcore_numpy/pairs.py": [
+        ("measure rows of 16 bits in 16 bits", "piece = at_least_float32(part[:, :, first : first + _COLUMNS])", "piece = part[:, :, first : first + _COLUMNS]",
+         "'agreement/test_halves.py::test_linear_layers[numpy float16]'"),
         ("lose the sign of a part", "(given / (self.unit or 1.0)).tolist()", "(np.abs(given) / (self.unit or 1.0)).tolist()",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("multiply several examples in float32", "out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))",
@@ -367,6 +373,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/backends/test_pairs.py::test_what_cancels_keeps_the_share_that_sums_rely_on"),
     ],
     "backends/dpcore_numpy/clip.py": [
+        ("add points in 16 bits", "pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)",
+         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows[numpy float16]'"),
         ("sum in float32", "total[columns] += nearest(values).sum(axis=0)", "total[columns] += np.float32(nearest(values)).sum(axis=0)",
          "unit/mechanism/test_sums.py"),
         ("halve the norm that bounds a vector under psac", "factor = lowered / (raised + PSAC_STABILITY",
@@ -389,6 +397,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_sources.py"),
     ],
     "dpcore/stages/clipping/blocks.py": [
+        ("add a user's examples in 16 bits", "if array.dtype.itemsize != 2:", "if True:", "agreement/test_halves.py::test_what_is_made_of_blocks"),
         ("give every point of a query the weight of the last", "backend.combine(*values, (factor, weight))", "backend.combine(*values, (weight, weight))",
          "papers/test_disk.py unit/stages/test_blocks.py"),
         ("give a user the examples of others of its size", "array[which]", "array[np.roll(which, 1)]",
@@ -457,6 +466,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/backends/test_pairs.py::test_factors_that_all_round_up_make_no_example_longer_than_the_clip_norm"),
     ],
     "backends/dpcore_torch/clip.py": [
+        ("take norms of long rows in 16 bits", "if block.dtype.itemsize == 2:  # some rows at a time", "if False:",
+         "'agreement/test_halves.py::test_rows[torch bfloat16]'"),
+        ("add points in 16 bits in torch", "pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)",
+         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows[torch bfloat16]'"),
         ("add vectors that are not rounded", "piece.mul_(weights[examples, None]).round_()", "piece.mul_(weights[examples, None])",
          "agreement/test_ops_clip.py::test_weighted_sums_agree"),
         ("measure by the size of the batch", "measure = _squares if block.shape[1] <= _SHORT", "measure = _squares if block.numel() <= _SHORT",
@@ -468,6 +481,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("multiply a NaN row by zero in torch", "if len(unused):", "if False:", "agreement/test_ops_clip.py"),
     ],
     "backends/dpcore_torch/linear.py": [
+        ("multiply rows in 16 bits", "return _picked(side.parts[0], chosen).float()", "return _picked(side.parts[0], chosen)",
+         "'agreement/test_halves.py::test_linear_layers[torch bfloat16]'"),
         ("add factors that are not integers", "y.mul_(own * 2.0**-FACTOR_BITS).round_()", "y.mul_(own * 2.0**-FACTOR_BITS)",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("add activations that are not integers", ".mul_(2.0**FACTOR_BITS / own).round_()", ".mul_(2.0**FACTOR_BITS / own)",
@@ -887,6 +902,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return (low <= LANES) & (high", "agreement/test_ops_step.py agreement/test_ops_stream.py"),
     ],
     "backends/dpcore_triton/row_norms.py": [
+        ("read bfloat16 as float16, in the kernel", "found = _numbers_of(block, place, mask, tl.bfloat16)", "found = _numbers_of(block, place, mask, tl.float16)",
+         "'agreement/test_halves.py::test_rows[triton bfloat16]'"),
         ("take the tables of other groups", "None if groups is None else tuple(groups), pattern(scale)", "groups is None, pattern(scale)",
          "agreement/test_kept_tables.py"),
         ("keep where copies lie", "if key is not None and not lent:", "if key is not None:", "agreement/test_kept_tables.py"),
@@ -1020,6 +1037,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/mechanism/parts.py": [
         ("leave holes between parts", "if starts != [0, *ends[:-1]] or ends[-1:] != [parts[0].size]:", "if False:", "unit/torch/test_sharded.py"),
+    ],
+    "dpcore/torch/model/precision.py": [
+        ("let autocast around a step reach the backward pass", "return nullcontext() if precision is None else torch.autocast(device.type, enabled=False)",
+         "return nullcontext()", "unit/torch/test_precision.py::test_it_is_autocast_of_the_forward_pass_whatever_is_around"),
     ],
     "dpcore/torch/model/functional.py": [
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",

@@ -81,7 +81,7 @@ def _squares(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
 
 def _squares_by_runs(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     if block.dtype.itemsize == 2:  # some rows at a time
-        parts = block.split(max(1, _piece() // block.shape[1]))
+        parts = torch.split(block, max(1, _piece() // block.shape[1]))
         return torch.cat([_squares_by_runs(part.float(), scale) for part in parts])
     if scale is not None:
         block = block * scale

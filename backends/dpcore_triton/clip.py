@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from dpcore_triton.launch import (
 )
 from dpcore_triton.row_norms import (
     Scales,
+    common_kind,
     contiguous,
     copies,
     dense,
@@ -126,7 +128,7 @@ def factor_of(RULE: tl.constexpr, raised, bound, lowered):
         return lowered / tl.maximum(raised, bound)
 
 
-_kept = Kept[tuple[torch.device, Table]](64)
+_kept = Kept[tuple[torch.device, Table, Any]](64)
 
 
 def weighted_sum(
@@ -145,11 +147,11 @@ def weighted_sum(
         float32_only(scale=given)
         device = common_device(rows=rows[:1])  # and all others are where it is
         sums, lent = _sums(rows, weights, out, scale, device)
-        made = device, sums
+        made = device, sums, common_kind(rows)
         if key is not None and not lent:
             _kept.put(key, made)
-    device, (on_device, row_of, programs) = made
-    shape = {"SCALED": bool(given), "ROWS": ROWS, "COLUMNS": COLUMNS}
+    device, (on_device, row_of, programs), kind = made
+    shape = {"SCALED": bool(given), "KIND": kind, "ROWS": ROWS, "COLUMNS": COLUMNS}
     launch(_sum_kernel, (programs,), device, on_device, row_of, rows[0].shape[0], **shape)
 
 
@@ -169,7 +171,9 @@ def _sums(
 
 
 @kernel("examples")
-def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _sum_kernel(
+    rows, row_of, examples, SCALED: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
     row, columns = locate_columns(tl.program_id(0), rows, row_of, 8, COLUMNS)
     block, weights, kind = tl.load(row + 1), tl.load(row + 4).to(tl.pointer_type(tl.float64)), tl.load(row + 7)
     stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
@@ -183,7 +187,7 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
         # A row of weight 0 is not read: what it holds cannot matter, not even NaN.
         mask = (weight != 0)[:, None] & inside[None, :]
         place = example[:, None] * stride + columns[None, :]
-        values = numbers_at(block, kind, place, mask).to(tl.float64)
+        values = numbers_at(block, kind, place, mask, KIND).to(tl.float64)
         if SCALED:  # where the scale is infinite, a row that was not read must not become NaN
             values = tl.where(mask, values * scale.to(tl.float64)[None, :], 0.0)
         sums += nearest(weight[:, None] * values)
@@ -213,20 +217,22 @@ def combine(first: Sequence[Tensor], second: Sequence[Tensor], weights: tuple[fl
     examples = first[0].shape[0]
     grid = (parts * -(-examples // ROWS),)
     numbers_ = tuple(map(float, weights))
-    launch(_combine_kernel, grid, device, on_device, row_of, examples, *numbers_, ROWS=ROWS, COLUMNS=COLUMNS)
+    shape = {"KIND": common_kind([*ones, *others]), "ROWS": ROWS, "COLUMNS": COLUMNS}
+    launch(_combine_kernel, grid, device, on_device, row_of, examples, *numbers_, **shape)
     return found
 
 
 @kernel("examples")
 def _combine_kernel(
-    rows, row_of, examples, first_weight, second_weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, examples, first_weight, second_weight,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     programs = (examples + ROWS - 1) // ROWS
     row, columns = locate_columns(tl.program_id(0) // programs, rows, row_of, 9, COLUMNS)
     example = (tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     width, columns = tl.load(row + 6), columns[None, :]
     mask = (example < examples) & (columns < width)
-    first = numbers_at(tl.load(row + 1), tl.load(row + 7), example * tl.load(row + 2) + columns, mask)
-    second = numbers_at(tl.load(row + 3), tl.load(row + 8), example * tl.load(row + 4) + columns, mask)
+    first = numbers_at(tl.load(row + 1), tl.load(row + 7), example * tl.load(row + 2) + columns, mask, KIND)
+    second = numbers_at(tl.load(row + 3), tl.load(row + 8), example * tl.load(row + 4) + columns, mask, KIND)
     found = first_weight * first + second_weight * second
     tl.store(tl.load(row + 5).to(tl.pointer_type(tl.float32)) + example * width + columns, found, mask=mask)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class Norms(NamedTuple):
     parts: int
     groups: Tensor  # of the second
     group_count: int
+    kind: Any  # of the rows
 
 
 _kept = Kept[Norms](64)
@@ -83,7 +84,7 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) 
     # One axis: the others of a grid end at 65,535, which a large full batch would pass.
     launch(
         _squares_kernel, (made.parts * programs,), device, made.rows, made.row_of, partial, examples,
-        SCALED=bool(given), **shape,
+        SCALED=bool(given), KIND=made.kind, **shape,
     )  # fmt: skip
     launch(
         _norms_kernel,
@@ -113,7 +114,7 @@ def _made(
     for index, own in zip(order, parts_of, strict=True):
         parts_of_groups[groups[index]] += own
     firsts = rows_of([(own,) for own in parts_of_groups], parts_of_groups, device)
-    made = Norms(device, on_device, row_of, parts, firsts, len(parts_of_groups))
+    made = Norms(device, on_device, row_of, parts, firsts, len(parts_of_groups), common_kind(blocks))
     return made, copies([*blocks, *scales], [*rows, *(scale or ())])
 
 
@@ -127,6 +128,12 @@ def dense(rows: Sequence[Tensor]) -> tuple[list[Tensor], list[int], list[int]]:
 def kinds_of(blocks: Sequence[Tensor]) -> list[int]:
     """Return how the blocks' numbers lie, for `numbers_at`."""
     return [KINDS[block.dtype] for block in blocks]
+
+
+def common_kind(blocks: Sequence[Tensor]) -> Any:
+    """Return the dtype of all blocks, for which a kernel is compiled; None where they differ."""
+    dtypes = {block.dtype for block in blocks}
+    return getattr(tl, str(dtypes.pop()).removeprefix("torch.")) if len(dtypes) == 1 else None
 
 
 def copies(used: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor]:
@@ -157,7 +164,8 @@ def dense_rows(block: Tensor) -> Tensor:
 
 @kernel("examples")
 def _squares_kernel(
-    rows, row_of, partial, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, partial, examples,
+    SCALED: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     groups = (examples + ROWS - 1) // ROWS
     parts, part = tl.num_programs(0) // groups, tl.program_id(0) // groups
@@ -165,7 +173,7 @@ def _squares_kernel(
     example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     mask = (example < examples)[:, None] & (columns < tl.load(row + 3))[None, :]
     place = example[:, None] * tl.load(row + 2) + columns[None, :]
-    values = numbers_at(tl.load(row + 1), tl.load(row + 5), place, mask).to(tl.float64)
+    values = numbers_at(tl.load(row + 1), tl.load(row + 5), place, mask, KIND).to(tl.float64)
     if SCALED:
         values *= scale_at(row + 4, columns, tl.load(row + 3)).to(tl.float64)[None, :]
     squares = tl.sum(values * values, axis=1)
@@ -173,15 +181,22 @@ def _squares_kernel(
 
 
 @jit
-def numbers_at(block, kind, place, mask):
-    """Return a block's numbers at these places in float32, by the kind that they lie in; zeros beside the mask."""
-    if kind == 0:
-        found = tl.load(block.to(tl.pointer_type(tl.float32)) + place, mask=mask, other=0.0)
+def numbers_at(block, kind, place, mask, KIND: tl.constexpr):
+    """Return a block's numbers at these places in float32; zeros beside the mask. See `common_kind` for KIND."""
+    if KIND is not None:
+        found = _numbers_of(block, place, mask, KIND)
+    elif kind == 0:
+        found = _numbers_of(block, place, mask, tl.float32)
     elif kind == 1:
-        found = tl.load(block.to(tl.pointer_type(tl.bfloat16)) + place, mask=mask, other=0.0).to(tl.float32)
+        found = _numbers_of(block, place, mask, tl.bfloat16)
     else:
-        found = tl.load(block.to(tl.pointer_type(tl.float16)) + place, mask=mask, other=0.0).to(tl.float32)
+        found = _numbers_of(block, place, mask, tl.float16)
     return found
+
+
+@jit
+def _numbers_of(block, place, mask, KIND: tl.constexpr):
+    return tl.load(block.to(tl.pointer_type(KIND)) + place, mask=mask, other=0.0).to(tl.float32)
 
 
 @jit

@@ -101,8 +101,8 @@ class PairOperations(Protocol[A]):
         indices : sequence of J arrays (B, T_j) of int64
             Rows of the table, below `size`. A negative one adds nothing (a padding token).
         gradients : sequence of J arrays (B, T_j, q)
-            Float32 or of 16 bits, or float64, as all others. Row r of v_i, (size, q), is the sum of
-            ``point_weights[j] * gradients[j][i, t]`` over all j and t with ``indices[j][i, t] = r``.
+            Float32 or of 16 bits, or all float64. Row r of v_i, (size, q), is the sum of ``point_weights[j] *
+            gradients[j][i, t]`` over all j and t with ``indices[j][i, t] = r``.
         point_weights : sequence of J floats
         size : int
         scale : (size q,) array, optional

@@ -13,16 +13,16 @@ from strategies import fewer, seeds
 
 from dpcore.spec.backends import load_backend
 from dpcore.spec.pair_ops import LinearPairs
+from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied, joined
 
 pytest.importorskip("triton")
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-KINDS = [
-    ("numpy", torch.float16),
-    *((name, kind) for name in ("torch", "triton") for kind in (torch.bfloat16, torch.float16)),
-]
-each = pytest.mark.parametrize(("name", "kind"), KINDS)
+KINDS = [("numpy", torch.float16)]  # NumPy has no bfloat16
+KINDS += [(name, kind) for name in ("torch", "triton") for kind in (torch.bfloat16, torch.float16)]
+NAMES = [f"{name} {str(kind).removeprefix('torch.')}" for name, kind in KINDS]
+each = pytest.mark.parametrize(("name", "kind"), KINDS, ids=NAMES)
 SPECIAL = (0.0, 1e-7, 6e4, np.inf, -np.inf, np.nan)  # 1e-7 is denormal in float16
 
 
@@ -55,7 +55,9 @@ class Drawn:
 
 
 def bits(drawn: Drawn, arrays: Any) -> list[bytes]:
-    return [drawn.backend.to_numpy(array).tobytes() for array in arrays]
+    """The arrays' bytes, with one NaN for all."""
+    found = map(drawn.backend.to_numpy, arrays)
+    return [np.where(np.isnan(array), array.dtype.type(np.nan), array).tobytes() for array in found]
 
 
 @each
@@ -123,3 +125,29 @@ def test_embeddings_and_tied_matrices(
         head = [pair[k] for pair in inputs], [pair[k] for pair in gradients], points
         results.append(bits(drawn, [norms, out, drawn.backend.tied_norms(index, rows, points, *head, size)]))
     assert results[0] == results[1]
+
+
+def blocks_of(drawn: Drawn) -> list[list[Block]]:
+    """A block of each kind: of 16 bits, and of the float32 numbers."""
+    rows, tokens, inputs, gradients = (drawn.floats(*shape) for shape in ((4, 66), (4, 5, 6), (4, 5, 6), (4, 5, 11)))
+    index, found = drawn.array(drawn.rng.integers(-1, 11, (4, 5))), list[list[Block]]()
+    for row, token, a, e in zip(rows, tokens, inputs, gradients, strict=True):
+        table, head = Embedding((index,), (token,), (1.0,), 11), Linear((a,), (e,), (1.0,))
+        found.append([Rows(row), table, head, Tied(table, head)])
+    return found
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_made_of_blocks(name: str, seed: int) -> None:
+    """Sums of units, of uses and of points are no sums in 16 bits."""
+    drawn = Drawn(name, torch.float16, seed)
+    results = []
+    for blocks in blocks_of(drawn):
+        made = [made for b in blocks for made in (b.units(2), b.weighted(0.3), b.units(4).weighted(1e-7))]
+        made += [joined((blocks[0], other)) for other in blocks]
+        results.append(bits(drawn, [0 * block.rows() + block.rows() for block in made]))
+        assert {block.dtype for block in made} == {"float32"}
+    # A sum over positions may be added in another order, where arrays lie otherwise.
+    for found, right in zip(*results, strict=True):
+        np.testing.assert_allclose(np.frombuffer(found, np.float32), np.frombuffer(right, np.float32), 1e-4, 1e-4)

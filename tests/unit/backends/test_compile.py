@@ -27,6 +27,8 @@ MOST_OF_PRODUCTS = 160
 # Two blocks of normals and eleven arrays; sixteen elements, sums and scales in float64; normals and the sums of a ring
 # in float64: four or five warps a scheduler.
 MOST_OF = {"step adam, everything: orders 1 and 2, noise of order 2": 128, "weighted_sum, scale": 96}
+# A load for each of three dtypes.
+MOST_OF |= {"weighted_sum, bfloat16, scale": 96, "weighted_sum, mixed": 96, "weighted_sum, mixed, scale": 128}
 MOST_OF |= dict.fromkeys(("step sgd, ring of 31", "step adam, order 1, ring of 31"), 128)
 MOST_OF["step sgd, noise from a ring of 31 rows of Z"] = 128
 # Of the step's many variants, of up to 80 seconds each, a change compiles this one; the nightly job compiles all.
@@ -42,10 +44,13 @@ STEP_CIPHER = dict.fromkeys(
      "s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_stream", "square_one"), "i32"
 )  # fmt: skip
 TABLE = {"rows": "*i64", "row_of": "*i32"}
+BOTH = "first_weight", "second_weight"
 
 
 def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     """Return title, kernel, types of its arguments, compile-time constants, elements of a thread's program."""
+    from triton import language
+
     from dpcore_triton import (
         clip,
         correlate,
@@ -91,6 +96,14 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     elements = {"ELEMENTS": launch.ELEMENTS}
     tile = {"ROWS": launch.ROWS, "COLUMNS": launch.COLUMNS}
     tiled = launch.ROWS * launch.COLUMNS
+
+    def of_rows(title: str, kernel: Any, types_: dict[str, Any], **chosen: Any) -> list[Any]:
+        kinds = {"": language.float32, ", bfloat16": language.bfloat16, ", mixed": None}
+        return [
+            (title.replace("{}", word), kernel, types_, {"KIND": kind, **chosen, **tile}, tiled)
+            for word, kind in kinds.items()
+        ]
+
     squares = {**TABLE, "partial": "*fp64", "examples": "i32"}
     norms = {"firsts": "*i64", "partial": "*fp64", "norms": "*fp64", "examples": "i32", "parts": "i32"}
     factors = {"norms": "*fp64", "numbers": "*fp64", "weights": "*fp64", "groups": "i32", "examples": "i32"}
@@ -134,16 +147,13 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("normal", noise._normal_kernel, {**TABLE, "tables": "*i32", **CIPHER, "bits": "i32"},
          {"RNG": "chacha20", **blocks}, block),
         ("words", stream._words_kernel, {**TABLE, **CIPHER, "part": "i32"}, {"RNG": "chacha20", **blocks}, block),
-        ("row_norms: squares", row_norms._squares_kernel, squares, {"SCALED": True, **tile}, tiled),
+        *of_rows("row_norms: squares{}", row_norms._squares_kernel, squares, SCALED=True),
         ("row_norms: norms", row_norms._norms_kernel, norms, tile, tiled),
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": clip.EXAMPLES},
          clip.EXAMPLES),
-        ("weighted_sum", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": False, **tile}, tiled),
-        (
-            "combine", clip._combine_kernel,
-            {**TABLE, "examples": "i32", "first_weight": "fp32", "second_weight": "fp32"}, tile, tiled,
-        ),
-        ("weighted_sum, scale", clip._sum_kernel, {**TABLE, "examples": "i32"}, {"SCALED": True, **tile}, tiled),
+        *of_rows("weighted_sum{}", clip._sum_kernel, {**TABLE, **batch}, SCALED=False),
+        *of_rows("combine{}", clip._combine_kernel, {**TABLE, **batch, **dict.fromkeys(BOTH, "fp32")}),
+        *of_rows("weighted_sum{}, scale", clip._sum_kernel, {**TABLE, **batch}, SCALED=True),
         (
             "joined_norms", joined._joined_kernel,
             {"places": "*i64", "groups": "*i64", "found": "*fp64", **batch}, {"EXAMPLES": columns}, columns,

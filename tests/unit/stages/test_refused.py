@@ -93,7 +93,7 @@ ROWS = np.ones((2, 3), np.float32)
 ARRAYS: Calls = [
     (lambda: row_norms([]), "at least one block"), (lambda: row_norms([ROWS[0]]), "(B, d)"),
     (lambda: row_norms([ROWS, ROWS[:1]]), "rows[1].shape"), (lambda: row_norms([[1.0, 2.0]]), TYPE + "list"),
-    (lambda: row_norms([ROWS.astype(np.int16)]), TYPE + "rows[0].dtype=int16: must be float32"),
+    (lambda: row_norms([ROWS.astype(np.int16)]), TYPE + "rows[0].dtype=int16: must be float32 or"),
     (lambda: weighted_sum([ROWS], [np.ones(2, np.float16)], [np.zeros(3)]), TYPE + "weights[0].dtype=float16"),
     (lambda: weighted_sum([ROWS], [np.ones(3)], [np.zeros(3)]), "weights[0].shape"),
     (lambda: weighted_sum([ROWS], [np.ones(2, np.float32)], [np.zeros(3)]), TYPE + "weights[0].dtype=float32"),

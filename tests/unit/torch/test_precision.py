@@ -97,7 +97,7 @@ def test_it_is_autocast_of_the_forward_pass_whatever_is_around(way: str) -> None
         with around:
             run.step(next(iter(run.loader)))
     assert torch.equal(values(run.model), wanted)
-    with autocast():
+    with autocast(torch.float16):
         again = start(words(), precision="bf16", **options)
     assert torch.equal(finish(again, stop=3), wanted)
     assert not torch.equal(finish(start(words(), **options), stop=3), wanted)
@@ -198,7 +198,8 @@ MODELS = {
         (torch.arange(30 * 50).reshape(30, 2, 5, 5).sin(), DATA[1]),
     ),
     "lstm": (
-        lambda: Called(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=nn.LSTM(4, 5, batch_first=True), head=nn.Linear(5, 3)),
+        lambda: Called(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=nn.LSTM(4, 5, batch_first=True),
+                       head=nn.Linear(5, 3)),
         (torch.arange(30 * 28).reshape(30, 7, 4).sin(), DATA[1]),
     ),
 }  # fmt: skip
