@@ -1,17 +1,15 @@
 """The port: the mathematics, shapes, guarantees and edge cases of each operation of a backend.
 
 A backend is a module with the members of `Backend`. The fused operation `step` is *defined* as the composition of
-`normal`, `correlate`, `recurrence` and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
+`normal`, `correlate`, `recurrence` and `update`; `tests/agreement/agreement.py` says how closely two must agree.
 
 Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "triton". Operations never write to an
 argument unless its description says "in place", and accept arrays of size zero.
 
 Arrays of examples (rows, inputs, gradients) may be of 16 bits, each with a dtype of its own: float16, or bfloat16,
 which NumPy has not. They stand for the float32 arrays of the same numbers, and are widened a piece at a time: results
-are those of the float32 arrays, to the bit, and no bound knows of 16 bits.
+are those of the float32 arrays, to the bit.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -8,8 +8,6 @@ operation takes sequences of J *parts*, each with a real weight: part j has T_j 
 count as concatenated along time. T is the sum of T_j.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 

@@ -18,11 +18,10 @@ from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DeltaWarning, SpeedWarning, TrainingWarning
 from dpcore.ledger import Ledger
 from dpcore.ledger.checks import different_data
-from dpcore.mechanism.ledger_account import LedgerAccount
+from dpcore.mechanism.ledger_account import LedgerAccount, SharedAccount
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import Peers, by_the_first
-from dpcore.mechanism.room import check_vectors
-from dpcore.mechanism.shared_account import SharedAccount
+from dpcore.mechanism.vectors import check_vectors
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler, is_sampler
 from dpcore.sampling import sampler as make_sampler
@@ -83,7 +82,6 @@ def make_private(
     example_batch: Any = None,
     key: bytes | None = None,
     exact_key: bool = False,
-    private_diagnostics: bool = False,
     ledger: Any = None,
     data_id: str | None = None,
     run_name: str | None = None,
@@ -156,9 +154,6 @@ def make_private(
         range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
     key : bytes, optional
         32 secret bytes; by default from the operating system. See `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
-    private_diagnostics : bool
-        Keep the norm of each step's clipped average, in memory and in the secret part of the state. It is **private**:
-        the statement says that publishing it voids the guarantee.
     ledger : path or dpcore.ledger.Ledger, optional
         Every step is reserved there before its batch is drawn, and training stops before it would cross the ledger's
         budget. With it, a checkpoint knows what was released after it was saved.
@@ -216,7 +211,7 @@ def make_private(
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
     check_plain(model)
     peers = peers_of(process_group, model)
-    check_alone(peers, private_diagnostics=private_diagnostics, cuda_graphs=cuda_graphs)
+    check_alone(peers, cuda_graphs=cuda_graphs)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
@@ -243,7 +238,6 @@ def make_private(
     engine, loader, optimizer = assembled(
         gradient, working, source, plan, keys, backend=backend, peers=peers, params=params, microbatch_size=size or 1
     )
-    engine.diagnostics = [] if private_diagnostics else None
     if ledger is not None:
         opened = by_the_first(peers, lambda: open_ledger(ledger), sent=False)
 

@@ -34,7 +34,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.contributions import FEW_ROWS
 from dpcore.spec.free_memory import host_memory, words
-from dpcore.stages.clipping.blocks import Block, Embedding, Linear, Rows, Tied
+from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied
 from dpcore.torch.gradients.capture import uncollected
 
 SHARE = 0.5
@@ -285,6 +285,9 @@ def _lives(graph: Graph, count: int) -> Moments:
             first.setdefault(storage, place[node])
             last[storage] = max(last.get(storage, 0), end)
     changes = np.zeros((len(nodes) + 1, 2))
+    for node in nodes:  # what an operation of ours takes beside its results
+        changes[place[node], 1] += node.meta.get("scratch", 0) / count
+        changes[place[node] + 1, 1] -= node.meta.get("scratch", 0) / count
     for storage, size in sizes.items():
         grows = size % count == 0
         changes[first[storage], int(grows)] += size / count if grows else size
@@ -295,6 +298,11 @@ def _lives(graph: Graph, count: int) -> Moments:
 def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
     """Return the bytes that a block's norms and its sum take at one time, at most, beside its arrays."""
     coordinates = math.prod(block.shape)
+    if isinstance(block, Chunked):
+        with torch.no_grad(), Peak() as making:
+            piece, _, _ = next(block.pieces())
+        made: float = making.peak / block.examples * (examples * points + 1)  # one for an example's logits
+        return made + _scratch(piece, examples, points, scaled)
     if isinstance(block, Tied):
         table, head = (_scratch(part, examples, points, scaled) for part in (block.embedding, block.linear))
         times, width = points * sum(int(part.shape[1]) for part in block.linear.inputs), block.shape[1]

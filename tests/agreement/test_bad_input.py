@@ -1,7 +1,5 @@
 """What no operation can carry out is refused with a sentence, by every backend, and nothing is half written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -172,9 +172,8 @@ class PerExampleGradient:
             return self.guarded(work, seed, synthetic)
 
         if self.way != "pairs":
-            given = batches.tree_map(torch.clone, batch)  # whatever model or loss write to it
             with as_written():
-                return guarded(lambda: self.one_by_one(values, given))
+                return guarded(lambda: self.one_by_one(values, batch))
         try:
             program, inputs = guarded(lambda: self.proved.current(values, batch, not synthetic))
         except NotProved as reason:  # of a batch of another form, or of a model that changed
@@ -248,7 +247,7 @@ class OneByOne:
         self.precision: torch.dtype | None = None
 
     def __call__(self, point: Sequence[torch.Tensor], batch: Tree) -> list[Block]:
-        """Return one block for each of `names`. Model and loss may write to the batch: give a copy."""
+        """Return one block for each of `names`."""
         rows = [value.new_empty(batches.size(batch), value.numel()) for value in point]
         for i, one in enumerate(self.each(point, batch)):
             for row, gradient in zip(rows, one, strict=True):
@@ -256,7 +255,7 @@ class OneByOne:
         return [Rows(row) for row in rows]
 
     def each(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
-        """Yield the gradients of one example after the other."""
+        """Yield the gradients of one example after the other. Model and loss may write to their copy of it."""
         for i in range(batches.size(batch)):
             one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
             yield self._one(point, *batches.normalize(one))

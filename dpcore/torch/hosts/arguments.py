@@ -4,8 +4,6 @@ A field that is in no table of this module is refused at any value but its defau
 transformers adds is never ignored without a word.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, Final
 
@@ -84,25 +82,10 @@ REASONS: Final = {name: reason for names, reason in _REASONS.items() for name in
 
 
 def check_arguments(args: Any, known: type, method: Method, *, processes: int) -> None:
-    """Refuse training arguments that contradict the private run, or that would be ignored.
+    """Refuse training arguments that contradict the private run, or would be ignored, each with what would be right.
 
-    Parameters
-    ----------
-    args : transformers.TrainingArguments
-    known : type
-        `transformers.TrainingArguments`: fields that a subclass adds are its own affair.
-    method : Method
-    processes : int
-        That train together.
-
-    Raises
-    ------
-    ArgumentError
-        With one sentence that names the argument, its value, and what would be right.
-
-    Notes
-    -----
-    A value that equals its default cannot be told from one that was not given, and is taken as not given.
+    `known` is `transformers.TrainingArguments`: fields that a subclass of it adds are its own affair. A value that
+    equals its default cannot be told from one that was not given, and is taken as not given.
     """
     ours, defaults = _settings_of(method), {entry.name: entry.default for entry in fields(known)}
     for name, default in defaults.items():

@@ -1,7 +1,5 @@
 """`PrivateTrainer`: the Trainer of transformers, with a private step in the place of its own."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The state of torch and of the processor: what it may change, and what it may not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -5,8 +5,6 @@ interpreter, and writes one JSON record for each: ``python tests/unit/backends/t
 docs/kernels.md comes from it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -33,8 +31,8 @@ MOST_OF = {"step adam, everything: orders 1 and 2, noise of order 2": 128, "weig
 MOST_OF |= {"weighted_sum, bfloat16, scale": 96, "weighted_sum, mixed": 96, "weighted_sum, mixed, scale": 128}
 MOST_OF |= dict.fromkeys(("step sgd, ring of 31", "step adam, order 1, ring of 31"), 128)
 MOST_OF["step sgd, noise from a ring of 31 rows of Z"] = 128
-# Of the step's many variants, of up to 80 seconds each, a change compiles these; the nightly job compiles all.
-FEW_STEPS = {"step sgd", "step adam"}
+# Of the step's many variants, of up to 80 seconds each, a change compiles this one; the nightly job compiles all.
+FEW_STEPS = {"step sgd"}
 
 # Columns of the table of docs/kernels.md, before those of what is executed.
 KEPT = ("kernel", "elements_a_thread", "registers", "warps_resident", "shared", "spills", "loads_together")
@@ -316,7 +314,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     out = once(tmp_path_factory, "compiled", compile_all)
     measured: dict[str, Any] = json.loads(out.read_text())
-    assert len(measured["kernels"]) >= chosen(25, 46)
+    assert len(measured["kernels"]) >= chosen(24, 46)
     return measured
 
 
@@ -336,20 +334,24 @@ def test_every_kernel_compiles_and_spills_nothing(compiled: dict[str, Any]) -> N
 def test_no_product_becomes_one_operation_with_an_addition(compiled: dict[str, Any]) -> None:
     """What is rounded to integers is a product that float64 has rounded before: the bits of every other backend."""
     records = [record for record in compiled["kernels"] if "sum" in record["kernel"] or "step" in record["kernel"]]
-    assert len(records) >= 8
+    assert len(records) >= 7
     for record in records:
         # One of them divides by a scale in float64, and a quotient is made of such operations.
         assert record["fused"] == 0 or "everything" in record["kernel"], record
 
 
 @pytest.mark.slow
-def test_what_a_step_of_adam_executes(compiled: dict[str, Any]) -> None:
+def test_what_a_step_executes(compiled: dict[str, Any]) -> None:
     """Arithmetic and loads in flight, as docs/kernels.md says; the loads of four elements travel together."""
-    (adam,) = (record for record in compiled["kernels"] if record["kernel"] == "step adam")
-    assert 150 < adam["executed"]["all"] <= 240, adam
-    assert 80 < adam["executed"]["integer"] <= 130, adam
-    assert adam["loads_together"] >= 4 * 4, adam
-    assert adam["executed"]["memory"] < 10, adam
+    most = {"step sgd": (200, 125, 2 * 4), "step adam": (240, 130, 4 * 4)}
+    records = [record for record in compiled["kernels"] if record["kernel"] in most]
+    assert records
+    for record in records:
+        everything, integers, together = most[record["kernel"]]
+        assert 150 < record["executed"]["all"] <= everything, record
+        assert 80 < record["executed"]["integer"] <= integers, record
+        assert record["executed"]["memory"] < 10, record
+        assert record["loads_together"] >= together, record
 
 
 @pytest.mark.slow

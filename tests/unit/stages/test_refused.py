@@ -3,8 +3,6 @@
 A case is a call, and what its sentence must hold; " ... " stands for anything between. `TYPE` marks errors of type.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -276,5 +274,4 @@ def test_one_sentence_says_what_would_be_right(call: Callable[[], Any], words: s
 def test_the_full_filter_is_not_private() -> None:
     with pytest.raises(PrivacyError, match="epsilon is infinity"):
         FullKalman(2, hessian_covariance=0, motion_covariance=1, noise_covariance=1)
-    assert FullKalman.private is False
     assert not hasattr(FullKalman, "coefficients")
