@@ -68,8 +68,8 @@ class Rehearsal:
         # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
         # micro-batches of other sizes run beside them.
         shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
-        size = self._leaner(limit.bytes // shares, self._fitting(limit.bytes // shares))
-        self.engine.plan_microbatches(size)
+        most = limit.bytes // shares
+        self.engine.plan_microbatches(self._leaner(most, self._fitting(most)))
         self.engine.limit = limit
 
     def _fitting(self, most: int) -> int:
@@ -82,7 +82,7 @@ class Rehearsal:
         where one example's logits do not fit.
         """
         gradient = self.engine.gradient
-        if gradient.way != "pairs" or gradient.repeated is not None:
+        if gradient.way != "pairs" or gradient.repeated is not None or not gradient.free:
             return size
         before, rows = self.needed(size), size * gradient.proved.prove(self.example).rows
         if before <= most and (size == self.likely_examples or rows >= _ENOUGH):

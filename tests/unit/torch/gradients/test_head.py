@@ -145,6 +145,7 @@ ELSEWHERE: dict[str, Loss] = {
     "of the probabilities": lambda z, y: flat(z, y) * 0.5 - (z.softmax(-1) * z.log_softmax(-1)).sum(-1).mean(),
     "by their largest, without a gradient": lambda z, y: flat(z, y) * z.detach().amax(),
     "by the loss itself": lambda z, y: flat(z, y).square(),
+    "rounded": lambda z, y: flat(z.half().float(), y),
     "a temperature": lambda z, y: flat(z / 2, y),
     "a part of the positions": lambda z, y: flat(z[:, 1:], y[:, 1:]),
     "targets that are probabilities": lambda z, y: F.cross_entropy(z[:, 0], torch.ones_like(z[:, 0]) / CLASSES),
