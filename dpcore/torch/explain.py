@@ -214,9 +214,9 @@ def _layers(rehearsal: Rehearsal) -> Iterator[Layer]:
     blocks = [joined(block.weighted(float(point.weight)) for point in points) for block in footprint.blocks]
     if rehearsal.engine.mechanism.vectors.scales is not None:
         blocks = scaled(blocks)
-    width = rehearsal.engine.working.dtype.itemsize  # of the backend's arrays
+    kept = rehearsal.engine.working.kept  # the dtype of an array under the backend
     for place, block in enumerate(blocks):
-        held = sum(a.numel() * (width if a.is_floating_point() else a.itemsize) for a in arrays_of(block))
+        held = sum(array.numel() * kept(array.dtype).itemsize for array in arrays_of(block))
         yield Layer(
             gradient.names[place],
             math.prod(block.shape),
