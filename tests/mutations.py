@@ -374,7 +374,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_numpy/clip.py": [
         ("add points in 16 bits", "pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)",
-         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[numpy float16]'"),
+         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[3001-numpy float16]'"),
         ("sum in float32", "total[columns] += nearest(values).sum(axis=0)", "total[columns] += np.float32(nearest(values)).sum(axis=0)",
          "unit/mechanism/test_sums.py"),
         ("halve the norm that bounds a vector under psac", "factor = lowered / (raised + PSAC_STABILITY",
@@ -467,9 +467,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_torch/clip.py": [
         ("take norms of long rows in 16 bits", "if block.dtype.itemsize == 2:  # some rows at a time", "if False:",
-         "'agreement/test_halves.py::test_rows_of_16_bits[torch bfloat16]'"),
+         "'agreement/test_halves.py::test_rows_of_16_bits[3001-torch bfloat16]'"),
         ("add points in 16 bits in torch", "pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)",
-         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[torch bfloat16]'"),
+         "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[3001-torch bfloat16]'"),
         ("add vectors that are not rounded", "piece.mul_(weights[examples, None]).round_()", "piece.mul_(weights[examples, None])",
          "agreement/test_ops_clip.py::test_weighted_sums_agree"),
         ("measure by the size of the batch", "measure = _squares if block.shape[1] <= _SHORT", "measure = _squares if block.numel() <= _SHORT",
@@ -903,7 +903,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_triton/row_norms.py": [
         ("read bfloat16 as float16, in the kernel", "found = _numbers_of(block, place, mask, tl.bfloat16)", "found = _numbers_of(block, place, mask, tl.float16)",
-         "'agreement/test_halves.py::test_rows_of_16_bits[triton bfloat16]'"),
+         "'agreement/test_halves.py::test_rows_of_16_bits[3001-triton bfloat16]'"),
         ("take the tables of other groups", "None if groups is None else tuple(groups), pattern(scale)", "groups is None, pattern(scale)",
          "agreement/test_kept_tables.py"),
         ("keep where copies lie", "if key is not None and not lent:", "if key is not None:", "agreement/test_kept_tables.py"),
