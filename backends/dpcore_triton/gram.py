@@ -10,7 +10,7 @@ import triton.language as tl
 
 from dpcore_triton.launch import ROWS, jit, kernel
 from dpcore_triton.layers import Layers, layer_at, located, sizes_of
-from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, dot, rows_at, weights_at
+from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, dot, loaded, rows_at, weights_at
 
 
 def fill_lengths(layers: Layers, lengths: torch.Tensor, chosen: Sequence[bool]) -> None:
@@ -20,11 +20,10 @@ def fill_lengths(layers: Layers, lengths: torch.Tensor, chosen: Sequence[bool]) 
     layers.start(_lengths_kernel, units, copies, own, lengths, layers.parts.examples, ROWS=ROWS, COLUMNS=WIDTH)
 
 
-def fill_gram(layers: Layers, squares: torch.Tensor, chosen: Sequence[bool], places: Sequence[int]) -> None:
-    """Put sums of ``(a_s . a_t)(e_s . e_t)`` that add up to |v|^2 to their places: (B, `blocks_of`) of the chosen."""
-    units = [blocks_of(row.total) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
-    examples, own_ = layers.parts.examples, [(place, 0) for place in places]
-    layers.start(_gram_kernel, units, examples, own_, squares, examples, POSITIONS=POSITIONS, DEPTH=DEPTH)
+def fill_gram(layers: Layers, squares: torch.Tensor, units: Sequence[int], places: Sequence[int]) -> None:
+    """Put sums of ``(a_s . a_t)(e_s . e_t)`` that add up to |v|^2 to their places: (B, `blocks_of`), or 0 units."""
+    examples, own = layers.parts.examples, [(place, 0) for place in places]
+    layers.start(_gram_kernel, units, examples, own, squares, examples, POSITIONS=POSITIONS, DEPTH=DEPTH)
 
 
 def blocks_of(total: int) -> int:
@@ -70,7 +69,8 @@ def squares_of(at, mask, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @kernel("examples")
 def _gram_kernel(
-    rows, row_of, layers, layer_of, squares, examples, POSITIONS: tl.constexpr, DEPTH: tl.constexpr
+    rows, row_of, layers, layer_of, squares, examples, KIND: tl.constexpr,
+    POSITIONS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
     p, q, begin, end = sizes_of(layer)
@@ -78,13 +78,15 @@ def _gram_kernel(
     example, start = within // blocks, begin + within % blocks * POSITIONS
     first = start + tl.arange(0, POSITIONS)
     mask, other = first < end, start
-    a, e = rows_at(rows, row_of, example, first, mask, 1), rows_at(rows, row_of, example, first, mask, 4)
+    a = rows_at(rows, row_of, example, first, mask, 1, KIND)
+    e = rows_at(rows, row_of, example, first, mask, 4, KIND)
     weight, one = weights_at(rows, row_of, first, mask), tl.full((POSITIONS,), 1.0, tl.float64)
     sums = tl.zeros((POSITIONS, POSITIONS), tl.float64)
     while other < end:
         second = other + tl.arange(0, POSITIONS)
         used = second < end
-        b, f = rows_at(rows, row_of, example, second, used, 1), rows_at(rows, row_of, example, second, used, 4)
+        b = rows_at(rows, row_of, example, second, used, 1, KIND)
+        f = rows_at(rows, row_of, example, second, used, 4, KIND)
         factor = weights_at(rows, row_of, second, used)
         products = inner_products(a, one, mask, b, one, used, p, POSITIONS, DEPTH)
         products *= inner_products(e, weight, mask, f, factor, used, q, POSITIONS, DEPTH)
@@ -101,8 +103,8 @@ def inner_products(at, weight, mask, to, factor, used, width, POSITIONS: tl.cons
     while start < width:
         column = start + tl.arange(0, DEPTH)
         inside = column < width
-        left = tl.load(at[:, None] + column[None, :], mask=mask[:, None] & inside[None, :], other=0.0).to(tl.float64)
-        right = tl.load(to[None, :] + column[:, None], mask=inside[:, None] & used[None, :], other=0.0).to(tl.float64)
+        left = loaded(at[:, None] + column[None, :], mask[:, None] & inside[None, :])
+        right = loaded(to[None, :] + column[:, None], inside[:, None] & used[None, :])
         sums = dot(left * weight[:, None], right * factor[None, :], sums)
         start += DEPTH
     return sums

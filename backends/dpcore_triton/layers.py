@@ -13,11 +13,13 @@ import triton.language as tl
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton.described import address, present
 from dpcore_triton.launch import common_device, float32_only, jit, launch, table
-from dpcore_triton.pairs import Parts, parts_of
+from dpcore_triton.pairs import Parts, dense, parts_of
 from dpcore_triton.row_norms import Scales, vectors
 
 Tensor = torch.Tensor
 
+# What kernels read; arrays of 16 bits hold float32 numbers.
+KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # Numbers of a layer in the table: its first unit, those of `Layer`, and two of the kernel's own.
 FIELDS = tl.constexpr(8)
 
@@ -38,15 +40,23 @@ class Layers(NamedTuple):
     parts: Parts
     rows: list[Layer]
     kept: Sequence[Tensor | None]  #: what the addresses of scales point to
+    kinds: list[torch.dtype]  #: of each layer's arrays
+    aligned: list[bool]  #: whether all rows of a layer begin at multiples of 16 bytes and have multiples of 8 numbers
 
     def start(self, function: Any, units: Sequence[int], copies: int, own: Any, *args: Any, **meta: Any) -> None:
-        """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer."""
-        if not any(units):
-            return
+        """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer.
+
+        A launch takes all layers of a kind; those that are aligned, and the others, where the kernel asks.
+        """
         rows = [(*row, *numbers) for row, numbers in zip(self.rows, own, strict=True)]
-        on_device, layer_of, count = table(rows, units, self.parts.device)
-        given = self.parts.rows, self.parts.row_of, on_device, layer_of
-        launch(function, (count * copies,), self.parts.device, *given, *args, **meta)
+        asks = "ALIGNED" in function.arg_names
+        kinds = [(kind, asks and aligned) for kind, aligned in zip(self.kinds, self.aligned, strict=True)]
+        for kind in dict.fromkeys(kind for kind, count in zip(kinds, units, strict=True) if count):
+            counts = [count if each == kind else 0 for count, each in zip(units, kinds, strict=True)]
+            on_device, layer_of, count = table(rows, counts, self.parts.device)
+            given = self.parts.rows, self.parts.row_of, on_device, layer_of
+            chosen = {"KIND": KINDS[kind[0]], **({"ALIGNED": kind[1]} if asks else {}), **meta}
+            launch(function, (count * copies,), self.parts.device, *given, *args, **chosen)
 
 
 def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: Sequence[int]) -> Layers:
@@ -54,11 +64,12 @@ def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: 
     named: dict[str, Sequence[Tensor]] = {"scales": present(scales)}
     for index, layer in enumerate(layers):
         named |= {f"layers[{index}].inputs": layer.inputs, f"layers[{index}].gradients": layer.gradients}
-    float32_only(**named)
+    float32_only(**{name: [x for x in arrays if x.dtype not in KINDS] for name, arrays in named.items()})
     device, given = common_device(**named), vectors(scales, range(len(layers)))
+    alike = [_of_one_kind([*layer.inputs, *layer.gradients]) for layer in layers]
     parts = parts_of(
-        [part for layer in layers for part in layer.inputs],
-        [part for layer in layers for part in layer.gradients],
+        [part for one in alike for part in one[: len(one) // 2]],
+        [part for one in alike for part in one[len(one) // 2 :]],
         [weight for layer in layers for weight in layer.point_weights],
         device,
         [exponent for layer, exponent in zip(layers, exponents, strict=True) for _ in layer.point_weights],
@@ -68,7 +79,18 @@ def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: 
         Layer(layer.inputs[0].shape[2], layer.gradients[0].shape[2], total, stop - total, address(scale))
         for layer, total, stop, scale in zip(layers, totals, accumulate(totals), given, strict=True)
     ]
-    return Layers(parts, rows, given)
+    return Layers(parts, rows, given, [one[0].dtype for one in alike], [all(map(_aligned, one)) for one in alike])
+
+
+def _of_one_kind(arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Return dense arrays; in float32 where they are of several kinds."""
+    arrays = dense(arrays)
+    return arrays if len({array.dtype for array in arrays}) == 1 else [array.float() for array in arrays]
+
+
+def _aligned(array: Tensor) -> bool:
+    """Return whether all rows begin at multiples of 16 bytes and have a multiple of 8 numbers."""
+    return array.data_ptr() % 16 == 0 and all(number % 8 == 0 for number in (*array.stride()[:2], array.shape[2]))
 
 
 @jit

@@ -11,6 +11,10 @@ import triton.language as tl
 
 from dpcore.spec.check_pairs import check_layers, check_sums
 from dpcore.spec.pair_ops import LinearPairs
+from dpcore_triton import core_linear
+from dpcore_triton.chips import Chip, chip_of
+from dpcore_triton.cores import SIDE as CORE_SIDE
+from dpcore_triton.cores import WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
 from dpcore_triton.grid import nearest
 from dpcore_triton.launch import common_device, jit, kernel
@@ -25,6 +29,7 @@ from dpcore_triton.pairs import (
     bound,
     dot,
     exponent_of,
+    loaded,
     norms_of,
     rows_at,
     weights_at,
@@ -35,6 +40,8 @@ Tensor = torch.Tensor
 
 # Positions up to which inner products are cheaper than a tile, whose product takes DEPTH positions at least.
 FEW_POSITIONS = 8
+# Positions up to which inner products are taken on tensor cores: what they add to a norm grows with them.
+GRAM_POSITIONS = 256
 # Examples of one position whose rows are loaded together.
 TOGETHER = 2
 
@@ -42,44 +49,79 @@ TOGETHER = 2
 def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -> tuple[Tensor, ...]:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`.
 
-    A launch for each kind of kernel, whatever the number of layers. Everything is float64 here: `exact` only keeps few
-    positions from inner products, which are looser where terms cancel. An example's numbers meet no other's. No
-    atomics: the result is the same every time.
+    A launch for each kind of kernel, whatever the number of layers. Where tensor cores are not used everything is
+    float64: then `exact` only keeps few positions from inner products, which are looser where terms cancel. An
+    example's numbers meet no other's. No atomics: the result is the same every time.
     """
     check_layers(layers, scales)
     exponents = [exponent_of(layer.point_weights) for layer in layers]
     given = layers_of(layers, scales, exponents)
-    ways = [_way(row, layer) for row, layer in zip(given.rows, layers, strict=True)]
-    units = [_units(row, way) for row, way in zip(given.rows, ways, strict=True)]
+    ways = _ways(given, layers)
+    units = [_units(row, layer, way) for row, layer, way in zip(given.rows, layers, ways, strict=True)]
     places = [stop - own for stop, own in zip(accumulate(units), units, strict=True)]
     lengths, squares = given.parts.empty(given.parts.total), given.parts.empty(sum(units))
-    fill_lengths(given, lengths, [not row.scale for row in given.rows])
+    cores = ["core" in way for way in ways]
+    fill_lengths(given, lengths, [not (row.scale or own) for row, own in zip(given.rows, cores, strict=True)])
+    core_linear.fill_lengths(given, lengths, cores)
     _fill_scaled_lengths(given, lengths)
-    fill_gram(given, squares, [way == "gram" for way in ways], places)
-    _fill_tiles(given, squares, [way == "tiles" for way in ways], places)
+    for name, fill in _FILLS.items():
+        fill(given, squares, [own if way == name else 0 for own, way in zip(units, ways, strict=True)], places)
+    bounds = [_bound(*each) for each in zip(given.rows, layers, ways, given.kinds, strict=True)]
     sums = [
-        Sum(_bound(row, way), exponent, place, own, row.first, row.total)
-        for row, way, exponent, place, own in zip(given.rows, ways, exponents, places, units, strict=True)
+        Sum(chosen, exponent, place, own, row.first, row.total)
+        for row, chosen, exponent, place, own in zip(given.rows, bounds, exponents, places, units, strict=True)
     ]
     return norms_of(given.parts, sums, squares, lengths)
 
 
-def _way(row: Layer, layer: LinearPairs[Tensor]) -> str:
-    """Return how a layer's norms are taken."""
+def _ways(given: Layers, layers: Sequence[LinearPairs[Tensor]]) -> list[str]:
+    """Return how each layer is multiplied."""
+    chip = chip_of(given.parts.device)
+    return [way_of(*each, chip) for each in zip(given.rows, layers, given.kinds, strict=True)]
+
+
+def way_of(row: Layer, layer: LinearPairs[Tensor], kind: torch.dtype, chip: Chip | None) -> str:
+    """Return how a layer's norms are taken. Where it is on tensor cores, so are its sums.
+
+    It follows from shapes, dtype and chip, and not from the number of examples. Scaled layers, whose terms' norms take
+    as many products as v itself, one position, and what is to be exact are float64.
+    """
     if row.scale:
         return "tiles"
     if row.total == 1:
         return "one"
-    return "gram" if layer.gram or (row.total <= FEW_POSITIONS and not layer.exact) else "tiles"
+    plain = "gram" if layer.gram or (row.total <= FEW_POSITIONS and not layer.exact) else "tiles"
+    if chip is None or layer.exact or row.total == 0 or max(row.p, row.q) > WIDEST:
+        return plain
+    t, p, q = (-(-size // CORE_SIDE) * CORE_SIDE for size in (row.total, row.p, row.q))
+    time = (3 if kind is torch.float32 else 1) / chip.bfloat16
+    costs = {"core tiles": t * p * q * time}
+    if row.total <= GRAM_POSITIONS:
+        costs["core gram"] = t * (t + CORE_SIDE) / 2 * (p + q) * time
+    t, p, q = -(-row.total // DEPTH) * DEPTH, -(-row.p // SIDE) * SIDE, -(-row.q // SIDE) * SIDE
+    costs[plain] = (t * t / 2 * (row.p + row.q) if plain == "gram" else t * p * q) / chip.float64
+    return min(costs, key=costs.__getitem__)
 
 
-def _units(row: Layer, way: str) -> int:
+def _units(row: Layer, layer: LinearPairs[Tensor], way: str) -> int:
     """Return how many numbers of an example add up to Q."""
+    if "core" in way:
+        gram = way == "core gram"
+        return core_linear.blocks_of(_counts(layer)) if gram else core_linear.tiles_of(row.p, row.q)
     return {"one": 0, "gram": blocks_of(row.total), "tiles": tiles_of(row.p, row.q)}[way]
 
 
-def _bound(row: Layer, way: str) -> Bound:
+def _counts(layer: LinearPairs[Tensor]) -> list[int]:
+    """Return the positions of each part."""
+    return [part.shape[1] for part in layer.inputs]
+
+
+def _bound(row: Layer, layer: LinearPairs[Tensor], way: str, kind: torch.dtype) -> Bound:
     """Return how N follows."""
+    if "core" in way:
+        split = kind is torch.float32
+        rho, blocks = rounding(_counts(layer), split=split), core_linear.blocks_of(_counts(layer))
+        return gram_bound(rho, row.p, row.q, blocks, split=split) if way == "core gram" else tiles_bound(rho)
     if way == "one":
         # |v| = S, rounded p + q + 16 times at most; the product with a weight included.
         return Bound(0.0, 1 + 2 * (row.p + row.q + 16) * UNIT, 0.0)
@@ -95,7 +137,7 @@ def linear_sums(
 
     A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight and
     rounded to integers, to the others'. Where T is 1 an example's tile is one column times one row; such layers have a
-    launch, and all others. `exact` changes nothing: everything is float64.
+    launch, those on tensor cores, and all others.
     """
     check_layers(layers, scales)
     check_sums(layers, weights, out)
@@ -104,8 +146,14 @@ def linear_sums(
     factors = [contiguous(own) for own in weights]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
     meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
+    ways = _ways(given, layers)
+    cores = [core_linear.tiles_of(row.p, row.q) * ("core" in way) for row, way in zip(given.rows, ways, strict=True)]
+    core_linear.add_sums(given, cores, own)
     for one in (False, True):
-        chosen = [row if one == (row.total == 1 and not row.scale) else None for row in given.rows]
+        chosen = [
+            row if "core" not in way and one == (way == "one") else None
+            for row, way in zip(given.rows, ways, strict=True)
+        ]
         units = [0 if row is None else tiles_of(row.p, row.q) for row in chosen]
         scaled = any(row is not None and row.scale for row in chosen)
         given.start(_sum_kernel, units, 1, own, given.parts.examples, SCALED=scaled, ONE=one, **meta)
@@ -124,17 +172,24 @@ def _fill_scaled_lengths(layers: Layers, lengths: Tensor) -> None:
     layers.start(_scaled_lengths_kernel, units, examples, own, lengths, examples, **meta)
 
 
-def _fill_tiles(layers: Layers, squares: Tensor, chosen: Sequence[bool], places: Sequence[int]) -> None:
-    """Put the sum of squares of each tile of v to its place: (B, tiles) of the chosen layers."""
-    units = [tiles_of(row.p, row.q) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
-    examples, own_ = layers.parts.examples, [(place, 0) for place in places]
+def _fill_tiles(layers: Layers, squares: Tensor, units: Sequence[int], places: Sequence[int]) -> None:
+    """Put the sum of squares of each tile of v to its place: (B, tiles), for the layers with units."""
+    examples, own = layers.parts.examples, [(place, 0) for place in places]
     meta = {"SCALED": any(row.scale for row in layers.rows), "SIDE": SIDE, "DEPTH": DEPTH}
-    layers.start(_tiles_kernel, units, examples, own_, squares, examples, **meta)
+    layers.start(_tiles_kernel, units, examples, own, squares, examples, **meta)
+
+
+_FILLS = {
+    "gram": fill_gram,
+    "tiles": _fill_tiles,
+    "core gram": core_linear.fill_gram,
+    "core tiles": core_linear.fill_tiles,
+}
 
 
 @kernel("examples")
 def _scaled_lengths_kernel(
-    rows, row_of, layers, layer_of, lengths, examples,
+    rows, row_of, layers, layer_of, lengths, examples, KIND: tl.constexpr,
     POSITIONS: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
@@ -142,7 +197,8 @@ def _scaled_lengths_kernel(
     blocks = (end - first + POSITIONS - 1) // POSITIONS
     example, position = within // blocks, first + within % blocks * POSITIONS + tl.arange(0, POSITIONS)
     mask, left = position < end, 0
-    a, e = rows_at(rows, row_of, example, position, mask, 1), rows_at(rows, row_of, example, position, mask, 4)
+    a = rows_at(rows, row_of, example, position, mask, 1, KIND)
+    e = rows_at(rows, row_of, example, position, mask, 4, KIND)
     squares, scale = tl.zeros((POSITIONS,), tl.float64), tl.load(layer + 5).to(tl.pointer_type(tl.float32))
     while left < p:
         column, top = left + tl.arange(0, SIDE), 0
@@ -150,12 +206,12 @@ def _scaled_lengths_kernel(
         while top < q:
             row = (top + tl.arange(0, DEPTH)).to(tl.int64)
             used = row < q
-            y = tl.load(e[:, None] + row[None, :], mask=mask[:, None] & used[None, :], other=0.0).to(tl.float64)
+            y = loaded(e[:, None] + row[None, :], mask[:, None] & used[None, :])
             at = scale + (row[:, None] * p + column[None, :])
             s = tl.load(at, mask=used[:, None] & inside[None, :], other=0.0).to(tl.float64)
             sums = dot(y * y, s * s, sums)
             top += DEPTH
-        x = tl.load(a[:, None] + column[None, :], mask=mask[:, None] & inside[None, :], other=0.0).to(tl.float64)
+        x = loaded(a[:, None] + column[None, :], mask[:, None] & inside[None, :])
         squares += tl.sum(sums * (x * x), axis=1)
         left += SIDE
     length = tl.abs(weights_at(rows, row_of, position, mask)) * tl.sqrt(squares)
@@ -165,13 +221,14 @@ def _scaled_lengths_kernel(
 
 @kernel("examples")
 def _tiles_kernel(
-    rows, row_of, layers, layer_of, squares, examples, SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
+    rows, row_of, layers, layer_of, squares, examples, KIND: tl.constexpr,
+    SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
     p, q, first, end = sizes_of(layer)
     tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
     row, column = places(within % tiles, p, SIDE)
-    v = gradient_of(rows, row_of, within // tiles, row, column, p, q, first, end, SIDE, DEPTH)
+    v = gradient_of(rows, row_of, within // tiles, row, column, p, q, first, end, KIND, SIDE, DEPTH)
     if SCALED:
         v *= scale_of(layer, row, column, p, q)
     tl.store(squares + (tl.load(layer + 6) * examples + within), tl.sum(tl.sum(v * v, axis=1), axis=0))
@@ -186,42 +243,44 @@ def places(tile, p, SIDE: tl.constexpr):
 
 
 @jit
-def gradient_of(rows, row_of, example, row, column, p, q, start, end, SIDE: tl.constexpr, DEPTH: tl.constexpr):
+def gradient_of(
+    rows, row_of, example, row, column, p, q, start, end, KIND: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
     """Return a tile of an example's gradient, over the positions from `start` to `end`."""
     sums = tl.zeros((SIDE, SIDE), tl.float64)
     while start < end:
         position = start + tl.arange(0, DEPTH)
-        e, a = factors_of(rows, row_of, example, position, position < end, row, column, p, q)
+        e, a = factors_of(rows, row_of, example, position, position < end, row, column, p, q, KIND)
         sums = dot(e, a, sums)
         start += DEPTH
     return sums
 
 
 @jit
-def factors_of(rows, row_of, example, position, mask, row, column, p, q):
+def factors_of(rows, row_of, example, position, mask, row, column, p, q, KIND: tl.constexpr):
     """Return gradients (rows of the matrix, positions), times their point weights, and inputs (positions, columns)."""
-    at = rows_at(rows, row_of, example, position, mask, 4)[None, :] + row[:, None]
-    e = tl.load(at, mask=mask[None, :] & (row < q)[:, None], other=0.0).to(tl.float64)
-    to = rows_at(rows, row_of, example, position, mask, 1)[:, None] + column[None, :]
-    a = tl.load(to, mask=mask[:, None] & (column < p)[None, :], other=0.0).to(tl.float64)
+    at = rows_at(rows, row_of, example, position, mask, 4, KIND)[None, :] + row[:, None]
+    e = loaded(at, mask[None, :] & (row < q)[:, None])
+    to = rows_at(rows, row_of, example, position, mask, 1, KIND)[:, None] + column[None, :]
+    a = loaded(to, mask[:, None] & (column < p)[None, :])
     return e * weights_at(rows, row_of, position, mask)[None, :], a
 
 
 @jit
-def term_of(rows, row_of, example, position, weight, row, column, p, q):
+def term_of(rows, row_of, example, position, weight, row, column, p, q, KIND: tl.constexpr):
     """Return an example's gradients at one position, times both weights, and its inputs; zeros where `weight` is 0."""
-    e = rows_at(rows, row_of, example, position, position >= 0, 4) + row
-    a = rows_at(rows, row_of, example, position, position >= 0, 1) + column
+    e = rows_at(rows, row_of, example, position, position >= 0, 4, KIND) + row
+    a = rows_at(rows, row_of, example, position, position >= 0, 1, KIND) + column
     # None of the rows and columns of an example of weight 0. (The interpreter cannot mask by a vector and a scalar.)
     used = weight != 0
-    e = tl.load(e, mask=row.to(tl.int32) < tl.where(used, q, 0), other=0.0).to(tl.float64)
-    a = tl.load(a, mask=column.to(tl.int32) < tl.where(used, p, 0), other=0.0).to(tl.float64)
+    e = loaded(e, row.to(tl.int32) < tl.where(used, q, 0))
+    a = loaded(a, column.to(tl.int32) < tl.where(used, p, 0))
     return e * (weights_at(rows, row_of, position, position >= 0) * weight), a
 
 
 @kernel("examples")
 def _sum_kernel(
-    rows, row_of, layers, layer_of, examples,
+    rows, row_of, layers, layer_of, examples, KIND: tl.constexpr,
     SCALED: tl.constexpr, ONE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     layer = layer_at(tl.program_id(0), layers, layer_of)
@@ -235,14 +294,14 @@ def _sum_kernel(
         while start < examples:
             for k in tl.static_range(TOGETHER):
                 weight = tl.load(weights + start + k, mask=start + k < examples, other=0.0)
-                e, a = term_of(rows, row_of, start + k, first, weight, row, column, p, q)
+                e, a = term_of(rows, row_of, start + k, first, weight, row, column, p, q, KIND)
                 sums += nearest(e[:, None] * a[None, :])
             start += TOGETHER
     else:
         while start < examples:
             weight = tl.load(weights + start)
             if weight != 0:
-                v = gradient_of(rows, row_of, start, row, column, p, q, first, end, SIDE, DEPTH)
+                v = gradient_of(rows, row_of, start, row, column, p, q, first, end, KIND, SIDE, DEPTH)
                 if SCALED:
                     v *= scale_of(layer, row, column, p, q)
                 sums += nearest(weight * v)

@@ -53,7 +53,7 @@ def tied_norms(
         crossed, p, tokens.total, parts.total, size, POSITIONS=POSITIONS, DEPTH=DEPTH,
     )  # fmt: skip
     linear, lengths = parts.empty(blocks_of(parts.total)), parts.empty(parts.total)
-    fill_gram(head, linear, [True], [0])
+    fill_gram(head, linear, [blocks_of(parts.total)], [0])
     fill_lengths(head, lengths, [True])
     adding = tokens.total + COLUMNS + embedding.shape[1]
     signed = signed_roundings(p, size, parts.total) + adding + crossed.shape[1]

@@ -31,6 +31,8 @@ from dpcore.spec.stream import check_key, check_range
 from dpcore.spec.validate import choice, integer, non_negative, positive
 
 FLOATS = ("float32", "float64")
+HALVES = ("bfloat16", "float16")
+"""What examples' vectors may have beside: 16 bits, of which each number is one of float32, as which it is read."""
 _DTYPE = attrgetter("dtype")
 
 
@@ -44,18 +46,32 @@ def dtype_names(arrays: Iterable[Any]) -> set[str]:
     return set(map(_name, set(map(_DTYPE, arrays))))
 
 
+def read_as(array: Any) -> str:
+    """Return the name of the dtype that an example's array is computed in: float32 for one of 16 bits."""
+    return "float32" if dtype_name(array) in HALVES else dtype_name(array)
+
+
 @lru_cache(maxsize=64)
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check_float(name: str, array: Any, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
-    """Refuse what is no floating-point array, or not of `dtype` or `shape`."""
+def check_float(
+    name: str,
+    array: Any,
+    dtype: str | None = None,
+    shape: tuple[int, ...] | None = None,
+    *,
+    halves: bool = False,
+) -> None:
+    """Refuse what is no floating-point array, or not of `dtype` or `shape`; with `halves` 16 bits are float32."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArgumentTypeError(f"{name} of type {type(array).__name__}: must be an array of the active backend")
-    if dtype_name(array) not in FLOATS:
-        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64")
-    if dtype is not None and dtype_name(array) != dtype:
+    found = read_as(array) if halves else dtype_name(array)
+    if found not in FLOATS:
+        others = ", or one of 16 bits" if halves else ""
+        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64{others}")
+    if dtype is not None and found != dtype:
         raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype} beside the other arrays")
     if shape is not None and tuple(array.shape) != shape:
         raise ArgumentError(f"{name}.shape={tuple(array.shape)}: must be {shape}")
