@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from dpcore_triton import chips, cores, linear
+from dpcore_triton import chips, cores, linear, tied
 from dpcore_triton.launch import INTERPRETED
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -133,6 +133,24 @@ def test_many_examples_have_one_sum_in_any_batches(way: Callable[[str], None]) -
     np.testing.assert_array_equal(*map(backend.to_numpy, (whole, apart)))
     v, _ = true([a], [e], [0.5])
     np.testing.assert_allclose(backend.to_numpy(whole), backend.to_numpy(weights) @ v, rtol=1e-5)
+
+
+def test_a_tied_matrix_has_room_for_what_the_head_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a chip without tensor cores that are known the norm is that of float64."""
+    backend, rng = load_backend("triton"), np.random.default_rng(6)
+    a, g, e = (backend.from_numpy(np.float32(rng.normal(size=(2, 40, n)))) for n in (3, 3, 5))
+    index = [backend.from_numpy(rng.integers(0, 5, (2, 40)))]
+
+    def found(exact: bool) -> Any:
+        return backend.to_numpy(backend.tied_norms(index, [g], [1.0], [a], [e], [-2.0], 5, exact=exact))
+
+    assert (found(False) == found(True)).all() or not INTERPRETED
+    monkeypatch.setattr(tied, "chip_of", lambda device: chips.CHIPS["L4"])
+    more = found(False) - found(True)
+    _, terms = true([a], [e], [-2.0])
+    rho = cores.rounding([40], split=True)
+    assert (more >= rho * terms).all()
+    assert (more <= 1.1 * rho * terms).all()
 
 
 def test_the_way_follows_from_shapes_dtype_and_chip() -> None:
