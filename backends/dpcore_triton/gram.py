@@ -10,7 +10,7 @@ import triton.language as tl
 
 from dpcore_triton.launch import ROWS, jit, kernel
 from dpcore_triton.layers import Layers, layer_at, located, sizes_of
-from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, dot, loaded, rows_at, weights_at
+from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, dot, rows_at, weights_at
 
 
 def fill_lengths(layers: Layers, lengths: torch.Tensor, chosen: Sequence[bool]) -> None:
@@ -69,8 +69,7 @@ def squares_of(at, mask, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @kernel("examples")
 def _gram_kernel(
-    rows, row_of, layers, layer_of, squares, examples, KIND: tl.constexpr,
-    POSITIONS: tl.constexpr, DEPTH: tl.constexpr,
+    rows, row_of, layers, layer_of, squares, examples, POSITIONS: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
     p, q, begin, end = sizes_of(layer)
@@ -78,15 +77,13 @@ def _gram_kernel(
     example, start = within // blocks, begin + within % blocks * POSITIONS
     first = start + tl.arange(0, POSITIONS)
     mask, other = first < end, start
-    a = rows_at(rows, row_of, example, first, mask, 1, KIND)
-    e = rows_at(rows, row_of, example, first, mask, 4, KIND)
+    a, e = rows_at(rows, row_of, example, first, mask, 1), rows_at(rows, row_of, example, first, mask, 4)
     weight, one = weights_at(rows, row_of, first, mask), tl.full((POSITIONS,), 1.0, tl.float64)
     sums = tl.zeros((POSITIONS, POSITIONS), tl.float64)
     while other < end:
         second = other + tl.arange(0, POSITIONS)
         used = second < end
-        b = rows_at(rows, row_of, example, second, used, 1, KIND)
-        f = rows_at(rows, row_of, example, second, used, 4, KIND)
+        b, f = rows_at(rows, row_of, example, second, used, 1), rows_at(rows, row_of, example, second, used, 4)
         factor = weights_at(rows, row_of, second, used)
         products = inner_products(a, one, mask, b, one, used, p, POSITIONS, DEPTH)
         products *= inner_products(e, weight, mask, f, factor, used, q, POSITIONS, DEPTH)
@@ -103,8 +100,8 @@ def inner_products(at, weight, mask, to, factor, used, width, POSITIONS: tl.cons
     while start < width:
         column = start + tl.arange(0, DEPTH)
         inside = column < width
-        left = loaded(at[:, None] + column[None, :], mask[:, None] & inside[None, :])
-        right = loaded(to[None, :] + column[:, None], inside[:, None] & used[None, :])
+        left = tl.load(at[:, None] + column[None, :], mask=mask[:, None] & inside[None, :], other=0.0).to(tl.float64)
+        right = tl.load(to[None, :] + column[:, None], mask=inside[:, None] & used[None, :], other=0.0).to(tl.float64)
         sums = dot(left * weight[:, None], right * factor[None, :], sums)
         start += DEPTH
     return sums

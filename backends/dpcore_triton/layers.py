@@ -40,23 +40,24 @@ class Layers(NamedTuple):
     parts: Parts
     rows: list[Layer]
     kept: Sequence[Tensor | None]  #: what the addresses of scales point to
-    kinds: list[torch.dtype]  #: of each layer's arrays
-    aligned: list[bool]  #: whether all rows of a layer begin at multiples of 16 bytes and have multiples of 8 numbers
+    #: Of each layer's arrays, and whether all rows begin at multiples of 16 bytes and have multiples of 8 numbers.
+    kinds: list[tuple[torch.dtype, bool]]
 
     def start(self, function: Any, units: Sequence[int], copies: int, own: Any, *args: Any, **meta: Any) -> None:
         """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer.
 
-        A launch takes all layers of a kind; those that are aligned, and the others, where the kernel asks.
+        A kernel that asks for the kind of the arrays has a launch for each kind.
         """
         rows = [(*row, *numbers) for row, numbers in zip(self.rows, own, strict=True)]
-        asks = "ALIGNED" in function.arg_names
-        kinds = [(kind, asks and aligned) for kind, aligned in zip(self.kinds, self.aligned, strict=True)]
-        for kind in dict.fromkeys(kind for kind, count in zip(kinds, units, strict=True) if count):
-            counts = [count if each == kind else 0 for count, each in zip(units, kinds, strict=True)]
+        asks = "KIND" in function.arg_names
+        for kind in dict.fromkeys(kind for kind, count in zip(self.kinds, units, strict=True) if asks and count) or [
+            None
+        ]:
+            counts = [count if kind in (None, each) else 0 for count, each in zip(units, self.kinds, strict=True)]
             on_device, layer_of, count = table(rows, counts, self.parts.device)
             given = self.parts.rows, self.parts.row_of, on_device, layer_of
-            chosen = {"KIND": KINDS[kind[0]], **({"ALIGNED": kind[1]} if asks else {}), **meta}
-            launch(function, (count * copies,), self.parts.device, *given, *args, **chosen)
+            chosen = {} if kind is None else {"KIND": KINDS[kind[0]], "ALIGNED": kind[1]}
+            launch(function, (count * copies,), self.parts.device, *given, *args, **chosen, **meta)
 
 
 def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: Sequence[int]) -> Layers:
@@ -66,10 +67,9 @@ def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: 
         named |= {f"layers[{index}].inputs": layer.inputs, f"layers[{index}].gradients": layer.gradients}
     float32_only(**{name: [x for x in arrays if x.dtype not in KINDS] for name, arrays in named.items()})
     device, given = common_device(**named), vectors(scales, range(len(layers)))
-    alike = [_of_one_kind([*layer.inputs, *layer.gradients]) for layer in layers]
     parts = parts_of(
-        [part for one in alike for part in one[: len(one) // 2]],
-        [part for one in alike for part in one[len(one) // 2 :]],
+        [part for layer in layers for part in layer.inputs],
+        [part for layer in layers for part in layer.gradients],
         [weight for layer in layers for weight in layer.point_weights],
         device,
         [exponent for layer, exponent in zip(layers, exponents, strict=True) for _ in layer.point_weights],
@@ -79,18 +79,13 @@ def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: 
         Layer(layer.inputs[0].shape[2], layer.gradients[0].shape[2], total, stop - total, address(scale))
         for layer, total, stop, scale in zip(layers, totals, accumulate(totals), given, strict=True)
     ]
-    return Layers(parts, rows, given, [one[0].dtype for one in alike], [all(map(_aligned, one)) for one in alike])
+    return Layers(parts, rows, given, [_kind_of([*layer.inputs, *layer.gradients]) for layer in layers])
 
 
-def _of_one_kind(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return dense arrays; in float32 where they are of several kinds."""
-    arrays = dense(arrays)
-    return arrays if len({array.dtype for array in arrays}) == 1 else [array.float() for array in arrays]
-
-
-def _aligned(array: Tensor) -> bool:
-    """Return whether all rows begin at multiples of 16 bytes and have a multiple of 8 numbers."""
-    return array.data_ptr() % 16 == 0 and all(number % 8 == 0 for number in (*array.stride()[:2], array.shape[2]))
+def _kind_of(arrays: Sequence[Tensor]) -> tuple[torch.dtype, bool]:
+    """Return the dtype of a layer's arrays, and whether they are aligned."""
+    numbers = [number for x in dense(arrays) for number in (x.data_ptr() // 2, *x.stride()[:2], x.shape[2])]
+    return arrays[0].dtype, all(number % 8 == 0 for number in numbers)
 
 
 @jit

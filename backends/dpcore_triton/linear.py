@@ -18,7 +18,7 @@ from dpcore_triton.cores import WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
 from dpcore_triton.grid import nearest
 from dpcore_triton.launch import common_device, jit, kernel
-from dpcore_triton.layers import Layer, Layers, layer_at, layers_of, located, scale_of, sizes_of
+from dpcore_triton.layers import KINDS, Layer, Layers, layer_at, layers_of, located, scale_of, sizes_of
 from dpcore_triton.pairs import (
     DEPTH,
     POSITIONS,
@@ -29,7 +29,6 @@ from dpcore_triton.pairs import (
     bound,
     dot,
     exponent_of,
-    loaded,
     norms_of,
     rows_at,
     weights_at,
@@ -55,8 +54,8 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     """
     check_layers(layers, scales)
     exponents = [exponent_of(layer.point_weights) for layer in layers]
+    layers, ways = _ways(layers, scales)
     given = layers_of(layers, scales, exponents)
-    ways = _ways(given, layers)
     units = [_units(row, layer, way) for row, layer, way in zip(given.rows, layers, ways, strict=True)]
     places = [stop - own for stop, own in zip(accumulate(units), units, strict=True)]
     lengths, squares = given.parts.empty(given.parts.total), given.parts.empty(sum(units))
@@ -66,7 +65,7 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     _fill_scaled_lengths(given, lengths)
     for name, fill in _FILLS.items():
         fill(given, squares, [own if way == name else 0 for own, way in zip(units, ways, strict=True)], places)
-    bounds = [_bound(*each) for each in zip(given.rows, layers, ways, given.kinds, strict=True)]
+    bounds = [_bound(*each) for each in zip(given.rows, layers, ways, strict=True)]
     sums = [
         Sum(chosen, exponent, place, own, row.first, row.total)
         for row, chosen, exponent, place, own in zip(given.rows, bounds, exponents, places, units, strict=True)
@@ -74,32 +73,49 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     return norms_of(given.parts, sums, squares, lengths)
 
 
-def _ways(given: Layers, layers: Sequence[LinearPairs[Tensor]]) -> list[str]:
-    """Return how each layer is multiplied."""
-    chip = chip_of(given.parts.device)
-    return [way_of(*each, chip) for each in zip(given.rows, layers, given.kinds, strict=True)]
+def _ways(layers: Sequence[LinearPairs[Tensor]], scales: Scales) -> tuple[list[LinearPairs[Tensor]], list[str]]:
+    """Return how each layer is multiplied, and layers in a dtype that this takes: one, and float32 for float64."""
+    chip, given = chip_of(layers[0].inputs[0].device), [None] * len(layers) if scales is None else scales
+    ways = [way_of(layer, chip, scaled=scale is not None) for layer, scale in zip(layers, given, strict=True)]
+    return [_read_as(layer, way) for layer, way in zip(layers, ways, strict=True)], ways
 
 
-def way_of(row: Layer, layer: LinearPairs[Tensor], kind: torch.dtype, chip: Chip | None) -> str:
+def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
+    """Return the layer with its arrays of 16 bits in float32, where the way reads no others."""
+    if "core" in way and not _split(layer):
+        return layer
+    sides = ([x.float() if x.dtype in KINDS else x for x in side] for side in (layer.inputs, layer.gradients))
+    inputs, gradients = sides
+    return layer._replace(inputs=inputs, gradients=gradients)
+
+
+def _split(layer: LinearPairs[Tensor]) -> bool:
+    """Return whether tensor cores take the layer's numbers as two each: they are not all of one dtype of 16 bits."""
+    kinds = {x.dtype for x in (*layer.inputs, *layer.gradients)}
+    return len(kinds) > 1 or torch.float32 in kinds
+
+
+def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool) -> str:
     """Return how a layer's norms are taken. Where it is on tensor cores, so are its sums.
 
     It follows from shapes, dtype and chip, and not from the number of examples. Scaled layers, whose terms' norms take
     as many products as v itself, one position, and what is to be exact are float64.
     """
-    if row.scale:
+    sizes = total, p, q = sum(_counts(layer)), layer.inputs[0].shape[2], layer.gradients[0].shape[2]
+    if scaled:
         return "tiles"
-    if row.total == 1:
+    if total == 1:
         return "one"
-    plain = "gram" if layer.gram or (row.total <= FEW_POSITIONS and not layer.exact) else "tiles"
-    if chip is None or layer.exact or row.total == 0 or max(row.p, row.q) > WIDEST:
+    plain = "gram" if layer.gram or (total <= FEW_POSITIONS and not layer.exact) else "tiles"
+    if chip is None or layer.exact or 0 in sizes or max(p, q) > WIDEST:
         return plain
-    t, p, q = (-(-size // CORE_SIDE) * CORE_SIDE for size in (row.total, row.p, row.q))
-    time = (3 if kind is torch.float32 else 1) / chip.bfloat16
-    costs = {"core tiles": t * p * q * time}
-    if row.total <= GRAM_POSITIONS:
-        costs["core gram"] = t * (t + CORE_SIDE) / 2 * (p + q) * time
-    t, p, q = -(-row.total // DEPTH) * DEPTH, -(-row.p // SIDE) * SIDE, -(-row.q // SIDE) * SIDE
-    costs[plain] = (t * t / 2 * (row.p + row.q) if plain == "gram" else t * p * q) / chip.float64
+    time = (3 if _split(layer) else 1) / chip.bfloat16
+    rows, wide, high = (-(-size // CORE_SIDE) * CORE_SIDE for size in sizes)
+    costs = {"core tiles": rows * wide * high * time}
+    if total <= GRAM_POSITIONS:
+        costs["core gram"] = rows * (rows + CORE_SIDE) / 2 * (wide + high) * time
+    rows, wide, high = (-(-size // side) * side for size, side in zip(sizes, (DEPTH, SIDE, SIDE), strict=True))
+    costs[plain] = (rows * rows / 2 * (p + q) if plain == "gram" else rows * wide * high) / chip.float64
     return min(costs, key=costs.__getitem__)
 
 
@@ -116,10 +132,10 @@ def _counts(layer: LinearPairs[Tensor]) -> list[int]:
     return [part.shape[1] for part in layer.inputs]
 
 
-def _bound(row: Layer, layer: LinearPairs[Tensor], way: str, kind: torch.dtype) -> Bound:
+def _bound(row: Layer, layer: LinearPairs[Tensor], way: str) -> Bound:
     """Return how N follows."""
     if "core" in way:
-        split = kind is torch.float32
+        split = _split(layer)
         rho, blocks = rounding(_counts(layer), split=split), core_linear.blocks_of(_counts(layer))
         return gram_bound(rho, row.p, row.q, blocks, split=split) if way == "core gram" else tiles_bound(rho)
     if way == "one":
@@ -141,12 +157,12 @@ def linear_sums(
     """
     check_layers(layers, scales)
     check_sums(layers, weights, out)
+    layers, ways = _ways(layers, scales)
     given = layers_of(layers, scales, [0] * len(layers))
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
     factors = [contiguous(own) for own in weights]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
     meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
-    ways = _ways(given, layers)
     cores = [core_linear.tiles_of(row.p, row.q) * ("core" in way) for row, way in zip(given.rows, ways, strict=True)]
     core_linear.add_sums(given, cores, own)
     for one in (False, True):
@@ -189,7 +205,7 @@ _FILLS = {
 
 @kernel("examples")
 def _scaled_lengths_kernel(
-    rows, row_of, layers, layer_of, lengths, examples, KIND: tl.constexpr,
+    rows, row_of, layers, layer_of, lengths, examples,
     POSITIONS: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
@@ -197,8 +213,7 @@ def _scaled_lengths_kernel(
     blocks = (end - first + POSITIONS - 1) // POSITIONS
     example, position = within // blocks, first + within % blocks * POSITIONS + tl.arange(0, POSITIONS)
     mask, left = position < end, 0
-    a = rows_at(rows, row_of, example, position, mask, 1, KIND)
-    e = rows_at(rows, row_of, example, position, mask, 4, KIND)
+    a, e = rows_at(rows, row_of, example, position, mask, 1), rows_at(rows, row_of, example, position, mask, 4)
     squares, scale = tl.zeros((POSITIONS,), tl.float64), tl.load(layer + 5).to(tl.pointer_type(tl.float32))
     while left < p:
         column, top = left + tl.arange(0, SIDE), 0
@@ -206,12 +221,12 @@ def _scaled_lengths_kernel(
         while top < q:
             row = (top + tl.arange(0, DEPTH)).to(tl.int64)
             used = row < q
-            y = loaded(e[:, None] + row[None, :], mask[:, None] & used[None, :])
+            y = tl.load(e[:, None] + row[None, :], mask=mask[:, None] & used[None, :], other=0.0).to(tl.float64)
             at = scale + (row[:, None] * p + column[None, :])
             s = tl.load(at, mask=used[:, None] & inside[None, :], other=0.0).to(tl.float64)
             sums = dot(y * y, s * s, sums)
             top += DEPTH
-        x = loaded(a[:, None] + column[None, :], mask[:, None] & inside[None, :])
+        x = tl.load(a[:, None] + column[None, :], mask=mask[:, None] & inside[None, :], other=0.0).to(tl.float64)
         squares += tl.sum(sums * (x * x), axis=1)
         left += SIDE
     length = tl.abs(weights_at(rows, row_of, position, mask)) * tl.sqrt(squares)
@@ -221,14 +236,13 @@ def _scaled_lengths_kernel(
 
 @kernel("examples")
 def _tiles_kernel(
-    rows, row_of, layers, layer_of, squares, examples, KIND: tl.constexpr,
-    SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
+    rows, row_of, layers, layer_of, squares, examples, SCALED: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
     p, q, first, end = sizes_of(layer)
     tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
     row, column = places(within % tiles, p, SIDE)
-    v = gradient_of(rows, row_of, within // tiles, row, column, p, q, first, end, KIND, SIDE, DEPTH)
+    v = gradient_of(rows, row_of, within // tiles, row, column, p, q, first, end, SIDE, DEPTH)
     if SCALED:
         v *= scale_of(layer, row, column, p, q)
     tl.store(squares + (tl.load(layer + 6) * examples + within), tl.sum(tl.sum(v * v, axis=1), axis=0))
@@ -243,44 +257,42 @@ def places(tile, p, SIDE: tl.constexpr):
 
 
 @jit
-def gradient_of(
-    rows, row_of, example, row, column, p, q, start, end, KIND: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
-):  # fmt: skip
+def gradient_of(rows, row_of, example, row, column, p, q, start, end, SIDE: tl.constexpr, DEPTH: tl.constexpr):
     """Return a tile of an example's gradient, over the positions from `start` to `end`."""
     sums = tl.zeros((SIDE, SIDE), tl.float64)
     while start < end:
         position = start + tl.arange(0, DEPTH)
-        e, a = factors_of(rows, row_of, example, position, position < end, row, column, p, q, KIND)
+        e, a = factors_of(rows, row_of, example, position, position < end, row, column, p, q)
         sums = dot(e, a, sums)
         start += DEPTH
     return sums
 
 
 @jit
-def factors_of(rows, row_of, example, position, mask, row, column, p, q, KIND: tl.constexpr):
+def factors_of(rows, row_of, example, position, mask, row, column, p, q):
     """Return gradients (rows of the matrix, positions), times their point weights, and inputs (positions, columns)."""
-    at = rows_at(rows, row_of, example, position, mask, 4, KIND)[None, :] + row[:, None]
-    e = loaded(at, mask[None, :] & (row < q)[:, None])
-    to = rows_at(rows, row_of, example, position, mask, 1, KIND)[:, None] + column[None, :]
-    a = loaded(to, mask[:, None] & (column < p)[None, :])
+    at = rows_at(rows, row_of, example, position, mask, 4)[None, :] + row[:, None]
+    e = tl.load(at, mask=mask[None, :] & (row < q)[:, None], other=0.0).to(tl.float64)
+    to = rows_at(rows, row_of, example, position, mask, 1)[:, None] + column[None, :]
+    a = tl.load(to, mask=mask[:, None] & (column < p)[None, :], other=0.0).to(tl.float64)
     return e * weights_at(rows, row_of, position, mask)[None, :], a
 
 
 @jit
-def term_of(rows, row_of, example, position, weight, row, column, p, q, KIND: tl.constexpr):
+def term_of(rows, row_of, example, position, weight, row, column, p, q):
     """Return an example's gradients at one position, times both weights, and its inputs; zeros where `weight` is 0."""
-    e = rows_at(rows, row_of, example, position, position >= 0, 4, KIND) + row
-    a = rows_at(rows, row_of, example, position, position >= 0, 1, KIND) + column
+    e = rows_at(rows, row_of, example, position, position >= 0, 4) + row
+    a = rows_at(rows, row_of, example, position, position >= 0, 1) + column
     # None of the rows and columns of an example of weight 0. (The interpreter cannot mask by a vector and a scalar.)
     used = weight != 0
-    e = loaded(e, row.to(tl.int32) < tl.where(used, q, 0))
-    a = loaded(a, column.to(tl.int32) < tl.where(used, p, 0))
+    e = tl.load(e, mask=row.to(tl.int32) < tl.where(used, q, 0), other=0.0).to(tl.float64)
+    a = tl.load(a, mask=column.to(tl.int32) < tl.where(used, p, 0), other=0.0).to(tl.float64)
     return e * (weights_at(rows, row_of, position, position >= 0) * weight), a
 
 
 @kernel("examples")
 def _sum_kernel(
-    rows, row_of, layers, layer_of, examples, KIND: tl.constexpr,
+    rows, row_of, layers, layer_of, examples,
     SCALED: tl.constexpr, ONE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     layer = layer_at(tl.program_id(0), layers, layer_of)
@@ -294,14 +306,14 @@ def _sum_kernel(
         while start < examples:
             for k in tl.static_range(TOGETHER):
                 weight = tl.load(weights + start + k, mask=start + k < examples, other=0.0)
-                e, a = term_of(rows, row_of, start + k, first, weight, row, column, p, q, KIND)
+                e, a = term_of(rows, row_of, start + k, first, weight, row, column, p, q)
                 sums += nearest(e[:, None] * a[None, :])
             start += TOGETHER
     else:
         while start < examples:
             weight = tl.load(weights + start)
             if weight != 0:
-                v = gradient_of(rows, row_of, start, row, column, p, q, first, end, KIND, SIDE, DEPTH)
+                v = gradient_of(rows, row_of, start, row, column, p, q, first, end, SIDE, DEPTH)
                 if SCALED:
                     v *= scale_of(layer, row, column, p, q)
                 sums += nearest(weight * v)

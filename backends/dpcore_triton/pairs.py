@@ -192,12 +192,6 @@ def weights_at(rows, row_of, position, mask):
 
 
 @jit
-def loaded(at, mask):
-    """Load numbers in float64, which those of 16 bits pass float32 for: the interpreter converts no others."""
-    return tl.load(at, mask=mask, other=0.0).to(tl.float32).to(tl.float64)
-
-
-@jit
 def dot(first, second, total):
     """Return `total` plus a product in float64: of what were float32 numbers, exact before it is added."""
     return tl.dot(first, second, total, input_precision="ieee", out_dtype=tl.float64)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 times = st.lists(st.sampled_from([1, 15, 33, 65]), min_size=1, max_size=2).filter(lambda counts: sum(counts) > 1)
 widths = st.sampled_from([1, 8, 64, 72])
 kinds = st.sampled_from(["float32", "bfloat16", "float16"])
-ways = st.sampled_from(["core tiles", "core gram"])
+ways = st.sampled_from(["core tiles", "core gram", "tiles", "gram"])
 _dot, asked = truncating(A100), linear.way_of
 
 
@@ -50,7 +50,7 @@ def way() -> Any:
             patch.setattr(cores, "product", emulated)
 
         def force(name: str) -> None:
-            patch.setattr(linear, "way_of", lambda *arguments: name)
+            patch.setattr(linear, "way_of", lambda *arguments, **options: name)
 
         yield force
 
@@ -154,14 +154,14 @@ def test_a_tied_matrix_has_room_for_what_the_head_rounds(monkeypatch: pytest.Mon
 
 
 def test_the_way_follows_from_shapes_dtype_and_chip() -> None:
-    layer = linear.Layer(768, 3072, 128, 0, 0)
-    one = linear.LinearPairs([], [], [1.0])
-    h100 = chips.CHIPS["H100"]
-    assert asked(layer, one, torch.bfloat16, h100) == "core gram"
-    assert asked(layer._replace(total=1024), one, torch.float32, h100) == "core tiles"
-    assert asked(layer, one._replace(exact=True), torch.float32, h100) == "tiles"
-    assert asked(layer, one, torch.float32, None) == "tiles"
-    assert asked(layer._replace(total=1), one, torch.float32, h100) == "one"
+    def found(chip: str | None, total: int, p: int, q: int, kind: Any = torch.float32, **options: bool) -> str:
+        a, e = (torch.empty((2, total, width), dtype=kind, device="meta") for width in (p, q))
+        return asked(linear.LinearPairs([a], [e], [1.0], **options), chip and chips.CHIPS[chip], scaled=False)
+
+    assert found("H100", 128, 768, 3072, torch.bfloat16) == "core gram"
+    assert found("H100", 1024, 768, 3072) == "core tiles"
+    assert found("H100", 128, 768, 3072, exact=True) == found(None, 128, 768, 3072) == "tiles"
+    assert found("H100", 1, 768, 3072) == "one"
     # A small matrix fills a float64 tile, and a quarter of the tensor core's.
-    assert asked(layer._replace(p=32, q=32, total=16), one, torch.float32, h100) == "tiles"
-    assert asked(layer._replace(p=32, q=32, total=16), one, torch.float32, chips.CHIPS["4090"]) != "tiles"
+    assert found("H100", 16, 32, 32) == "tiles"
+    assert "core" in found("4090", 16, 32, 32)
