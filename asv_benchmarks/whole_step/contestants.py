@@ -91,9 +91,11 @@ def turns(setting: Setting) -> Callable[[], Any]:
     return draw
 
 
-def non_private(setting: Setting) -> Contestant:
+def non_private(setting: Setting, compiled: bool = False) -> Contestant:
     """Forward, backward and torch's update."""
     model = setting.model()
+    if compiled:
+        model.compile()
     optimizer = setting.optimizer(model)
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -106,7 +108,7 @@ def non_private(setting: Setting) -> Contestant:
     return built
 
 
-def dpcore(setting: Setting, method: str = "dp_sgd", **options: Any) -> Contestant:
+def dpcore(setting: Setting, method: str = "dp_sgd", compiled: bool = False, **options: Any) -> Contestant:
     """One private step of dpcore; the batches are those of the others, in their order."""
     import dpcore as library
     from dpcore.sampling import FixedOrderSampler
@@ -118,7 +120,7 @@ def dpcore(setting: Setting, method: str = "dp_sgd", **options: Any) -> Contesta
     sampler = FixedOrderSampler(dataset_size=len(setting.inputs), batch_size=size, shuffle=False)
     chosen = getattr(library.methods, method)(**given)
     data = (setting.inputs, setting.targets)
-    run = make_private(model, data, chosen, steps=setting.steps, sampling=sampler, loss=loss)
+    run = make_private(model, data, chosen, steps=setting.steps, sampling=sampler, loss=loss, compile=compiled)
 
     def batches() -> Any:
         while True:
@@ -237,7 +239,9 @@ def torch_func(setting: Setting) -> Contestant:
 
 CONTESTANTS: dict[str, Callable[[Setting], Contestant]] = {
     "non-private": non_private,
+    "non-private compiled": partial(non_private, compiled=True),
     "dpcore": dpcore,
+    "dpcore compiled": partial(dpcore, compiled=True),
     "dpcore per-layer": partial(dpcore, clipping_groups="per_layer"),
     "dpcore DiSK": partial(dpcore, method="disk"),
     "Opacus hooks": partial(opacus, mode="hooks"),

@@ -146,7 +146,14 @@ class Transformer(nn.Module):
     """Token and position embeddings, layers, a head: at every token (causal), or at the first one (BERT's shape)."""
 
     def __init__(
-        self, vocabulary: int, width: int, heads: int, layers: int, length: int, classes: int | None = None
+        self,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        layers: int,
+        length: int,
+        classes: int | None = None,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         causal = classes is None
@@ -154,7 +161,9 @@ class Transformer(nn.Module):
         self.layers = nn.Sequential(*(TransformerLayer(width, heads, causal) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.pool = nn.Identity() if causal else nn.Sequential(nn.Linear(width, width), nn.Tanh())
-        self.head = nn.Linear(width, vocabulary if classes is None else classes)
+        self.head = nn.Linear(width, vocabulary if classes is None else classes, bias=not tied)
+        if tied:
+            self.head.weight = self.tokens.weight
         self.causal = causal
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -203,6 +212,9 @@ def cases(quick: bool = False) -> dict[str, Case]:
             "bert": Case(lambda: Transformer(200, 32, 2, 2, 16, 2), **bert),
             "bert-lora": Case(lambda: low_rank(Transformer(200, 32, 2, 2, 16, 2), 4), **bert),
             "lstm": Case(lambda: Recurrent(100, 16, 16, 2), 8, (8,), 100, **tokens),
+            "gpt-2": Case(
+                lambda: Transformer(100, 32, 2, 2, 16, tied=True), 4, (16,), 100, 100, sequence=True, **tokens
+            ),
         }
     bert = {"batch_size": 16, "shape": (128,), "vocabulary": 30522, "classes": 2, **tokens}
     return {
@@ -213,4 +225,7 @@ def cases(quick: bool = False) -> dict[str, Case]:
         "bert": Case(lambda: Transformer(30522, 384, 6, 6, 128, 2), **bert),
         "bert-lora": Case(lambda: low_rank(Transformer(30522, 384, 6, 6, 128, 2), 8), **bert),
         "lstm": Case(lambda: Recurrent(8000, 128, 256, 2), 64, (64,), 8000, **tokens),
+        "gpt-2": Case(
+            lambda: Transformer(50257, 768, 12, 12, 128, tied=True), 4, (128,), 50257, 50257, sequence=True, **tokens
+        ),
     }

@@ -33,7 +33,8 @@ CHIPS: Final = {
 
 def chip_of(device: torch.device) -> Chip | None:
     """Return the peaks of a device's chip; None where it is not known, in the interpreter among others."""
-    return None if INTERPRETED else _named(torch.cuda.get_device_name(device))
+    known = not INTERPRETED and torch.device(device).type == "cuda"
+    return _named(torch.cuda.get_device_name(device)) if known else None
 
 
 @lru_cache

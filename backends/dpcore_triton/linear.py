@@ -17,8 +17,8 @@ from dpcore_triton.cores import SIDE as CORE_SIDE
 from dpcore_triton.cores import WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
 from dpcore_triton.grid import nearest
-from dpcore_triton.launch import common_device, jit, kernel
-from dpcore_triton.layers import KINDS, Layer, Layers, layer_at, layers_of, located, scale_of, sizes_of
+from dpcore_triton.launch import KINDS, common_device, jit, kernel
+from dpcore_triton.layers import Layer, Layers, layer_at, layers_of, located, scale_of, sizes_of
 from dpcore_triton.pairs import (
     DEPTH,
     POSITIONS,
@@ -55,7 +55,7 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     check_layers(layers, scales)
     exponents = [exponent_of(layer.point_weights) for layer in layers]
     layers, ways = _ways(layers, scales)
-    given = layers_of(layers, scales, exponents)
+    given = layers_of(layers, scales, exponents, halves=True)
     units = [_units(row, layer, way) for row, layer, way in zip(given.rows, layers, ways, strict=True)]
     places = [stop - own for stop, own in zip(accumulate(units), units, strict=True)]
     lengths, squares = given.parts.empty(given.parts.total), given.parts.empty(sum(units))
@@ -84,9 +84,9 @@ def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
     """Return the layer with its arrays of 16 bits in float32, where the way reads no others."""
     if "core" in way and not _split(layer):
         return layer
-    sides = ([x.float() if x.dtype in KINDS else x for x in side] for side in (layer.inputs, layer.gradients))
-    inputs, gradients = sides
-    return layer._replace(inputs=inputs, gradients=gradients)
+    # Float64 is left for the refusal.
+    sides = [[x.float() if x.dtype in KINDS else x for x in side] for side in (layer.inputs, layer.gradients)]
+    return layer._replace(inputs=sides[0], gradients=sides[1])
 
 
 def _split(layer: LinearPairs[Tensor]) -> bool:
@@ -158,7 +158,7 @@ def linear_sums(
     check_layers(layers, scales)
     check_sums(layers, weights, out)
     layers, ways = _ways(layers, scales)
-    given = layers_of(layers, scales, [0] * len(layers))
+    given = layers_of(layers, scales, [0] * len(layers), halves=True)
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
     factors = [contiguous(own) for own in weights]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]

@@ -38,19 +38,19 @@ class Parts(NamedTuple):
         return torch.empty((self.examples, width), dtype=torch.float64, device=self.device)
 
 
-def dense(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return arrays whose last axis has no gaps; the other axes may have any strides."""
-    found = [array.detach() for array in arrays]
+def dense(arrays: Sequence[Tensor], *, halves: bool = False) -> list[Tensor]:
+    """Return arrays whose last axis has no gaps, the others any strides; in float32, unless `halves` are read."""
+    found = [array.detach() if halves else array.detach().float() for array in arrays]
     return [array if array.stride(-1) == 1 or array.shape[-1] < 2 else array.contiguous() for array in found]
 
 
 def parts_of(
     inputs: Sequence[Tensor] | None, gradients: Sequence[Tensor], weights: Sequence[float], device: torch.device,
-    exponents: Sequence[int],
+    exponents: Sequence[int], *, halves: bool = False,
 ) -> Parts:  # fmt: skip
     """Put the parts' addresses, and the weight of each times ``2 ** -exponent``, on `device`."""
-    es = dense(gradients)
-    inputs_ = [None] * len(es) if inputs is None else dense(inputs)
+    es = dense(gradients, halves=halves)
+    inputs_ = [None] * len(es) if inputs is None else dense(inputs, halves=halves)
     rows = [
         (
             *((0, 0, 0) if a is None else (a.data_ptr(), a.stride(0), a.stride(1))),

@@ -3,12 +3,9 @@
 Both NumPy arrays and torch tensors come here, so dtypes are compared by name. ("torch.float32" and "float32" are one.)
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
@@ -33,17 +30,11 @@ from dpcore.spec.validate import choice, integer, non_negative, positive
 FLOATS = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
 """What examples' vectors may have beside: 16 bits, of which each number is one of float32, as which it is read."""
-_DTYPE = attrgetter("dtype")
 
 
 def dtype_name(array: Any) -> str:
     """Return "float32" for both NumPy's and torch's."""
     return _name(array.dtype)
-
-
-def dtype_names(arrays: Iterable[Any]) -> set[str]:
-    """Return the names of the dtypes that arrays have."""
-    return set(map(_name, set(map(_DTYPE, arrays))))
 
 
 def read_as(array: Any) -> str:
@@ -81,6 +72,25 @@ def check_count(name: str, values: Sequence[Any], count: int, words: str) -> Non
     """Refuse a sequence that does not have `count` members."""
     if len(values) != count:
         raise ArgumentError(f"len({name})={len(values)}: must be {count}, {words}")
+
+
+def check_outputs(
+    examples: int,
+    sizes: Sequence[int],
+    weights: Sequence[Any],
+    out: Sequence[Any],
+    words: str,
+    read: Sequence[Named] = (),
+) -> None:
+    """Refuse weights that are not (B,), and outputs that are not contiguous (d_l,) of float64 with their own memory."""
+    check_count("weights", weights, len(sizes), words)
+    check_count("out", out, len(sizes), words)
+    for index, size in enumerate(sizes):
+        check_float(f"weights[{index}]", weights[index], "float64", (examples,))
+        check_float(f"out[{index}]", out[index], "float64", (size,))
+        check_in_place(f"out[{index}]", out[index])
+    different = {id(named[1]): named for named in listed("weights", weights)}
+    check_place(listed("out", out), [*different.values(), *read])
 
 
 def check_dtype(backend: Any, dtype: str, name: str) -> None:

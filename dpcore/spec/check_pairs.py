@@ -1,13 +1,11 @@
 """Checks that every backend makes of its operations on pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.check import check_count, check_float, dtype_name, read_as
-from dpcore.spec.memory import check_in_place, check_place, listed
+from dpcore.spec.check import check_count, check_float, check_outputs, dtype_name, read_as
+from dpcore.spec.memory import check_in_place, check_place
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore.spec.validate import number
 
@@ -76,14 +74,8 @@ def check_tied(token_gradients: Sequence[Any], inputs: Sequence[Any], gradients:
 
 def check_sums(layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: Sequence[Any]) -> None:
     """Refuse weights that are not (B,), and outputs that are not contiguous (q p,) of float64 with their own memory."""
-    check_count("weights", weights, len(layers), "one for each layer")
-    check_count("out", out, len(layers), "one for each layer")
-    for index, layer in enumerate(layers):
-        check_float(f"weights[{index}]", weights[index], "float64", (layer.inputs[0].shape[0],))
-        check_float(f"out[{index}]", out[index], "float64", (coordinates_of(layer),))
-        check_in_place(f"out[{index}]", out[index])
-    different = {id(named[1]): named for named in listed("weights", weights)}
-    check_place(listed("out", out), [*different.values()])
+    sizes = [coordinates_of(layer) for layer in layers]
+    check_outputs(int(layers[0].inputs[0].shape[0]), sizes, weights, out, "one for each layer")
 
 
 def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:

@@ -178,9 +178,7 @@ class Op:
             return SUM if summed else None
         if summed:
             raise Mixes(f"{self.name} combines a sum over the examples with the examples")
-        for tensor in known:
-            if self.of(tensor) is None and _size_at(tensor, found.dim, rank) != 1:
-                raise Mixes(f"{self.name} combines the examples with a value that depends on their places in the batch")
+        # A value without a mark has size 1 along the examples: `follow` refuses one with a size that counts them.
         return found
 
 
@@ -769,6 +767,15 @@ _layer("native_layer_norm_backward _fused_rms_norm_backward", _not_normalized, "
 _layer("grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d_backward", _first)
 # All tensors but weights are (times or states, examples, width).
 _layer("dpcore::recurrence dpcore::recurrence_backward", lambda _: slice(1, 2), "", "weight bias")
+
+_layer("dpcore::head dpcore::head_inputs", _first, "", "weight bias")
+
+
+@rule("dpcore::head_weight", "dpcore::head_bias")
+def _of_head(op: Op) -> Marks:
+    """The rows' parts added up, each of one row of every other argument."""
+    return SUM if isinstance(RULES["dpcore::head"](op), Axis) else None
+
 
 _SPATIAL = {
     1: "upsample_linear1d upsample_nearest1d _upsample_nearest_exact1d "
