@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels, without a GPU: instructions by pipe, registers, spills, for several chips.
+"""What the compiler makes of the kernels, without a GPU: instructions by pipe, registers, spills, and predicted steps.
 
     python asv_benchmarks/static.py                 compare with asv_benchmarks/recorded/static.json; 1 if one is worse
     python asv_benchmarks/static.py --record        write that file
@@ -30,6 +30,7 @@ def measured() -> Figures:
     """Compile the kernels and return the figures of each, by kernel and chip."""
     os.environ.pop("TRITON_INTERPRET", None)
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
+    from asv_benchmarks.predicted import ratios
     from tests.unit.backends import test_compile as compiled
 
     compiled.without_a_gpu()
@@ -37,7 +38,8 @@ def measured() -> Figures:
     wanted = [(case, chip) for chip in CHIPS for case in compiled.core_cases()] + others
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        return {f"{case[0]}, sm_{chip}": figures(compiled.compile_and_measure(*case, chip)) for case, chip in wanted}
+        found = {f"{case[0]}, sm_{chip}": figures(compiled.compile_and_measure(*case, chip)) for case, chip in wanted}
+    return found | ratios(found)
 
 
 def figures(record: dict[str, Any]) -> dict[str, float]:
@@ -76,7 +78,7 @@ def main() -> int:
         RECORDED.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
         return 0
     found = worse(now, json.loads(RECORDED.read_text()))
-    print("\n".join(found) or f"{len(now)} kernels: no figure is more than 5 % worse")
+    print("\n".join(found) or f"{len(now)} kernels and steps: no figure is more than 5 % worse")
     return int(bool(found))
 
 

@@ -64,7 +64,7 @@ MARGIN, WIDEST = tl.constexpr(1 + 2.0**-10), 1 << 20
 
 def rounding(counts: Sequence[int], *, split: bool) -> float:
     """Return rho of sums of so many products, which are added up one sum after the other."""
-    depth = (SPLIT_DEPTH if split else CORE_DEPTH).value
+    depth = int((SPLIT_DEPTH if split else CORE_DEPTH).value)
     chunks = sum(-(-count // depth) for count in counts)
     return (3 * depth / 16 * BLOCK + SPLIT if split else depth / 16 * BLOCK) + (chunks + 4) * UNIT
 

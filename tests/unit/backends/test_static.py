@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from asv_benchmarks import static
+from asv_benchmarks import predicted, static
 from tests.depth import chosen
 
 RECORDED: static.Figures = json.loads(static.RECORDED.read_text())
 
 PLANTED = """
 import json, os, sys
-from asv_benchmarks import static
+from asv_benchmarks import predicted, static
 from tests.unit.backends import test_compile as compiled
 
 compiled.without_a_gpu()
@@ -59,6 +59,15 @@ def test_a_figure_that_is_worse_is_named_with_its_kernel() -> None:
     ]  # fmt: skip
     assert "registers" in found[0]
     assert "spills 1, was 0" in found[1]
+
+
+def test_predicted_steps_are_those_of_the_recorded_loops() -> None:
+    found = predicted.ratios(RECORDED)
+    assert found == {name: each for name, each in RECORDED.items() if name.startswith("step of")}
+    slower = dict(RECORDED)
+    slower["core sums, bf16, sm_90"] = {**RECORDED["core sums, bf16, sm_90"], "instructions of the loop": 300.0}
+    lines = static.worse(RECORDED | predicted.ratios(slower), RECORDED)
+    assert [line.split(":")[0] for line in lines] == ["step of BERT-base, T=128, B=32, H200"]
 
 
 def run(*command: str, folder: Path) -> str:
