@@ -16,15 +16,15 @@ from tests.depth import chosen
 RECORDED: static.Figures = json.loads(static.RECORDED.read_text())
 
 PLANTED = """
-import json, os, sys
-from asv_benchmarks import predicted, static
+import json
+from asv_benchmarks import static
 from tests.unit.backends import test_compile as compiled
 
 compiled.without_a_gpu()
 from dpcore_triton import core_linear, cores, linear
 
 title, kernel, types, constants, elements = compiled.core_cases()[0]
-constants = {"KIND": constants["KIND"], "SCALED": False, "SIDE": 32, "DEPTH": 16}
+constants = {"SCALED": False, "SIDE": 32, "DEPTH": 16}
 record = compiled.compile_and_measure(title, linear._tiles_kernel, types, constants, 32**2, 80)
 print(json.dumps({f"{title}, sm_80": static.figures(record)}))
 """
