@@ -38,8 +38,9 @@ class PairOperations(Protocol[A]):
     own arrays and weight only, and the norm N_i of the same arguments obeys ``||k_i|| <= w_i N_i + r`` with the r of
     `dpcore.spec.contributions`: all other rounding is in N_i. Sums of them are exact, in any order.
 
-    An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite. Otherwise nothing
-    overflows, and where squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
+    An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite; so has one with a row
+    from 2^50 on, or terms from 2^60 on, where 16-bit tensor cores multiply. Otherwise nothing overflows, and where
+    squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
 
     A weight of 0 adds exactly 0, even where the example's arrays hold NaN or infinities.
     """

@@ -219,7 +219,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
 
 
 def compile_and_measure(
-    title: str, kernel: Any, types_: dict[str, Any], constants: dict[str, Any], elements: int
+    title: str, kernel: Any, types_: dict[str, Any], constants: dict[str, Any], elements: int, chip: int = 90
 ) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
@@ -233,7 +233,7 @@ def compile_and_measure(
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types_.items() if str(kind)[0] == "*"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": launch.WARPS, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
@@ -253,16 +253,42 @@ def compile_and_measure(
         "spills": counted["STL"] + counted["LDL"], "instructions": sum(counted.values()) - counted["NOP"],
         "elements_a_thread": elements // threads, "warps_resident": warps_resident,
         "fused": counted["DFMA"], "executed": by_pipe(listing.executed(), elements // threads),
-        "loads_together": listing.loads_together(),
+        "loads_together": listing.loads_together(), "product_loop": listing.product_loop(),
     }  # fmt: skip
 
 
-def main(out: Path, *, few: bool = False) -> None:
+def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
+    """Return the kernels of tensor cores, for aligned arrays, as `cases` does."""
+    import triton.language as tl
+
+    from dpcore_triton import core_linear, cores, launch, pairs
+
+    layers, batch = {**TABLE, "layers": "*i64", "layer_of": "*i32"}, {"examples": "i32"}
+    squares, lengths = {**layers, "squares": "*fp64", **batch}, {**layers, "lengths": "*fp64", **batch}
+    rows = {"ROWS": launch.ROWS, "COLUMNS": pairs.WIDTH}
+    found = []
+    for kind in (tl.bfloat16, tl.float32):
+        chosen: dict[str, Any] = {"KIND": kind, "ALIGNED": True}
+        side, size = {**chosen, "SIDE": cores.SIDE}, cores.SIDE**2
+        found += [
+            (f"core tiles, {kind}", core_linear._tiles_kernel, squares, side, size),
+            (f"core inner products, {kind}", core_linear._gram_kernel, squares, side, size),
+            (f"core sums, {kind}", core_linear._sum_kernel, {**layers, **batch}, side, size),
+            (f"core lengths, {kind}", core_linear._lengths_kernel, lengths, {**chosen, **rows}, rows["ROWS"] * 128),
+        ]
+    return found
+
+
+def without_a_gpu() -> None:
+    """Let the modules be imported: the package itself refuses a machine without a GPU."""
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
-    # The package itself refuses a machine without a GPU; its modules do not need one to be compiled.
     package = types.ModuleType("dpcore_triton")
     package.__path__ = [str(ROOT / "backends" / "dpcore_triton")]
     sys.modules["dpcore_triton"] = package
+
+
+def main(out: Path, *, few: bool = False) -> None:
+    without_a_gpu()
     picked = [case for case in cases() if not few or case[0] in FEW_STEPS or not case[0].startswith("step ")]
     records = [compile_and_measure(*case) for case in picked]
     out.write_text(json.dumps({"kernels": records, "binder": bound_types()}))
