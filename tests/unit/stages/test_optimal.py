@@ -27,7 +27,7 @@ from dpcore.strategies import (
     sensitivity,
     workloads,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import eigvalsh_tridiagonal, sqrtm
 from scipy.optimize import approx_fprime, minimize
@@ -115,6 +115,7 @@ def test_several_epochs_against_brute_force(seed: int):
     assert rmse(found.strategy, workload, 4, patterns) == pytest.approx(found.error, rel=1e-9)
 
 
+@settings(max_examples=max(30, settings().max_examples))
 @given(st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_every_bracket_is_below_every_strategy(steps: int, seed: int):
     rng = np.random.default_rng(seed)
