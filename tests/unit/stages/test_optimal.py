@@ -344,13 +344,13 @@ def test_a_search_that_begins_with_fewer_steps_ends_where_one_without_does(
     workload, period = workloads.momentum(12_000, factor), 12_000 // epochs
     monkeypatch.setattr(series, "_INVERSE_SHORTEST", 1000)
     bands = [("banded-toeplitz", {"bands": 40}), ("banded-inverse", {"bands": 5})]
-    for kind, settings in [*bands, ("blt", {"buffers": 3})]:
-        quick = optimize.solved(kind, workload, epochs, period, settings)
+    for kind, given_settings in [*bands, ("blt", {"buffers": 3})]:
+        quick = optimize.solved(kind, workload, epochs, period, given_settings)
         with monkeypatch.context() as patch:
             patch.setattr(series, "_SHORTEST", 10**9)
             patch.setattr(series, "_SHORT", 10**9)
             patch.setattr(series, "_INVERSE_SHORTEST", 10**9)
-            slow = optimize.solved(kind, workload, epochs, period, settings)
+            slow = optimize.solved(kind, workload, epochs, period, given_settings)
         errors = [error_of(optimize.strategy_of(kind, found, 12_000), workload, epochs) for found in (quick, slow)]
         assert errors[0] <= errors[1] * (1 + 1e-6), kind
 
