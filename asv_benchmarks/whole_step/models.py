@@ -27,7 +27,7 @@ class Case:
     update: str = "sgd"
 
     def data(self, batches: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of so many batches."""
+        """Return inputs and targets of `batches` batches."""
         generator = torch.Generator().manual_seed(seed)
         count = batches * self.batch_size
         targets = torch.randint(self.classes, (count, *self.shape) if self.sequence else (count,), generator=generator)
@@ -65,7 +65,7 @@ def mlp(width: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with GroupNorm beside the identity, or beside a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with GroupNorm, plus the identity, or a 1x1 convolution if the shape changes."""
 
     def __init__(self, incoming: int, outgoing: int, stride: int) -> None:
         super().__init__()
@@ -212,7 +212,9 @@ def cases(quick: bool = False) -> dict[str, Case]:
             "bert": Case(lambda: Transformer(200, 32, 2, 2, 16, 2), **bert),
             "bert-lora": Case(lambda: low_rank(Transformer(200, 32, 2, 2, 16, 2), 4), **bert),
             "lstm": Case(lambda: Recurrent(100, 16, 16, 2), 8, (8,), 100, **tokens),
-            "gpt-2": Case(lambda: Transformer(100, 32, 2, 2, 16, tied=True), 4, (16,), 100, 100, sequence=True, **tokens),
+            "gpt-2": Case(
+                lambda: Transformer(100, 32, 2, 2, 16, tied=True), 4, (16,), 100, 100, sequence=True, **tokens
+            ),
         }
     bert = {"batch_size": 16, "shape": (128,), "vocabulary": 30522, "classes": 2, **tokens}
     return {
