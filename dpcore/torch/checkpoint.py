@@ -134,7 +134,7 @@ def _add(total: Any, value: Any) -> None:
 
 
 def _take_over_records(engine: Engine, recorded: Mapping[str, Any] | None, diagnostics: list[float] | None) -> None:
-    """Continue the saved run's records. This run's own records describe steps that the loaded state undoes."""
+    """Go on with what the saved run kept of its steps; what this run kept belongs to steps that it goes back behind."""
     if recorded is not None:
         engine.recorder = Recorder.of(engine.mechanism.layout, recorded)
     elif engine.recorder is not None:

@@ -116,8 +116,8 @@ class PrivateRun:
     def explain(self) -> Explanation:
         """Return how steps are taken: way, micro-batch, memory, and a table of tensors with rule and share of the time.
 
-        It is measured now, on synthetic examples, and takes the time of a few steps. Nothing is drawn or released: it
-        costs no privacy and leaves the run unchanged. ``print(private.explain())`` shows it.
+        Measured now, on made-up examples, which takes the time of a few steps. Nothing is drawn or released: it costs
+        no privacy, and the run goes on as if it had not been asked. ``print(private.explain())`` shows it.
         """
         self._engine.check_not_swapped("private.explain")
         with self._engine.mechanism.turns.lock:
@@ -125,7 +125,7 @@ class PrivateRun:
             return explain(self._rehearsal)
 
     def step(self, batch: Tree, public: Tree | None = None) -> None:
-        """Take one private step on a batch from the loader or from `sampler.collate`.
+        """Take one private step on a batch from the loader, or on what `sampler.collate` made.
 
         A step is per-example gradients, clip, sum, noise, filter, update. The loss, a private diagnostic, is not
         computed.
@@ -234,7 +234,7 @@ class PrivateRun:
 
     @property
     def private_diagnostics(self) -> dict[str, NDArray[np.float64]] | None:
-        """The norm of each step's clipped average over the clip norm; None if not requested. **Private**."""
+        """The norm of each step's clipped average over the clip norm, where it was asked for. **Private**."""
         taken = self._engine.diagnostics
         return None if taken is None else {"clipped_mean_norm": np.array(taken, dtype=np.float64)}
 
@@ -256,7 +256,7 @@ class PrivateRun:
         return accounting.smallest_epsilon(event, chosen)[0]
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
-        """Return the privacy statement for all releases so far."""
+        """Return the privacy statement for all that was released so far."""
         chosen, taken = self._delta(delta), (PRIVATE_DIAGNOSTICS,) if self._engine.diagnostics is not None else ()
         statement = self._engine.mechanism.statement(
             chosen,
@@ -387,10 +387,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.
 
-        The secret part contains the keys of noise and sampling, the state of correlated noise, the cursor, and private
-        diagnostics if they are taken. Keep it as safe as the data: whoever has it can subtract the noise.
-        `dpcore.torch.save_state` writes a file that only its owner can read, `dpcore.torch.public_state` returns a copy
-        without the secret part.
+        The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, the
+        cursor, and private diagnostics where they are taken. Keep it as safe as the data: whoever has it can subtract
+        the noise. `dpcore.torch.save_state` writes it so that its owner alone can read it, `dpcore.torch.public_state`
+        returns a copy without it.
         """
         self._engine.check_not_swapped("optimizer.state_dict")
         return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}
