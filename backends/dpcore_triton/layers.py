@@ -12,7 +12,7 @@ import triton.language as tl
 
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton.described import address, present
-from dpcore_triton.launch import common_device, float32_only, jit, launch, table
+from dpcore_triton.launch import common_device, float32_only, jit, launch, read_as_float32, table
 from dpcore_triton.pairs import Parts, parts_of
 from dpcore_triton.row_norms import Scales, vectors
 
@@ -51,11 +51,13 @@ class Layers(NamedTuple):
 
 def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: Sequence[int]) -> Layers:
     """Put the layers' addresses, and their point weights times ``2 ** -exponent``, on their device."""
-    named: dict[str, Sequence[Tensor]] = {"scales": present(scales)}
+    named: dict[str, Sequence[Tensor]] = {}
     for index, layer in enumerate(layers):
         named |= {f"layers[{index}].inputs": layer.inputs, f"layers[{index}].gradients": layer.gradients}
-    float32_only(**named)
-    device, given = common_device(**named), vectors(scales, range(len(layers)))
+    read_as_float32(**named)
+    float32_only(scales=present(scales))
+    device = common_device(scales=present(scales), **named)
+    given = vectors(scales, range(len(layers)))
     parts = parts_of(
         [part for layer in layers for part in layer.inputs],
         [part for layer in layers for part in layer.gradients],

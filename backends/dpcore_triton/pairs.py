@@ -40,8 +40,8 @@ class Parts(NamedTuple):
 
 
 def dense(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return arrays whose last axis has no gaps; the other axes may have any strides."""
-    found = [array.detach() for array in arrays]
+    """Return float32 arrays whose last axis has no gaps; the other axes may have any strides."""
+    found = [array.detach().float() for array in arrays]
     return [array if array.stride(-1) == 1 or array.shape[-1] < 2 else array.contiguous() for array in found]
 
 

@@ -13,7 +13,7 @@ from dpcore.spec.contributions import CANCELLATION
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton.embedding import joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
-from dpcore_triton.launch import COLUMNS, common_device, float32_only, kernel, launch
+from dpcore_triton.launch import COLUMNS, common_device, kernel, launch, read_as_float32
 from dpcore_triton.layers import layers_of
 from dpcore_triton.pairs import DEPTH, POSITIONS, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
@@ -39,7 +39,7 @@ def tied_norms(
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
     arrays = {"token_gradients": token_gradients, "inputs": inputs, "gradients": gradients}
-    float32_only(**arrays)
+    read_as_float32(**arrays)
     device = common_device(indices=indices, **arrays)
     exponent, p = exponent_of([*token_weights, *point_weights]), inputs[0].shape[2]
     tokens = parts_of(None, token_gradients, token_weights, device, [exponent] * len(token_gradients))

@@ -1,18 +1,16 @@
-"""What the tests of agreement share: inputs, and the tolerance of `dpcore.spec.agreement`.
+"""What the tests of agreement share: inputs, and the tolerance of the table in `agreement.py`.
 
 A hypothesis example is a seed and some sizes: arrays drawn element by element would take longer than the operations.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from agreement import AGREEMENT
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dpcore.spec.agreement import AGREEMENT
 from dpcore.spec.ops import KEPT, SECOND_MOMENT, FilterCoefficients, RingCoefficients, UpdateSettings
 
 # Triton's interpreter takes up to a second for an example. The nightly profile still runs hundreds.

@@ -768,6 +768,15 @@ _layer("grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d
 # All tensors but weights are (times or states, examples, width).
 _layer("dpcore::recurrence dpcore::recurrence_backward", lambda _: slice(1, 2), "", "weight bias")
 
+_layer("dpcore::head dpcore::head_inputs", _first, "", "weight bias")
+
+
+@rule("dpcore::head_weight", "dpcore::head_bias")
+def _of_head(op: Op) -> Marks:
+    """The rows' parts added up, each of one row of every other argument."""
+    return SUM if isinstance(RULES["dpcore::head"](op), Axis) else None
+
+
 _SPATIAL = {
     1: "upsample_linear1d upsample_nearest1d _upsample_nearest_exact1d "
     "reflection_pad1d replication_pad1d",

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,9 +25,11 @@ from dpcore.torch.gradients import cache
 from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
 from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotCaptured
+from dpcore.torch.gradients.head import without_logits
 from dpcore.torch.gradients.losses import Calls, ExampleLoss
 from dpcore.torch.gradients.sources import RESHAPED, Finder, Source, as_captured, lies_anyhow
 from dpcore.torch.memory import Footprint
+from dpcore.torch.model import precision
 from dpcore.torch.model.functional import Values, local
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
@@ -51,11 +54,16 @@ class Program:
     a sharded model's parameters into it.
     """
 
-    def __init__(self, captured: Captured, gathers: Gathers | None = None) -> None:
+    def __init__(self, captured: Captured, gathers: Gathers | None = None, lean: bool = False) -> None:
         graph, self.count, self.digest = captured.graph, captured.count, captured.digest
         places = captured.places
         first = len(places) - captured.batch
         marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
+        found = without_logits(graph, marks, self.count) if lean and gathers is None else None
+        if found is not None:
+            captured = replace(captured, graph=found)
+            graph, places = found, captured.places
+            marks, ends = follow(graph, dict.fromkeys(places[first:], Axis(0)), self.count)
         parameters = places[: captured.parameters]
         self.shapes = [shape_of(place) for place in parameters]
         (output,) = (node for node in graph.nodes if node.op == "output")
@@ -120,6 +128,13 @@ class Program:
     def footprint(self) -> Footprint:
         """What a call takes of memory, and the sum over its blocks."""
         return Footprint.of(self._module.graph, self.count, self.blocks)
+
+    @cached_property
+    def rows(self) -> int:
+        """The most rows of an example in any product."""
+        called = (node for node in self._module.graph.nodes if node.op == "call_function")
+        products = (node for node in called if name_of(node.target) in ("mm", "addmm"))
+        return max((shape_of(node)[0] // self.count for node in products), default=1)
 
     def _as_written(self) -> AbstractContextManager[None]:
         """Leave out autocast, whose casts are operations of the graph."""
@@ -254,7 +269,9 @@ class ProvedGradient:
         self._readers: dict[Program, list[tuple[dict[str, Any], str]]] = {}
         self._device = next(model.parameters()).device
         self._calls = 0
+        self.lean = False  # whether heads are taken without their logits
         self.compiled = False  # whether torch.compile makes kernels of the graphs
+        self.precision: torch.dtype | None = None  # see `dpcore.torch.model.precision`
         self.changes_state = False  # whether the code changed anything that lasts while it was captured
 
     @property
@@ -287,7 +304,8 @@ class ProvedGradient:
     def _program(self, form: Hashable, batch: Tree) -> Program:
         known = self.programs.get(form)
         if known is None:
-            key = *cache.equal_models(self.model, self.loss, self.values.names), form, self.compiled
+            options = self.compiled, self.lean, self.precision
+            key = *cache.equal_models(self.model, self.loss, self.values.names), form, *options
             known = cache.get(key, lambda: self._made(batch))
             if len(self.programs) >= _FORMS:
                 del self.programs[next(iter(self.programs))]
@@ -305,8 +323,8 @@ class ProvedGradient:
         before = self._snapshot()
         made = Made()
         try:
-            with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls:
-                found = capture(self.model, self.values.names, self._loss_of, batch, made)
+            with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls, self._apart():
+                found = capture(self.model, self.values.names, self._loss_of, batch, made, self._forward)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
@@ -316,9 +334,9 @@ class ProvedGradient:
             before.restore()
             made.empty_caches()
         made.refuse_left(self.model)
-        program = Program(found, self.values.gathered(found))
+        program = Program(found, self.values.gathered(found), self.lean)
         try:
-            with seeded(self._device, TRIAL), self.values.captured():
+            with seeded(self._device, TRIAL), self.values.captured(), self._apart():
                 found.check_numbers()
         finally:
             before.restore()
@@ -326,6 +344,12 @@ class ProvedGradient:
         made.refuse_left(self.model)
         program.classes = calls.classes
         return program
+
+    def _forward(self) -> AbstractContextManager[None]:
+        return precision.forward(self.precision, self._device)
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return precision.apart(self.precision, self._device)
 
     def forget(self) -> None:
         """Forget all graphs."""

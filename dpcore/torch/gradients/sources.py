@@ -100,7 +100,7 @@ class Finder:
     def _plain(self, end: Node, chain: Sequence[Node | _Piece]) -> Source | None:
         """Return the source of an end that is the gradient as it is, in the same order in memory."""
         if self._end(end) is None or any(
-            isinstance(node, _Piece) or name_of(node.target) not in _SAME_ORDER for node in chain
+            isinstance(node, _Piece) or name_of(node.target) not in SAME_ORDER for node in chain
         ):
             return None
         return self._made(end)
@@ -111,7 +111,7 @@ class Finder:
         assert found is not None
         node, which = found
         op = Op(node, self.marks, self.count)
-        maker = _MAKERS.get(op.name)
+        maker = MAKERS.get(op.name)
         source = maker(op, which) if maker is not None else None
         return source or _general(op, which)
 
@@ -134,7 +134,7 @@ class Finder:
         for step in chain:
             node = step.node if isinstance(step, _Piece) else step
             name, after = name_of(node.target), list(shape_of(node))
-            if name in _SAME_ORDER:
+            if name in SAME_ORDER:
                 known = [side for side in sides if side is not None]
                 if [n for n in after if n != 1] == [n for n in now if n != 1]:
                     places = iter(known)
@@ -271,7 +271,7 @@ def _sliced(node: Node) -> _Piece | None:
     return _Piece(node, dim, start) if step == 1 else None
 
 
-_SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}
+SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}
 
 
 def stacked(tensor: Tensor, mark: Axis, examples: int) -> Tensor:
@@ -403,7 +403,7 @@ def _of_index(op: Op, _: int) -> Source | None:
     return Source((op["values"], indices[0]), block, "index")
 
 
-_MOVES = {*_SAME_ORDER, "expand", "t", "transpose", "permute", "select_backward", "slice_backward"}
+_MOVES = {*SAME_ORDER, "expand", "t", "transpose", "permute", "select_backward", "slice_backward"}
 
 
 def is_zero(node: Node) -> bool:
@@ -448,7 +448,7 @@ def _general(op: Op, which: int) -> Source:
     return Source(tuple(nodes), block, op.name)
 
 
-_MAKERS: dict[str, Callable[[Op, int], Source | None]] = {
+MAKERS: dict[str, Callable[[Op, int], Source | None]] = {
     "mm": _of_product,
     "sum": _of_sum,
     "convolution_backward": _of_convolution,

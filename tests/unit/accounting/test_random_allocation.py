@@ -1,7 +1,5 @@
 """Random allocation: its certified curve beside published brackets, quadrature, the attack, and its own two bounds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -5,8 +5,6 @@ program inside of its tensor, arguments that a root or quotient need not treat a
 as the cipher's turns.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter

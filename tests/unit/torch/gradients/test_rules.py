@@ -6,8 +6,6 @@ all other examples' entries, and of values without examples; a sum must be one o
 order must give the same in that order; and the program for fewer examples must give the rows of those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -156,6 +154,11 @@ def recurrence(b: int, backward: bool = False, kind: str = "lstm") -> tuple[Any,
         return kind, x, hidden, cell, weight, bias, False
     kept = torch.ops.dpcore.recurrence(kind, x, hidden, cell, weight, bias, False)
     return kind, z(4, b, 3), z(1, b, 3), z(1, b, 3), *kept, hidden, cell, weight, bias, False
+
+
+def head_rows(b: int, bias: bool = True, others: bool = True) -> tuple[Any, ...]:
+    """Rows of a head of 7 classes, with what the loss gives back of each."""
+    return z(b, 3), z(7, 3), z(7) if bias else None, z(b), i(7, b), z(b), z(b) if others else None
 
 
 def layer_norm_backward(b: int) -> tuple[Any, ...]:
@@ -393,6 +396,9 @@ TABLE = (
            partial(attention, mask=True, backward=True), lambda b: attention(2 * b, backward=True)),
     each("dpcore::recurrence", recurrence, lambda b: recurrence(2 * b, kind="gru")),
     each("dpcore::recurrence_backward", partial(recurrence, backward=True), lambda b: recurrence(b, True, "gru")),
+    each("dpcore::head", lambda b: head_rows(b)[:3], lambda b: head_rows(2 * b, bias=False)[:3]),
+    each("dpcore::head_inputs", lambda b: (*head_rows(b)[:2], *head_rows(b)[4:]), lambda b: (*head_rows(2 * b)[:2], i(7, 2 * b), z(2 * b), None)),
+    each("dpcore::head_weight dpcore::head_bias", head_rows, lambda b: head_rows(2 * b, bias=False), lambda b: head_rows(b, others=False)),
     each("embedding", lambda b: (z(7, 3), i(7, b, 4)), lambda b: (z(7, 3), i(7, 4, 2 * b)), lambda b: (z(b, 3), i(b - 1, 4))),
     each("embedding_dense_backward", lambda b: (z(b, 4, 3), i(7, b, 4), 7, 2, False), lambda b: (z(b, 4, 3), i(7, b, 4), 7, -1, True),
            lambda b: (z(4, 2 * b, 3), i(7, 4, 2 * b), 7, 2, False)),
@@ -663,7 +669,7 @@ WRONG: dict[str, axis.Rule] = {
         axis._pointwise,
     ),
     **dict.fromkeys(("index", "gather", "bmm"), _first_of),
-    **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward"), lambda op: None),
+    **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward", "dpcore::head_weight"), lambda op: None),
     **dict.fromkeys(("mean.dim", "mv", "prod"), lambda op: SUM),
     "_unsafe_view": _turned,
     "slice": lambda op: op.mark("self"),
