@@ -21,7 +21,7 @@ class Mutation(NamedTuple):
 # fmt: off
 TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/ledger/allowance.py": [
-        ("go on with plans that something was released beside", "return in_plan and not beside(state)", "return in_plan",
+        ("go on with plans that something was released beside", "return in_plan and not outside_plans(state)", "return in_plan",
          "unit/ledger/test_ledger.py::test_a_release_beside_plans_that_keep_the_budget_ends_them"),
     ],
     "dpcore/statement/verify/__init__.py": [
@@ -251,7 +251,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
     "dpcore/torch/explain.py": [
-        ("forget what captured passes keep", "limit.bytes // shares", "limit.bytes", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
+        ("forget what captured passes keep", "shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)", "shares = 1", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
     ],
     "dpcore/torch/memory.py": [
         ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
@@ -543,7 +543,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
     ],
     "dpcore/mechanism/peers.py": [
-        ("keep a refusal to the first process", "    if told is not None:\n", "    if False:\n",
+        ("keep a refusal to the first process", "    if report is not None:\n", "    if False:\n",
          "end_to_end/test_processes_ledger.py::test_all_stop_where_the_budget_does"),
     ],
     "dpcore/torch/processes.py": [
@@ -771,9 +771,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("draw earlier rows under this step's key", "keys.noise_of(row), row, stream", "keys.noise, row, stream",
          "unit/mechanism/test_streaming.py::test_vectors_that_were_lost_are_made_anew"),
         ("draw a part of a row from its start", "entry.first + start, size", "entry.first, size", "unit/mechanism/test_streaming.py"),
-        ("take the vectors of another way of streaming", "return list(saved) != list(told) or (bool(mine) and not arrays)",
+        ("take the vectors of another way of streaming", "return list(saved) != list(own) or (bool(mine) and not arrays)",
          "return bool(mine) and not arrays", "unit/mechanism/test_streaming.py::test_the_size_of_a_block_changes_no_bit"),
-        ("go on with the noise of another matrix", "if list(saved[:1]) != list(told[:1]):", "if False:",
+        ("go on with the noise of another matrix", "if list(saved[:1]) != list(own[:1]):", "if False:",
          "unit/mechanism/test_streaming.py::test_a_state_of_another_matrix_is_refused"),
     ],
     "dpcore/stages/strategies/sensitivity.py": [

@@ -1,4 +1,4 @@
-"""What a step takes of memory, tensor by tensor: it follows from sizes, without a look at the data."""
+"""The memory of a step, tensor by tensor: it follows from sizes, without looking at the data."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from dpcore.torch.engine import Engine
 from dpcore.torch.memory import Footprint, Limit, arrays_of, microbatch_size
 from dpcore.torch.model import precision
 
-# Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
+# The first steps whose points are counted, in addition to those at which a window has just filled up.
 _FIRST_STEPS = 64
 _ENOUGH = 512
 """Rows of a product with a head's weight from which on more of them make it little faster."""
@@ -48,12 +48,12 @@ class Rehearsal:
 
     @property
     def several(self) -> bool:
-        """Whether what is clipped is the sum of several rows: of a user's, or of an example's views."""
+        """Whether the clipped vector is the sum of several rows: of a user's, or of an example's views."""
         return self.plan.sampler.unit_of_privacy != "example" or self.engine.views > 1
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What finding gradients takes, by the proved graph or, one by one, by the sizes of rows."""
+        """The memory of finding gradients, by the proved graph or, one by one, by the sizes of rows."""
         gradient = self.engine.gradient
         if gradient.way == "pairs":
             return gradient.proved.prove(self.example).footprint
@@ -65,8 +65,8 @@ class Rehearsal:
 
     def fit(self, limit: Limit) -> None:
         """Plan micro-batches that fit a limit."""
-        # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
-        # micro-batches of other sizes run beside them.
+        # Captured passes keep their memory, at each point, for full micro-batches and for the last one; and
+        # micro-batches of other sizes run in addition to them.
         shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
         size = self._leaner(limit.bytes // shares, self._fitting(limit.bytes // shares))
         self.engine.plan_microbatches(size)
@@ -101,7 +101,7 @@ class Rehearsal:
         del self.footprint
 
     def needed(self, examples: int) -> int:
-        """Return the bytes that a sum over so many examples takes."""
+        """Return the bytes of a sum over `examples` examples."""
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
         parameters = sum(tensor.nbytes for tensor in working.tensors())
         return self.footprint.needed(
@@ -127,8 +127,8 @@ class Layer:
     parameters: int
     operations: tuple[str, ...] = ()  # those of torch that took it together with examples
     rule: str = ""  # how its norms and its sum are taken
-    rows: int = 0  # T of each example at one point, of which pairs are made; 0 without pairs
-    points: int = 0  # where gradients are taken in a step
+    rows: int = 0  # T of each example at one point, for pairs; 0 without pairs
+    points: int = 0  # of the gradients in a step
     bytes: int = 0  # held for each example; inputs that several tensors share count with each of them
 
 
@@ -141,10 +141,10 @@ class Explanation:
     autocast: str  # "off", or the dtype of forward passes: "to bfloat16"
     microbatch_size: int
     examples: float  # of a step, in expectation
-    peak_bytes: int  # of the sum over one micro-batch, beside parameters and the run's vectors
-    limit_bytes: int | None  # what the micro-batch was chosen for; None where it was given
+    peak_bytes: int  # of the sum over one micro-batch, in addition to parameters and the run's vectors
+    limit_bytes: int | None  # that the micro-batch was chosen for; None if it was given
     limit_source: str
-    points: int  # where gradients are taken in a step that has most of them
+    points: int  # of the gradients in a step that has most of them
     layers: tuple[Layer, ...]  # trained tensors, then the frozen ones as one
 
     def as_dict(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     engine, limit = rehearsal.engine, rehearsal.engine.limit
     gradient = engine.gradient
     if engine.mechanism.peers.shards:
-        raise ArgumentError("private.explain() of a model of fully_shard: must be asked of a run of the whole model")
+        raise ArgumentError("private.explain() of a fully_shard model: must be called for a run of the whole model")
     named = gradient.model.named_parameters()
     frozen = [parameter.numel() for name, parameter in named if name not in gradient.names]
     return Explanation(
@@ -209,14 +209,14 @@ def explain(rehearsal: Rehearsal) -> Explanation:
 
 
 def _layers(rehearsal: Rehearsal) -> Iterator[Layer]:
-    """Yield what is said of each trained tensor: the blocks of all points together, which have shapes alone."""
+    """Yield the row of each trained tensor: the blocks of all points together, which have only shapes."""
     footprint, points, gradient = rehearsal.footprint, rehearsal.points, rehearsal.engine.gradient
     blocks = [joined(block.weighted(float(point.weight)) for point in points) for block in footprint.blocks]
     if rehearsal.engine.mechanism.vectors.scales is not None:
         blocks = scaled(blocks)
     width = rehearsal.engine.working.dtype.itemsize  # of the backend's arrays
     for place, block in enumerate(blocks):
-        held = sum(a.numel() * (width if a.is_floating_point() else a.itemsize) for a in arrays_of(block))
+        total = sum(a.numel() * (width if a.is_floating_point() else a.itemsize) for a in arrays_of(block))
         yield Layer(
             gradient.names[place],
             math.prod(block.shape),
@@ -224,7 +224,7 @@ def _layers(rehearsal: Rehearsal) -> Iterator[Layer]:
             rule_of(block),
             rows=_rows(block) // len(points),
             points=len(points),
-            bytes=held // footprint.count,
+            bytes=total // footprint.count,
         )
 
 

@@ -47,7 +47,7 @@ def with_graphs(backend: Backend[Any], cuda_graphs: bool | str) -> Backend[Any]:
 
 
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
-    """Return the one device of the model's parameters; refuse a model that is not where the backend computes.
+    """Return the one device of the model's parameters; refuse a model that is not on the backend's device.
 
     Nothing is ever copied to another device silently.
     """

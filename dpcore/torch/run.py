@@ -160,7 +160,7 @@ class PrivateRun:
                 self.optimizer.step()
             except Exception:
                 if begun and not mechanism.asked:  # the others wait for an answer
-                    with suppress(PrivacyError):  # what failed here says more
+                    with suppress(PrivacyError):  # the error here says more
                         mechanism.peers.agree(failed=True)
                 raise
             finally:

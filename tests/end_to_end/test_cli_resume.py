@@ -241,7 +241,7 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     (toml := tmp_path / "run.toml").write_text("epochs = 3")
     for words in (("--lr", "1"), ("--overwrite",), ("--out", "x"), ("--config", str(toml)), ("--epochs", "3")):
         assert f"{words[0]}: must be left out" in refused(capsys, *resumed, *words)
-    assert "already holds a run; go on with it (dpcore train --resume" in refused(capsys, *RUN, "--out", run)
+    assert "already has a run; continue it (dpcore train --resume" in refused(capsys, *RUN, "--out", run)
     assert "holds no run of dpcore train" in refused(capsys, "--resume", str(folder))
     assert "run': is complete" in refused(capsys, "--resume", str(straight / "run"))
 
@@ -284,8 +284,8 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     fcntl = pytest.importorskip("fcntl")
     with config.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another command is at work in it" in refused(capsys, *resumed)
-        assert "another command is at work in it" in refused(capsys, *RUN, "--out", run, "--overwrite")
+        assert "another command is using it" in refused(capsys, *resumed)
+        assert "another command is using it" in refused(capsys, *RUN, "--out", run, "--overwrite")
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -45,7 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
             settings = read_json_file(path)
             settings = settings.get("settings") if isinstance(settings, dict) else None
             if not isinstance(settings, dict):
-                raise DataError(f"config={str(path)!r}: holds no settings; name a .toml file or a run's config.json")
+                raise DataError(f"config={str(path)!r}: has no settings; name a .toml file or a run's config.json")
             return {key: value for key, value in settings.items() if value is not None and key not in GONE}
         return tomllib.loads(path.read_text("utf-8"))
     except DataError:
@@ -81,7 +81,7 @@ def use_config(context: typer.Context, path: Path | None) -> Path | None:
             raise ArgumentError(f"config={str(path)!r}: has the unknown key {key!r}; {hint}")
         if isinstance(value, dict) and plain_key != "clipping_groups":
             raise ArgumentError(
-                f"config={str(path)!r}: {key!r} is a table; settings stand at the top level, without tables"
+                f"config={str(path)!r}: {key!r} is a table; settings must be at the top level, without tables"
             )
         defaults[known[plain_key]] = value
     context.default_map = defaults
@@ -134,7 +134,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
 
 
 def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str:
-    """Say what is about to be trained."""
+    """Return a line on the run that is about to begin."""
     noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
     if settings.epsilon is not None:
         noise = f"noise for epsilon = {format_number(settings.epsilon)} at delta = {format_number(settings.delta)}"
@@ -168,9 +168,9 @@ def train_to_end(training: Training, folder: RunFolder, interruption: Interrupti
 
             outcome = training.run(interruption, folder, tell)
     except Stopped as stop:
-        raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
+        raise Stopped(f"{stop}; {_record(folder)}", stop.status) from stop
     except Exception:
-        remark(_left(folder))
+        remark(_record(folder))
         raise
     if outcome.diverged or outcome.complete:
         folder.checkpoint.unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def train_to_end(training: Training, folder: RunFolder, interruption: Interrupti
         stated = outcome.statement
         raise DivergenceError(
             f"training diverged: after {stated.steps_taken:,} of {stated.steps_planned:,} steps {outcome.diverged} no "
-            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; what was spent is spent, "
+            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; the run spent "
             f"epsilon = {format_epsilon(stated.best_epsilon)} at delta = {format_number(stated.delta)}: "
             f"{folder.path / 'statement.txt'}"
         )
@@ -195,11 +195,11 @@ def _warn_of_budget(ledger: Path, training: Training) -> None:
     if left is not None and left.fits(plan.event_after(1)) and not left.fits(plan.event):
         remark(
             f"the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
-            "it is crossed, and what was spent until then is spent"
+            "it is crossed, and what was spent by then stays spent"
         )
 
 
-def _left(folder: RunFolder) -> str:
+def _record(folder: RunFolder) -> str:
     """Say of a run that ended badly where it stands what was spent, and how to go on."""
     statement = folder.path / "statement.txt"
     if folder.stated is not None:
@@ -233,7 +233,7 @@ def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption:
     if not outcome.complete:
         write_line(
             f"Stopped by {who} after {statement.steps_taken:,} of {statement.steps_planned:,} steps; "
-            "what was spent until then is spent."
+            "what was spent by then stays spent."
         )
     write_line(f"held-out accuracy  {100 * last['test_accuracy']:.2f}%")
     if statement.private:
@@ -353,7 +353,7 @@ def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
 
 
 def _how(training: Training, saved: Mapping[str, Any]) -> str:
-    """Say where the run goes on, and what that costs."""
+    """Report where the run continues, and the cost of that."""
     state, private = saved["optimizer"]["dpcore"]["public"], training.private
     steps, now = private.plan.steps, private.statement()
     known = {name: Branch(*branch) for name, branch in state["branches"].items()}
@@ -369,7 +369,7 @@ def _how(training: Training, saved: Mapping[str, Any]) -> str:
 
 
 LedgerFile = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=PRIVACY,
-    help="Pay for every step from this ledger, and stop before its budget is crossed (dpcore ledger create).",
+    help="Ledger that pays for every step; the run stops before its budget is crossed (dpcore ledger create).",
 )]  # fmt: skip
 
 

@@ -4,9 +4,9 @@ Not in a thread. Generators of torch, NumPy and Python belong to a whole process
 from the run's key: a thread that read while the model drew dropout masks would change the masks, and draw other
 numbers itself. A process has generators of its own, so that a batch is the same wherever it is read.
 
-Nothing of a run moves here. What is asked for is a function of the places and the seed of a later step; the step draws
-its batch as it would without reading ahead, and takes what was read only if it is for the same places and seed. After a
-fork of the run's keys it is for others, and is dropped.
+Nothing of a run changes here. A request is a function of the places and the seed of a later step. The step draws its
+batch as it would without reading ahead, and takes the data that were read only if they are for the same places and
+seed. After a fork of the run's keys they are for others, and are dropped.
 """
 
 import os
@@ -28,18 +28,17 @@ _PATIENCE = 2.0
 """Seconds after which a worker looks whether the process that it reads for is still there."""
 
 Request = tuple[bytes, tuple[int, ...]]
-"""The seed and the places: what a batch is a function of. Secret."""
+"""The seed and the places, which determine a batch. Secret."""
 
 Answer = dict[str, torch.Tensor] | str
-"""The tensors of a batch by their names; why there is none where it could not be read."""
+"""The tensors of a batch by their names, or the reason if it could not be read."""
 
 
 class Ahead:
     """Up to `count` worker processes, each with a copy of the data set from when they began.
 
     They begin at the first request, in the way that `torch.multiprocessing` does on this system, as the workers of
-    torch's own DataLoader do. What they cannot do is done by the caller, after a warning. `reader` has the caller's
-    `read`.
+    torch's own DataLoader do. If they cannot read, the caller does, after a warning. `reader` has the caller's `read`.
     """
 
     def __init__(self, reader: Any, count: int) -> None:
@@ -49,7 +48,7 @@ class Ahead:
         self._process, self._broken = os.getpid(), False
 
     def ask(self, places: Sequence[int], seed: bytes) -> None:
-        """Let a batch be read, unless it is on its way."""
+        """Request a batch, unless it is requested already."""
         request = seed, tuple(places)
         if os.getpid() != self._process:  # forked: the workers are the parent's
             self._process, self._pool, self._asked = os.getpid(), None, {}
@@ -59,7 +58,7 @@ class Ahead:
             self._asked.pop(next(iter(self._asked))).cancel()
         try:
             with warnings.catch_warnings():
-                # Python warns of every fork beside threads, which do not live on in a worker.
+                # Python warns of every fork with threads, which do not exist in a worker.
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
                 self._asked[request] = self._workers().submit(_read, seed, request[1])
         except Exception as cause:  # noqa: BLE001 - no process to be had, or a data set that cannot be sent there
@@ -73,7 +72,7 @@ class Ahead:
         return self._pool
 
     def take(self, places: Sequence[int], seed: bytes) -> dict[str, torch.Tensor] | None:
-        """Return a batch that was asked for, or None if it was not, or could not be read."""
+        """Return a requested batch, or None if it was not requested, or could not be read."""
         if os.getpid() != self._process or (future := self._asked.pop((seed, tuple(places)), None)) is None:
             return None
         try:
