@@ -976,7 +976,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/cli/test_datasets.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
-        ("let a process draw what the first has not paid for", "    before_draw = _asked(\"before_draw\")", "    before_draw = lambda self, step: None",
+        ("let a process draw what the first has not paid for", "    before_draw = _by_first(\"before_draw\")", "    before_draw = lambda self, step: None",
          "end_to_end/test_processes_ledger.py::test_no_process_draws_what_is_not_paid_for"),
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
          "unit/ledger/test_attacks.py"),
@@ -1122,7 +1122,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/torch/data/ahead.py": [
         ("use what was read for other keys", "request = seed, tuple(places)", 'request = b"", tuple(places)', "unit/torch/test_ahead.py"),
-        ("take another request's batch", "self._asked.pop((seed, tuple(places)), None)", "self._asked.pop(next(iter(self._asked), None), None)",
+        ("take another request's batch", "self._requested.pop((seed, tuple(places)), None)", "self._requested.pop(next(iter(self._requested), None), None)",
          "unit/torch/test_ahead.py"),
     ],
     "dpcore/torch/data/loader.py": [

@@ -100,9 +100,9 @@ class Allowance:
 
     def counted(self, draft: Draft) -> float:
         """Return the filter's sum, including the part kept free for the plans that were fixed beforehand."""
-        return add(self._held(draft, run) for run in self.book.state.runs.values())
+        return add(self._counted(draft, run) for run in self.book.state.runs.values())
 
-    def _held(self, draft: Draft, run: Run) -> float:
+    def _counted(self, draft: Draft, run: Run) -> float:
         """Return a run's charge, or that of its plan if it is fixed and a living process may still come to the rest."""
         fixed = self.book.state.fixed
         if fixed is None or run.run_id not in fixed.runs or not draft.alive(run):
@@ -186,7 +186,7 @@ class Allowance:
             # Releases outside the plans, made without asking, are not in the budget that the plans keep whole.
             return in_plan and not outside_plans(state)
         runs = [other for other in state.runs.values() if other is not run]
-        others = [other.charge if in_plan else self._held(draft, other) for other in runs]
+        others = [other.charge if in_plan else self._counted(draft, other) for other in runs]
         return add([*others, self.filter.charge(event)]) <= limit
 
     def demand_room_to_begin(self, draft: Draft, planned: Event, event_after: EventAfter) -> None:

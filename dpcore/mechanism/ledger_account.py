@@ -165,19 +165,19 @@ class LedgerAccount:
 # A run of several processes that pays from a ledger: the first process has the ledger, and answers for all.
 
 
-def _asked(name: str) -> Callable[..., Any]:
+def _by_first(name: str) -> Callable[..., Any]:
     """Return a method that calls the first process's account. All must call it, and all get the result."""
 
-    def ask(self: "SharedAccount", *arguments: Any) -> Any:
+    def call(self: "SharedAccount", *arguments: Any) -> Any:
         return by_the_first(self.peers, lambda: getattr(self.account, name)(*arguments))
 
-    return ask
+    return call
 
 
 def _here(name: str) -> Any:
     """Return a property of the first process's account, which is not sent; PrivacyError in the others."""
 
-    def held(self: "SharedAccount") -> Any:
+    def value(self: "SharedAccount") -> Any:
         if self.account is None:
             raise PrivacyError(
                 f"rank {self.peers.rank} has no ledger and does not know epsilon: take epsilon and statement from rank "
@@ -185,7 +185,7 @@ def _here(name: str) -> Any:
             )
         return getattr(self.account, name)
 
-    return property(held)
+    return property(value)
 
 
 class SharedAccount:
@@ -198,11 +198,11 @@ class SharedAccount:
     def __init__(self, peers: Peers, account: LedgerAccount | None) -> None:
         self.peers, self.account = peers, account
 
-    before_draw = _asked("before_draw")
-    has_paid = _asked("has_paid")
-    before_release = _asked("before_release")
-    resume = _asked("resume")
-    use_key = _asked("use_key")
+    before_draw = _by_first("before_draw")
+    has_paid = _by_first("has_paid")
+    before_release = _by_first("before_release")
+    resume = _by_first("resume")
+    use_key = _by_first("use_key")
     tree, caveats, describe = _here("tree"), _here("caveats"), _here("describe")
 
     def begin(self) -> None:

@@ -646,7 +646,7 @@ class Mechanism:
         query = self.plan.method.preconditioning
         if query is None or self.vectors.scales is None or query.phase(self.step) is not Phase.REFRESHED:
             return
-        for scale, nu in zip(self.vectors.scales, self._held(self._second_moments()), strict=True):
+        for scale, nu in zip(self.vectors.scales, self._stored(self._second_moments()), strict=True):
             scale[...] = 1 / (nu**0.5 + query.scale_eps)
 
     def _mend_noise(self) -> None:
@@ -721,7 +721,7 @@ class Mechanism:
         """Put all processes' pieces together to whole vectors, one for each tensor."""
         return self.peers.whole(parts, self.pieces, self.layout)
 
-    def _held(self, parts: Sequence[Any]) -> list[Any]:
+    def _stored(self, parts: Sequence[Any]) -> list[Any]:
         """Return vectors as a process stores them: whole ones, or its own pieces."""
         return list(parts) if self.peers.shards else self._whole(parts)
 
@@ -750,7 +750,7 @@ class Mechanism:
         Arrays of the given parameters' shapes, not to be written to. All processes must call it.
         """
         kept = None if self.step == 0 else self.vectors.averages
-        vectors = self._held(self._outcome(parameters) if kept is None else kept)
+        vectors = self._stored(self._outcome(parameters) if kept is None else kept)
         return [vector.reshape(p.shape) for vector, p in zip(vectors, parameters, strict=True)]
 
 

@@ -170,22 +170,22 @@ def check_vectors(
     held = sum(math.prod(parameter.shape) for parameter in parameters)
     own = held if peers.shards else sum(stop - start for _, start, stop in peers.pieces(layout))
     window = widest_window(query)
-    # Each setting with its value, its vectors and their coordinates in this process, and what it counts beside them.
+    # Each setting with its value, its vectors and their coordinates in this process, and what else it counts.
     settings: list[tuple[str, int, int, str, int]] = [
         (f"query={type(query).__name__}(...), lags={query.lags:,}", query.lags, held, dtype, 0)
         if window is None
         else (f"window={window:,}", query.lags, held, dtype, 1)
     ]
     kept, name = (filtered.memory, "length") if filtered.adaptive else (filtered.order, "order")  # type: ignore[attr-defined]
-    # GaLore's are smaller, but only the run knows by how much.
+    # GaLore's are smaller, by how much only the run can say.
     size = own if method.galore is None else 0
     settings.append((f"filter={type(filtered).__name__}(...), {name}={kept:,}", kept, size, dtype, 0))
     if strategy is not None:
         said = f"strategy={strategy.describe()['kind']!r}, order={strategy.order:,}"
         settings.append((said, strategy.order, own, "float64", 0))
-    for said, vectors, size, kind, beside in settings:
+    for said, vectors, size, kind, others in settings:
         each = size * np.dtype(kind).itemsize
         if vectors and each:
             what = f"{said}: keeps {vectors:,} vectors of {size:,} {kind} coordinates"
             setting = said.split(", ")[-1].split("=")[0]
-            check_room(vectors * each, what, f"take {setting}={(free or 0) // each + beside:,} at most", free, where)
+            check_room(vectors * each, what, f"take {setting}={(free or 0) // each + others:,} at most", free, where)

@@ -103,7 +103,7 @@ def load(engine: Engine, state: Mapping[str, Any]) -> None:
             engine.working.copies[name].copy_(value)
     if public["recorded"] is not None:
         engine.recorder = Recorder.of(mechanism.layout, public["recorded"])
-    elif engine.recorder is not None:  # what it kept belongs to steps that the run goes back behind
+    elif engine.recorder is not None:  # it has steps that the run undoes
         engine.recorder = Recorder(mechanism.layout, engine.recorder.coordinates)
 
 

@@ -76,10 +76,10 @@ class Rehearsal:
         return microbatch_size(most, self.needed, self.likely_examples)
 
     def _leaner(self, most: int, size: int) -> int:
-        """Take heads without their logits where these leave room for few examples; return the micro-batch's size.
+        """Compute heads without logits if these leave room for few examples; return the micro-batch's size.
 
-        It makes them twice more, and saves passes over them. So it pays where products of fewer rows would be slow, or
-        where one example's logits do not fit.
+        It makes them twice more, and saves passes over them. So it pays if products of fewer rows would be slow, or if
+        one example's logits do not fit.
         """
         gradient = self.engine.gradient
         if gradient.way != "pairs" or gradient.repeated is not None:
@@ -129,7 +129,7 @@ class Layer:
     rule: str = ""  # how its norms and its sum are taken
     rows: int = 0  # T of each example at one point, for pairs; 0 without pairs
     points: int = 0  # of the gradients in a step
-    bytes: int = 0  # held for each example; inputs that several tensors share count with each of them
+    bytes: int = 0  # of each example; inputs that several tensors share count with each of them
 
 
 @dataclass(frozen=True)

@@ -202,9 +202,9 @@ class Footprint:
         vectors.
         """
         one, times = np.array([1.0, examples]), examples / self.count
-        pairs, rows = (times * size for size in self._held(kept))
+        pairs, rows = (times * size for size in self._kept_bytes(kept))
         if points > 1 or several:  # rows are added up, in no 16 bits
-            rows = times * self._held(lambda _: kept(torch.float32))[1]
+            rows = times * self._kept_bytes(lambda _: kept(torch.float32))[1]
         largest = max((4 * examples * math.prod(b.shape) for b in self.blocks if isinstance(b, Rows)), default=0)
         # Pairs of all points are side by side, rows are added; displaced points are copies of the parameters, and a
         # unit that continues in the next micro-batch is one row.
@@ -221,7 +221,7 @@ class Footprint:
             summing += max(every, 3 * parameters)
         return math.ceil(max(running, (points - 1) * parameters + max(joining, summing)))
 
-    def _held(self, kept: Callable[[torch.dtype], torch.dtype]) -> tuple[int, int]:
+    def _kept_bytes(self, kept: Callable[[torch.dtype], torch.dtype]) -> tuple[int, int]:
         """Return the bytes of the blocks' pairs and of their rows, as arrays of the dtypes that they are kept in."""
         sums = []
         for kind in (True, False):
@@ -285,7 +285,7 @@ def _lives(graph: Graph, count: int) -> Moments:
             first.setdefault(storage, place[node])
             last[storage] = max(last.get(storage, 0), end)
     changes = np.zeros((len(nodes) + 1, 2))
-    for node in nodes:  # what an operation of ours takes beside its results
+    for node in nodes:  # memory of our operations other than their results
         changes[place[node], 1] += node.meta.get("scratch", 0) / count
         changes[place[node] + 1, 1] -= node.meta.get("scratch", 0) / count
     for storage, size in sizes.items():

@@ -144,7 +144,7 @@ class Working:
                     torch.autograd.graph.increment_version(parameter)
 
     def kept(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which what was found for examples in `dtype` is handed to the backend.
+        """Return the dtype in which the backend gets what was computed for examples in `dtype`.
 
         16 bits stay, which the backend widens a piece at a time; NumPy has no bfloat16.
         """

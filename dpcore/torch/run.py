@@ -147,7 +147,7 @@ class PrivateRun:
             if self._stepping:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
             self._stepping, mechanism.asked = True, False
-            # Processes with shards gather the model's parameters first, when no answer can be given.
+            # Processes with shards gather the model's parameters first, when no answer is possible.
             begun = not mechanism.peers.shards
             try:
                 engine.check_public(public)
@@ -350,7 +350,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         Raises
         ------
         PrivacyError
-            If no sum is waiting: call ``private.step(batch)`` instead.
+            If no batch was summed: call ``private.step(batch)`` instead.
         """
         if closure is not None:
             raise ArgumentError("closure: must be None; the gradients are taken per example by private.step(batch)")
@@ -374,9 +374,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.
 
-        The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, and
-        the cursor. Keep it as safe as the data: whoever has it can subtract the noise. `dpcore.torch.save_state` writes
-        it so that its owner alone can read it, `dpcore.torch.public_state` returns a copy without it.
+        The secret part is the keys of noise and sampling, the earlier noise that correlated noise still needs, and the
+        cursor. Keep it as safe as the data: whoever has it can subtract the noise. `dpcore.torch.save_state` writes it
+        so that only its owner can read it, and `dpcore.torch.public_state` returns a copy without it.
         """
         self._engine.check_not_swapped("optimizer.state_dict")
         return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}

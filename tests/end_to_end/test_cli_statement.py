@@ -54,7 +54,7 @@ FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
     "text changed": (
         lambda run, _: replaced(run / "statement.txt", "epsilon", "EPSILON"),
         "statement.txt",
-        "is not what statement.json says",
+        "contradicts statement.json",
     ),
     "text gone": (lambda run, _: (run / "statement.txt").unlink(), "SHA-256 of statement.txt", "cannot be read"),
     "text and card gone": (

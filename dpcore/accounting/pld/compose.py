@@ -29,7 +29,7 @@ radix 2: by G ||F||_2 in the L2 norm, and by G ||x||_1 at every frequency. (Meas
 thousand points on.)
 
 **Rounding of the composition.** The thickest point of a step is left out of its transform: at index 0 that is its mass,
-exactly, and adding it costs u |F_j|, which matters where it holds nearly everything. Below, x_i is a step without that
+exactly, and adding it costs u |F_j|, which matters if it has nearly everything. Below, x_i is a step without that
 point. |F_ij| <= 1 for tilted masses, so the product of the powers T_i is off by at most sum_i T_i (G ||F_i||_2 + 2 u
 sqrt(N)) in L2 (one factor exchanged at a time), and with ||F||_2 = sqrt(N) ||x||_2 the convolution c by
 

@@ -53,7 +53,7 @@ def run_comparison(
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
     if jobs > 1 and ledger is not None and Ledger.open(ledger).budget is not None:
-        raise ArgumentError(f"jobs={jobs}: must be 1 with a ledger that has a budget, which is asked before each run")
+        raise ArgumentError(f"jobs={jobs}: must be 1 with a ledger that has a budget, which is checked before each run")
     console = remarks()
     remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"planned: {counted(comparison.total, 'run')}")

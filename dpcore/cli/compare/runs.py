@@ -152,7 +152,7 @@ class Comparison:
         return max(grid, key=lambda lr: (means[lr], -lr))
 
     def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
-        """Return the runs that may begin now, where those with an accuracy are complete."""
+        """Return the runs that may begin now; those with an accuracy are complete."""
         ahead = self.ahead(accuracy)
         return [r for r in ahead if r.role == SEARCH or self.chosen(r.contestant, r.epsilon, accuracy) is not None]
 
@@ -517,7 +517,7 @@ def _result(record: Record, future: Future[str]) -> str:
     except (DpcoreError, OSError, BrokenProcessPool) as cause:
         said = "its process was ended" if isinstance(cause, BrokenProcessPool) else str(cause)
         raise DpcoreError(
-            f"the run {described(record.run)} failed: {said}; the same command goes on from the runs that are complete"
+            f"the run {described(record.run)} failed: {said}; the same command continues after the complete runs"
         ) from cause
 
 
@@ -543,8 +543,8 @@ def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
         return training.run(interruption, folder, alone=False).budget
 
 
-class _Asked(Interruption):
-    """Asks a worker's run to stop once the event is set, which all processes share."""
+class _Shared(Interruption):
+    """Stops a worker's run once the event is set, which all processes share."""
 
     def __init__(self, stop: Flag) -> None:
         super().__init__()
@@ -569,7 +569,7 @@ def _prepare(stop: Flag) -> None:
     # Once the parent is gone, nobody would count a run as one of the comparison.
     parent: Any = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    _worker["interruption"] = _Asked(stop)
+    _worker["interruption"] = _Shared(stop)
     import torch
 
     torch.set_num_threads(1)
@@ -583,7 +583,7 @@ def make_run(task: Task) -> str:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not.
+    """Start processes in the block with one thread each, and Ctrl-C blocked for good; this process is as before.
 
     Ctrl-C reaches the whole group of processes: the parent decides what it means.
     """

@@ -71,7 +71,7 @@ class RunFolder:
         self.stated = statement
 
     def write_metrics(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
-        """Write metrics.jsonl anew: one JSON object a line, for each evaluation."""
+        """Replace metrics.jsonl: one JSON object a line, for each evaluation."""
         self.write("metrics.jsonl", b"".join(map(_line, evaluations)))
 
     def log(self, evaluation: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> Non
             pass
     elif waiting:
         raise DataError(
-            f"out={str(path)!r}: the checkpoint of another run, {kept}, lies where this one's would; delete it or name "
+            f"out={str(path)!r}: the checkpoint of another run, {kept}, is in this one's place; delete it or name "
             "another folder"
         )
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -167,7 +167,7 @@ def read_run(path: Path) -> tuple[Statement | None, list[dict[str, Any]]]:
 
 
 def checkpoint_of(folder: Path) -> Path:
-    """Return the path of a run's checkpoint: beside its folder, whose files are all public."""
+    """Return the path of a run's checkpoint: next to its folder, whose files are all public."""
     whole = folder.resolve()
     return whole.with_name(f"{whole.name}.checkpoint")
 
@@ -178,7 +178,7 @@ def holds(path: Path, kind: str = RUN) -> bool:
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one where there is none that can be read."""
+    """Return the object in a JSON file; an empty one if none can be read."""
     try:
         content = read_json_file(path)
     except (OSError, ValueError):

@@ -116,7 +116,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
         from dpcore.cli.train.training import Training
 
         training = Training(settings, dataset, ledger)
-        if rank:  # beside the first process, without a word
+        if rank:  # the first process writes for all
             training.private.begin()
             with deferred() as interruption:
                 outcome = training.run(interruption)
@@ -145,14 +145,14 @@ def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str
 
 
 def train_to_end(training: Training, folder: RunFolder, interruption: Interruption, as_json: bool) -> int:
-    """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
+    """Train a new or resumed run to its end, and finish its folder; return the exit status."""
     from dpcore.cli.train.training import cost
 
     console, steps = remarks(), training.private.plan.steps
     target = format_epsilon(training.private.epsilon(planned=True), digits=3)
     if training.ledger is not None:
         remark(cost(steps))
-        training.save(folder.checkpoint)  # after a resume too: it then knows what the last kill left, and says it once
+        training.save(folder.checkpoint)  # after a resume too, so that what the last kill left is reported once
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("training", total=steps)
@@ -200,7 +200,7 @@ def _warn_of_budget(ledger: Path, training: Training) -> None:
 
 
 def _record(folder: RunFolder) -> str:
-    """Say of a run that ended badly where it stands what was spent, and how to go on."""
+    """Return which file of a run that ended badly states what was spent, and how to continue."""
     statement = folder.path / "statement.txt"
     if folder.stated is not None:
         upper = folder.stated.note.startswith(WRITTEN_BEFORE)
@@ -210,7 +210,7 @@ def _record(folder: RunFolder) -> str:
         said = f"no step was taken, and {statement} states what was spent before, or more"
     else:
         said = "no step was taken, and nothing was spent"
-    return f"{said}; to go on: {_command(folder)}" if folder.checkpoint.exists() else said
+    return f"{said}; to continue: {_command(folder)}" if folder.checkpoint.exists() else said
 
 
 def _command(folder: RunFolder) -> str:
@@ -245,7 +245,7 @@ def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption:
         write_line("privacy spent      epsilon is infinite: this run is NOT private")
     write_line(f"run folder         {folder.path}")
     if folder.checkpoint.exists():
-        write_line(f"to go on           {_command(folder)}{when}")
+        write_line(f"to continue        {_command(folder)}{when}")
 
 
 def _started() -> bool:
@@ -272,29 +272,29 @@ def joined(settings: Settings) -> Iterator[int]:
         dist.destroy_process_group()
 
 
-_BESIDE = {"resume", "ledger", "as_json", "debug"}
+_WITH_RESUME = {"resume", "ledger", "as_json", "debug"}
 
 
 def settings_of_run(context: typer.Context, path: Path) -> Settings:
-    """Return the settings of the run in a folder; refuse options beside ``--resume`` that belong to the run."""
+    """Return the settings of the run in a folder; refuse options that ``--resume`` takes from the run."""
     if not holds(path):
         raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name not in _BESIDE and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+        if name not in _WITH_RESUME and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise ArgumentError(f"{parameter.opts[0]}: must be left out, since --resume has the settings of the run")
     return stored_settings(read_config(path / "config.json"))
 
 
 def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
-    """Go on with the run in a folder, which has these settings; `ledger` is where its ledger is now, if it moved."""
+    """Continue the run in a folder, which has these settings; `ledger` is its ledger's path now, if it moved."""
     with locked(path):
         folder = RunFolder(path, existing=True)
-        stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
+        stated = content_of(path / "statement.json")  # empty if the run was killed before there was one
         if not folder.checkpoint.exists():
-            why = f"its checkpoint, {folder.checkpoint}, is missing; put it back (it lies beside the folder)"
+            why = f"its checkpoint, {folder.checkpoint}, is missing; put it back (it belongs next to the folder)"
             if not stated.get("ledger"):
-                why = "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
+                why = "has no checkpoint: only a run with --ledger keeps one, since the ledger records later releases"
             if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
                 why = "is complete"
             raise DataError(f"resume={str(path)!r}: {why}")
@@ -326,12 +326,12 @@ def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, An
     own = _of_ledger(saved).get("run")
     if (stated.get("ledger") or {}).get("run", own) != own:
         raise DataError(f"checkpoint {folder.checkpoint}: belongs to another run than the one in {folder.path}")
-    held, given = saved["settings"], plain(settings.to_dict())
-    for name in ({**held, **given}).keys() - set(GONE):
-        if held.get(name) != given.get(name):
+    former, given = saved["settings"], plain(settings.to_dict())
+    for name in ({**former, **given}).keys() - set(GONE):
+        if former.get(name) != given.get(name):
             raise DataError(
                 f"{folder.path / 'config.json'}: its {name} is {given.get(name)!r}, and the run has "
-                f"{held.get(name)!r}; put it back, or train anew with --config"
+                f"{former.get(name)!r}; put it back, or start a new run with --config"
             )
 
 
@@ -383,7 +383,7 @@ def train(
     config: Annotated[Path | None, typer.Option(is_eager=True, callback=use_config, metavar="FILE",  # noqa: ARG001 (its callback reads it)
         help="Settings from a .toml file, or from a run's config.json; options win.", rich_help_panel=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER",
-        help="Go on with the run in this folder, which a ledger pays for, from its checkpoint.",
+        help="Continue the run in this folder, which a ledger pays for, from its checkpoint.",
         rich_help_panel=RUN)] = None,
     as_json: Json = False,
     **given: Any,

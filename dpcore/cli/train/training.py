@@ -67,7 +67,7 @@ def every(steps: int) -> int:
 
 
 def cost(steps: int) -> str:
-    """Say what a crash would cost a run of so many steps."""
+    """Return what a crash would cost a run of `steps` steps."""
     return (
         f"a checkpoint is saved every {every(steps):,} of {steps:,} steps or {SECONDS:.0f} seconds, whichever comes "
         f"first; a crash or kill -9 costs the steps since then and up to {largest(steps):,} reserved ahead, which stay "
@@ -181,7 +181,7 @@ class Training:
             "ledger": str(Path(self.ledger or "").absolute())})  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the checkpoint of a run with the same settings."""
+        """Continue from the checkpoint of a run with the same settings."""
         self.model.load_state_dict(state["model"])
         self.private.optimizer.load_state_dict(state["optimizer"])
         self.evaluations = list(state["evaluations"])
@@ -272,7 +272,7 @@ class Training:
         return bool(torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum().isfinite())
 
     def _stopped(self, interruption: Interruption) -> bool:
-        """Whether this process or another was asked to stop: all stop after the same step."""
+        """Whether any process was interrupted: all stop after the same step."""
         if stopped := self.private.any_process(bool(interruption)):
             interruption.signal = interruption.signal or SIGTERM  # which torchrun sends to all
         return stopped

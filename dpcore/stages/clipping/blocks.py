@@ -499,7 +499,7 @@ CHUNK = 4096
 
 
 class Part(Protocol):
-    """A part of `Chunked` that makes its blocks when they are asked for."""
+    """A part of `Chunked` that makes its blocks when they are needed."""
 
     @property
     def examples(self) -> int:
@@ -523,12 +523,12 @@ class Part(Protocol):
         """See `Block.units`."""
 
     def map(self, function: Callable[[Any], Any]) -> "Part":
-        """See `Block.map`; what is not of single examples stays."""
+        """See `Block.map`; whatever is not per example stays."""
 
 
 @dataclass(frozen=True)
 class Chunked:
-    """A matrix (q, p), the sum of parts of which some are made `CHUNK` rows at a time, for the norm and for the sum.
+    """A matrix (q, p), a sum of parts, some made `CHUNK` rows at a time, for the norm and for the sum.
 
     Attributes
     ----------
@@ -543,8 +543,8 @@ class Chunked:
     inequality gives ``||k|| <= w sqrt(sum_c N_c^2) + sqrt(sum_c r_c^2)``. A chunk of m rows has sqrt(m / q) of the
     rounding that all q rows have, whichever formula of `dpcore.spec.contributions` it is.
 
-    A chunk is made twice, and nothing says that a library's product comes out with the same bits again. So the sum
-    measures what it adds: where that is longer than N_c, the example adds 0 there.
+    A chunk is made twice, and a library's product may have other bits the second time. So the sum measures what it
+    adds: if a chunk of an example is longer than N_c, it adds 0.
     """
 
     parts: tuple[Any, ...]
@@ -567,7 +567,7 @@ class Chunked:
         return math.fsum(part.rounding for part in self.parts)
 
     def pieces(self, scale: Any = None) -> Iterator[tuple[Block, slice, Any]]:
-        """Yield the chunks' blocks, where each lies in the flat matrix, and its part of the scale."""
+        """Yield the chunks' blocks, with each one's place in the flat matrix and its part of the scale."""
         rows, width = self.shape
         for first in range(0, rows, CHUNK):
             last = min(first + CHUNK, rows)

@@ -44,23 +44,23 @@ class Ahead:
     def __init__(self, reader: Any, count: int) -> None:
         self._reader, self._count = reader, count
         self._pool: ProcessPoolExecutor | None = None
-        self._asked: dict[Request, Future[Answer]] = {}
+        self._requested: dict[Request, Future[Answer]] = {}
         self._process, self._broken = os.getpid(), False
 
     def ask(self, places: Sequence[int], seed: bytes) -> None:
         """Request a batch, unless it is requested already."""
         request = seed, tuple(places)
         if os.getpid() != self._process:  # forked: the workers are the parent's
-            self._process, self._pool, self._asked = os.getpid(), None, {}
-        if self._broken or request in self._asked:
+            self._process, self._pool, self._requested = os.getpid(), None, {}
+        if self._broken or request in self._requested:
             return
-        while len(self._asked) > self._count:  # the run went another way, and nobody will come for the oldest
-            self._asked.pop(next(iter(self._asked))).cancel()
+        while len(self._requested) > self._count:  # the run went another way, and the oldest stays unused
+            self._requested.pop(next(iter(self._requested))).cancel()
         try:
             with warnings.catch_warnings():
                 # Python warns of every fork with threads, which do not exist in a worker.
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
-                self._asked[request] = self._workers().submit(_read, seed, request[1])
+                self._requested[request] = self._workers().submit(_read, seed, request[1])
         except Exception as cause:  # noqa: BLE001 - no process to be had, or a data set that cannot be sent there
             self._give_up(type(cause).__name__)
 
@@ -73,7 +73,7 @@ class Ahead:
 
     def take(self, places: Sequence[int], seed: bytes) -> dict[str, torch.Tensor] | None:
         """Return a requested batch, or None if it was not requested, or could not be read."""
-        if os.getpid() != self._process or (future := self._asked.pop((seed, tuple(places)), None)) is None:
+        if os.getpid() != self._process or (future := self._requested.pop((seed, tuple(places)), None)) is None:
             return None
         try:
             answer = future.result()
@@ -86,7 +86,7 @@ class Ahead:
 
     def _give_up(self, reason: str) -> None:
         """End all workers for good."""
-        self._asked, self._broken = {}, True
+        self._requested, self._broken = {}, True
         if self._pool is not None:
             self._end()
         warnings.warn(

@@ -147,8 +147,8 @@ class Data:
         for name in {**wanted, **given_form}:
             if wanted.get(name) != given_form.get(name):
                 has, must = (" ".join(map(str, of.get(name, ("nothing",)))) for of in (given_form, wanted))
-                given = f"example_batch{name.removeprefix('batch')} with {has} for an example"
-                raise ArgumentError(f"{given}: must have the form of the data's batches, {must}")
+                subject = f"example_batch{name.removeprefix('batch')} with {has} for an example"
+                raise ArgumentError(f"{subject}: must have the form of the data's batches, {must}")
         count, inputs = batches.size(made), batches.normalize(made)[0]
         before = list(batches.leaves(batches.tree_map(lambda tensor: tensor.roll(1, 0), inputs)))
         pairs = list(zip(batches.leaves(inputs), before, strict=True))

@@ -25,7 +25,7 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
     assert folder.checkpoint == tmp_path / "run.checkpoint"
     folder.write_config({}, None, {})
     folder.checkpoint.write_text("keys")
-    with pytest.raises(DataError, match=r"go on with it \(dpcore train --resume .*run\), name another folder or add"):
+    with pytest.raises(DataError, match=r"continue it \(dpcore train --resume .*run\), name another folder or add"):
         RunFolder(tmp_path / "run")
     RunFolder(tmp_path / "run", overwrite=True)
     assert not folder.checkpoint.exists()
