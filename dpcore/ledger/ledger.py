@@ -224,8 +224,8 @@ class Ledger:
     ) -> LedgerRun:
         """Write a new run.
 
-        With `released` all of it left already: it is written in the same transaction, whatever the budget. Refusing it
-        would not undo it, and the ledger would continue to grant what is spent. It is the entry that `resume` writes if
+        With `released`, all of it was released already: the transaction writes it whatever the budget. Refusing it
+        would not undo it, and the ledger would grant the same budget again. It is the entry that `resume` writes if
         an older copy of the ledger was put back, which every reader knows: after charges beyond the limit nothing is
         granted (`Allowance.allows`), and the total then states the odometer, which holds for releases that nobody
         decided on (`dpcore.ledger.privacy_filter`).
@@ -424,7 +424,7 @@ class Ledger:
         budget = None if limit is None else rows.filter.epsilon(max(limit, spent), chosen)
         if alone and not outside:
             budget = plan
-        elif exceeded and budget is not None:  # nobody fixed where the sum stopped
+        elif exceeded and budget is not None:  # nobody fixed the sum's end
             budget = max(budget, odometer)
         return Total(
             delta=chosen,

@@ -20,7 +20,7 @@ than `groups` steps on, in every branch that they belong to.
   (1 + k) ||C[:, p]||^2. Two releases about one coin cost more than two about two coins, so no sampling is claimed for
   them. A point of branching is within reach of at most one such coin of an example, since its possible steps are
   `groups` apart, and 1 + k <= 2 k. So all of them are at most one Gaussian mechanism with
-  mu^2 = 2 branches (largest norm / sigma)^2, where `branches` were left that have rows of their own.
+  mu^2 = 2 branches (largest norm / sigma)^2, where `branches` counts those left behind with rows of their own.
 
 With independent noise (one band) no row is beyond t, and the second kind does not occur.
 

@@ -177,7 +177,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(tmp_path, straight:
         assert bytes.fromhex(secret["noise_key"]) not in path.read_bytes()
     status, told = resume(folder)
     assert status == 0
-    assert "Going on after step 30 of 69, with fresh noise. This costs 0 steps" in " ".join(told.split())
+    assert "Continuing after step 30 of 69, with fresh noise. This costs 0 steps" in " ".join(told.split())
     assert_complete(folder, straight, 0)
     assert [line["step"] for line in lines(folder)] == [23, 30, 46, 69]
 
@@ -242,7 +242,7 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     for words in (("--lr", "1"), ("--overwrite",), ("--out", "x"), ("--config", str(toml)), ("--epochs", "3")):
         assert f"{words[0]}: must be left out" in refused(capsys, *resumed, *words)
     assert "already has a run; continue it (dpcore train --resume" in refused(capsys, *RUN, "--out", run)
-    assert "holds no run of dpcore train" in refused(capsys, "--resume", str(folder))
+    assert "has no run of dpcore train" in refused(capsys, "--resume", str(folder))
     assert "run': is complete" in refused(capsys, "--resume", str(straight / "run"))
 
     other = tmp_path / "other"

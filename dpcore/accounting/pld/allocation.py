@@ -70,7 +70,7 @@ class TiltedSum:
     """Masses of S at `values` (n,), multiplied by e^(rate S - log_total).
 
     `error` bounds the L2 norm of what rounding adds, `left` the tilted mass above the window, which the transform folds
-    into it, and `beyond` the same without the tilt (where the rate is above 0: weighed by S over the window's end).
+    into it, and `beyond` the same without the tilt (if the rate is above 0: weighed by S over the window's end).
     """
 
     sums: Array
@@ -192,8 +192,8 @@ def _power(mass: Array, count: int, size: int) -> tuple[Array, float]:
 def _difference(few: Array, more: Array, count: int, size: int) -> tuple[Array, float]:
     """Return the convolution of few + more without that of few, and a bound on its L2 error.
 
-    With B and T their transforms and A = B + T: A^t - B^t = T (A^(t-1) + A^(t-2) B + ... + B^(t-1)), no digit of which
-    is lost, however small T is. The sum has t products of t - 1 factors of size 1 at most, each off by `each`.
+    With B and T their transforms and A = B + T: A^t - B^t = T (A^(t-1) + A^(t-2) B + ... + B^(t-1)), which loses no
+    digit, however small T is. The sum has t products of t - 1 factors of size 1 at most, each off by `each`.
     """
     from scipy.fft import irfft, rfft
 

@@ -58,7 +58,7 @@ class Steps:
         raise NotImplementedError
 
     def thick(self, direction: str) -> Array:
-        """Return per step (steps, 1) a loss where P is thick."""
+        """Return per step (steps, 1) a loss with much P-mass near it."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class Family(Steps):
         return ends[0].min(axis=1, keepdims=True), ends[1].max(axis=1, keepdims=True)
 
     def thick(self, direction: str) -> Array:
-        """Return per step (steps, 1) a loss where P is thick."""
+        """Return per step (steps, 1) a loss with much P-mass near it."""
         steps = np.arange(self.weights.shape[0])
         if self.subset:
             return np.zeros((len(steps), 1))
@@ -203,7 +203,7 @@ def _add_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
 
 
 def center(family: Steps, direction: str, width: float) -> Array:
-    """Return per step (steps, 1) a loss r such that P/Q = e^r on the losses within width/2 of r, where P is thick.
+    """Return per step (steps, 1) a loss r with much P-mass such that P/Q = e^r on the losses within width/2 of r.
 
     The rare-event case needs it: nearly all of P lies within much less than a grid cell, and moving it by a part of a
     cell in every one of T steps would move the total by T parts of a cell.

@@ -281,7 +281,7 @@ class Log:
         return log
 
     def begin(self, run: Run) -> Record:
-        """Write down that a run begins, and where."""
+        """Record that a run begins, and its folder."""
         name = re.sub("[^a-z0-9]+", "-", run.contestant.lower()).strip("-")
         number, parent = len(self.records) + 1, self.folder.path / RUNS
         while (path := parent / f"{number:03d}-{name}").exists() or checkpoint_of(path).exists():

@@ -278,7 +278,7 @@ _WITH_RESUME = {"resume", "ledger", "as_json", "debug"}
 def settings_of_run(context: typer.Context, path: Path) -> Settings:
     """Return the settings of the run in a folder; refuse options that ``--resume`` takes from the run."""
     if not holds(path):
-        raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
+        raise DataError(f"resume={str(path)!r}: has no run of dpcore train; name the run folder")
     for parameter in context.command.params:
         name = str(parameter.name)
         if name not in _WITH_RESUME and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
@@ -358,7 +358,7 @@ def _how(training: Training, saved: Mapping[str, Any]) -> str:
     steps, now = private.plan.steps, private.statement()
     known = {name: Branch(*branch) for name, branch in state["branches"].items()}
     lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)
-    where = f"Going on after step {private.steps_taken:,} of {steps:,}, with fresh noise"
+    where = f"Continuing after step {private.steps_taken:,} of {steps:,}, with fresh noise"
     if not lost:
         return f"{where}. This costs 0 steps: nothing was released since."
     return (

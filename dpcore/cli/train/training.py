@@ -76,7 +76,7 @@ def cost(steps: int) -> str:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of `dpcore train`; DataError where it is damaged or something else."""
+    """Return the content of a checkpoint of `dpcore train`; DataError if it is damaged or something else."""
     try:
         # torch.load does not look at the checksums: a flipped bit of a key would be read as another key.
         with zipfile.ZipFile(path) as archive:

@@ -165,7 +165,7 @@ def brackets(workload: Workload) -> Iterator[Bracket]:
 
 
 def quick_bound(workload: Workload, tolerance: float) -> float | None:
-    """Return the squared error that no mechanism's mean one is below, where eigenvalues alone tell it; else None."""
+    """Return a lower bound of all mechanisms' mean squared errors if eigenvalues alone give it; else None."""
     if len(workload.inverse) != 2:
         return None
     columns = _weights(logarithms(workload.inverse, tolerance))
