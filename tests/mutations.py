@@ -38,7 +38,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/statement/test_verify.py"),
     ],
     "dpcore/statement/verify/folder.py": [
-        ("take any file for the one that the card lists", "if found.hexdigest() == stated:", "if stated:",
+        ("take any file for the one that the card lists", "if digest.hexdigest() == stated:", "if stated:",
          "end_to_end/test_cli_statement.py"),
     ],
     "dpcore/cli/compare/runs.py": [
@@ -698,7 +698,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget the coins that two branches share",
          "return Composed((own, others, Gaussian(noise_multiplier / column_norm, 2 * branches, Adjacency.ZERO_OUT)))",
          "return Composed((own, others))", "'end_to_end/test_measured_sensitivity.py::test_branches_of_a_cyclic_run_share_a_coin[389]'"),
-        ("let more bands than groups be amplified", "if found > self.groups:", "if found > self.groups + 1:", "unit/sampling/test_cyclic.py"),
+        ("let more bands than groups be amplified", "if width > self.groups:", "if width > self.groups + 1:", "unit/sampling/test_cyclic.py"),
     ],
     "dpcore/sampling/orders.py": [
         ("give an epoch the order of the first", "draw.permutation(key, self.dataset_size, epoch)", "draw.permutation(key, self.dataset_size, 0)",
@@ -1012,8 +1012,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let products of columns cancel", "float(np.abs(products).sum()), wanted", "float(products.sum()), wanted", "unit/stages/test_optimal.py"),
         ("leave the square root out of a family", "np.append(np.linspace(0, np.log(16 * steps), _TRIED), np.log(2))",
          "np.append(np.linspace(3, np.log(16 * steps), _TRIED), 3.5)", "unit/stages/test_optimal.py"),
-        ("keep the worst of the banded inverses", "return min(found, key=", "return max(found, key=", "unit/stages/test_optimal.py"),
-        ("go on from fewer steps in the wrong direction", "3 * found[-1] - 3 * found[-2] + found[-3]", "30 * found[-1] - 30 * found[-2] + found[-3]",
+        ("keep the worst of the banded inverses", "return min(candidates, key=", "return max(candidates, key=", "unit/stages/test_optimal.py"),
+        ("go on from fewer steps in the wrong direction", "3 * fits[-1] - 3 * fits[-2] + fits[-3]", "30 * fits[-1] - 30 * fits[-2] + fits[-3]",
          "unit/stages/test_optimal.py"),
         ("lose a derivative by the decays", "scale * (later @ powers[j]) / decay", "scale * (later @ powers[j])", "unit/stages/test_optimal.py"),
     ],

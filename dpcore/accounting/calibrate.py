@@ -223,9 +223,9 @@ def least_private(
     def at(x: float, between: tuple[float, float] = (low, high)) -> _Point:
         """Look at the value of logarithm x, or at the nearest one between two."""
         value = min(max(round(math.exp(x)) if whole else math.exp(x), between[0]), between[1])
-        found = epsilon(value)
-        height = max(-_CLAMP, min(_CLAMP, math.log(found) - aim)) if found > 0.0 else -_CLAMP
-        return _Point(value, height, found <= target)
+        reached = epsilon(value)
+        height = max(-_CLAMP, min(_CLAMP, math.log(reached) - aim)) if reached > 0.0 else -_CLAMP
+        return _Point(value, height, reached <= target)
 
     here, stretch = at(math.log(min(max(start, low), high))), 1.0
     up = not here.meets  # toward more private values

@@ -158,10 +158,10 @@ def phases(event: Event) -> Phases | None:
     squares: list[float] = []
     steps: Counter[Step] = Counter()
     for part, count in parts_of(event):
-        found = _part(part)
-        if found is None:
+        own = _part(part)
+        if own is None:
             return None
-        mu, step, times = found
+        mu, step, times = own
         # Not mu^2 summed with 0 * inf: a part that never happens has no mu.
         if mu > 0.0 and count > 0:
             squares.append(math.sqrt(count) * mu)
@@ -172,10 +172,10 @@ def phases(event: Event) -> Phases | None:
 
 def demand_phases(event: Event) -> Phases:
     """Return the event's phases, or raise `PrivacyError` if some part of it is of a kind unknown here."""
-    found = phases(check_event(event=event))
-    if found is None:
+    result = phases(check_event(event=event))
+    if result is None:
         raise PrivacyError(f"event={type(event).__name__}: it or a part of it is of a kind that no accountant covers")
-    return found
+    return result
 
 
 def parts_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:

@@ -384,10 +384,10 @@ def _masses(t: int, sigma: float, rate: float) -> tuple[Array, Array]:
     """Return values of the sum, and upper bounds on their masses in a larger convex order."""
     values, mass = [], []
     for low, high in ranges(t, sigma, FAR * t):
-        found = transformed(t, sigma, low, high, rate, _SIZE, lower=False, add=True, last=high == FAR * t)
-        here = found.plain(np.maximum(found.sums, 0.0) + found.error)
-        here[-1] += found.beyond
-        values.append(found.values)
+        law = transformed(t, sigma, low, high, rate, _SIZE, lower=False, add=True, last=high == FAR * t)
+        here = law.plain(np.maximum(law.sums, 0.0) + law.error)
+        here[-1] += law.beyond
+        values.append(law.values)
         mass.append(here)
     return np.concatenate(values), np.concatenate(mass)
 

@@ -170,19 +170,19 @@ def salvage(path: Path) -> dict[str, Any]:
     DataError
         If the file cannot be read at all.
     """
-    found, seals, whole = _by_sqlite(Path(path))
+    bodies, seals, whole = _by_sqlite(Path(path))
     intact, last = 0, START
-    while intact in found and seals.get(intact) == seal(last, found[intact]):
+    while intact in bodies and seals.get(intact) == seal(last, bodies[intact]):
         last = seals[intact]
         intact += 1
-    if not (whole and 0 < intact == len(found)):  # else keep off: closing the file gives up this process's locks on it
+    if not (whole and 0 < intact == len(bodies)):  # else keep off: closing the file gives up this process's locks on it
         try:
             content = Path(path).read_bytes()
         except OSError as cause:
             raise DataError(f"ledger {path}: cannot be read ({cause.strerror})") from cause
-        found = _by_bytes(content) | found
+        bodies = _by_bytes(content) | bodies
     return {
-        "entries": [read_json(found[number]) for number in sorted(found)],
+        "entries": [read_json(bodies[number]) for number in sorted(bodies)],
         "seals": {str(number): seals[number] for number in sorted(seals)},
         "chain_intact_up_to": intact,
     }

@@ -47,10 +47,10 @@ class Joined:
 
     def __getitem__(self, at: slice) -> Any:
         """Return some neighboring coordinates as a NumPy array."""
-        found = [
+        pieces = [
             np.asarray(part.here[max(at.start - part.start, 0) : max(at.stop - part.start, 0)]) for part in self.parts
         ]
-        return np.concatenate(found)
+        return np.concatenate(pieces)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Return all of it as a NumPy array."""

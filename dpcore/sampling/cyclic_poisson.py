@@ -127,11 +127,11 @@ class CyclicPoissonSampler(LibrarySampler):
 
     def check_strategy(self, strategy: Strategy, steps: int) -> None:
         """Refuse strategies of more bands than groups."""
-        found = bands(strategy, steps)
-        if found > self.groups:
+        width = bands(strategy, steps)
+        if width > self.groups:
             raise PrivacyError(
                 f"sampler={type(self).__name__}: its amplification holds for strategies of at most as many bands as "
-                f"groups, {self.groups}, and {strategy.describe()['kind']} has {found} (a banded inverse makes no "
+                f"groups, {self.groups}, and {strategy.describe()['kind']} has {width} (a banded inverse makes no "
                 "banded matrix); use dpcore.strategies.BandedToeplitz or Banded with fewer bands, more groups, or "
                 "dpcore.sampling.FixedOrderSampler"
             )

@@ -123,8 +123,8 @@ def combined(points: Iterable[Point]) -> tuple[Point, ...]:
     weights: dict[tuple[float, int], float] = {}
     for weight, displacement, lag in points:
         weights[displacement, lag] = weights.get((displacement, lag), 0.0) + weight
-    found = tuple(Point(weight, *place) for place, weight in weights.items() if weight != 0)
-    return found or (Point(0.0),)
+    result = tuple(Point(weight, *place) for place, weight in weights.items() if weight != 0)
+    return result or (Point(0.0),)
 
 
 def delayed(points: Iterable[Point], weight: float, lag: int) -> tuple[Point, ...]:

@@ -358,8 +358,8 @@ def _paragraphs(statement: Statement) -> list[str]:
 def _attack(statement: Statement) -> str:
     said: dict[str, Any] = statement.attacker
     rates = [
-        f"{format_epsilon(100 * found, 3)} % at a false alarm rate of {format_epsilon(100 * float(rate), 3)} %"
-        for rate, found in said["true_positive_rate"].items()
+        f"{format_epsilon(100 * power, 3)} % at a false alarm rate of {format_epsilon(100 * float(rate), 3)} %"
+        for rate, power in said["true_positive_rate"].items()
     ]
     unknown = f"whether one {statement.unit} counted"
     if statement.adjacency == "replace-one":

@@ -88,12 +88,12 @@ class Rehearsal:
         if before <= most and (size == self.likely_examples or rows >= _ENOUGH):
             return size
         self._take(lean=True)
-        found = self._fitting(most)
+        leaner = self._fitting(most)
         if not any(isinstance(block, Chunked) for block in self.footprint.blocks) or self.needed(size) >= before:
             self._take(lean=False)
             return size
         gradient.reasons["logits"] = f"they leave room for a micro-batch of {size} examples in {words(most)}"
-        return found
+        return leaner
 
     def _take(self, lean: bool) -> None:
         self.engine.gradient.proved.lean = lean

@@ -312,14 +312,14 @@ class Law:
         """Return the P-mass and the Q-mass (1, n) of each interval of losses, which includes its lower edge."""
         ends = np.searchsorted(self.losses, edges[0])
         filled = np.flatnonzero(ends[1:] > ends[:-1])
-        found = np.zeros((2, 1, edges.shape[1] - 1))
-        for mass, sums in zip((self.p, self.q), found, strict=True):
+        result = np.zeros((2, 1, edges.shape[1] - 1))
+        for mass, sums in zip((self.p, self.q), result, strict=True):
             if len(filled):  # sums of positive numbers: no digits are lost in the tails
                 begins = np.append(ends[filled], ends[filled[-1] + 1])
                 sums[0, filled] = np.add.reduceat(np.append(mass, 0.0), begins)[:-1]
         if edges[0, -1] == np.inf:
-            found[0, 0, -1] += self.infinite
-        return found[0], found[1]
+            result[0, 0, -1] += self.infinite
+        return result[0], result[1]
 
     def reach(self, below: float, above: float) -> tuple[Array, Array]:
         """Return losses (1, 1) with no more than about these P-masses beyond them."""
@@ -431,14 +431,14 @@ def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: flo
         most = _STEEPEST / step(t, s, low, high, size, **settings)
         usual = [share * theta / middle for share in (_TILTS if bound != "rough" else _TILTS[-3:])]
         rates = {min(rate, _RANGE / high) if remove else -rate for rate in usual if rate <= most}
-        found = [transformed(t, s, low, high, rate, size, **settings) for rate in rates]
-        q = _bounded(found, bound, remove, low)
-        beyond = min(one.beyond for one in found)
+        laws = [transformed(t, s, low, high, rate, size, **settings) for rate in rates]
+        q = _bounded(laws, bound, remove, low)
+        beyond = min(one.beyond for one in laws)
         if bound == "upper" and remove:
-            lost += beyond * float(found[0].values[-1] + found[0].g) / t
+            lost += beyond * float(laws[0].values[-1] + laws[0].g) / t
         elif bound == "upper":
             q[-1] += beyond
-        ratios.append(found[0].values / t)
+        ratios.append(laws[0].values / t)
         masses_q.append(q)
     ratio, q = np.concatenate(ratios), np.concatenate(masses_q)
     order = np.argsort(ratio if remove else -ratio, kind="stable")

@@ -81,14 +81,14 @@ class Moments:
 
     def tilted(self, theta: float) -> list[tuple[Array, Array]]:
         """Return the tilted masses (steps, n) and the log moments (steps,) of each part."""
-        found = []
+        result = []
         for logs, losses in zip(self._logs, self._losses, strict=True):
             exponent = logs + theta * losses
             top = np.maximum(exponent.max(axis=1, keepdims=True), -1e300)  # a lower bound may have no mass at all
             weights = np.exp(exponent - top)
             total = np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
-            found.append((weights / total, (top + np.log(total))[:, 0]))
-        return found
+            result.append((weights / total, (top + np.log(total))[:, 0]))
+        return result
 
     def __call__(self, theta: float) -> tuple[float, float, float]:
         """Return K, K' and K'' at theta."""

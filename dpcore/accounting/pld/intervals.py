@@ -191,8 +191,8 @@ class Side:
         """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
         usual = plain(self.rough)  # far in a heavy tail, the thick part has to be resolved as well
         least = 24.0 * self.spread / 2**19  # leaves room to refine
-        found: float = coarse * usual * min(6.0, max(0.05, self.spread / usual) ** 0.35) / math.sqrt(self.task.steps)
-        return min(2.0, max(least, found))
+        width: float = coarse * usual * min(6.0, max(0.05, self.spread / usual) ** 0.35) / math.sqrt(self.task.steps)
+        return min(2.0, max(least, width))
 
     def curves(self, task: Problem | None = None, behind: float = 0.0) -> tuple[Curve, Callable[[], Curve]]:
         """Return the upper curve, and a function that computes the lower one, both from `behind` below the mean on."""
@@ -239,25 +239,25 @@ class Side:
         most = 0.9 if self.task.sample is self.task else 0.7
         before = h = 0.0
         for count in range(4):
-            found = self.difference(theta) / wanted
+            ratio = self.difference(theta) / wanted
             large = 16.0 * self.spread / self.h > 1e5  # such transforms cost more than another look
-            if found < most and (count > 0 or found > (0.6 if large else 0.3)):
+            if ratio < most and (count > 0 or ratio > (0.6 if large else 0.3)):
                 return
             if count == 0:
-                tail = min(0.1, 0.5 * found)
-                near = (found - tail) / self.h**2
+                tail = min(0.1, 0.5 * ratio)
+                near = (ratio - tail) / self.h**2
             elif h == self.h:
                 return  # as fine as the largest transform allows
             else:
-                near = max(0.0, (before - found) / (h * h - self.h**2))
-                tail = max(0.0, found - near * self.h**2)
+                near = max(0.0, (before - ratio) / (h * h - self.h**2))
+                tail = max(0.0, ratio - near * self.h**2)
                 if tail > 0.35:
                     self.fine = math.ceil(self.fine * min(8.0, math.sqrt(tail / 0.2)))
                     tail = 0.2
             before, h = near * self.h**2 + tail, self.h
             aim = math.sqrt((0.8 * most - tail) / max(near, 1e-300))
             self.h = max(self.step(0.0), min(2.0 * h, max(0.2 * h, aim)))
-            if found < most:
+            if ratio < most:
                 return
 
 

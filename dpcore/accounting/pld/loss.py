@@ -138,15 +138,15 @@ def families(steps: Sequence[tuple[Step, int]], size: int = 256) -> list[Family]
     for step, count in steps:
         if parts := step.components:
             groups.setdefault((not isinstance(step, PoissonStep), len(parts)), []).append((parts, count))
-    found = []
+    result = []
     for (subset, _), members in groups.items():
         members.sort(key=lambda member: (member[0][0][2], member[0][0][1]))
         for start in range(0, len(members), size):
             chunk = members[start : start + size]
             table = np.array([parts for parts, _ in chunk], dtype=np.float64)
             counts = np.array([count for _, count in chunk], dtype=np.int64)
-            found.append(Family(table[..., 0], table[..., 1], table[..., 2], counts, subset))
-    return found
+            result.append(Family(table[..., 0], table[..., 1], table[..., 2], counts, subset))
+    return result
 
 
 def joined(parts: Sequence[Family]) -> list[Family]:

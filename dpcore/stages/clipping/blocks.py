@@ -589,13 +589,13 @@ class Chunked:
     @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
         """See `Block.rows`."""
-        found: Any = None
+        result: Any = None
         for piece, place, _ in self.pieces():
             own, shape = piece.rows(), (self.examples, math.prod(self.shape))
-            if found is None:
-                found = np.empty(shape, own.dtype) if isinstance(own, np.ndarray) else own.new_empty(shape)
-            found[:, place] = own
-        return found
+            if result is None:
+                result = np.empty(shape, own.dtype) if isinstance(own, np.ndarray) else own.new_empty(shape)
+            result[:, place] = own
+        return result
 
     def weighted(self, weight: float) -> "Chunked":
         """See `Block.weighted`."""

@@ -35,18 +35,18 @@ def norms_of(
     if layers:
         of_layers = backend.linear_norms([*layers.values()], [scales[i] for i in layers])
         own |= zip(layers, of_layers, strict=True)
-    rows, found = list[tuple[int, int]](), list[list[Any]]()
+    rows, of_groups = list[tuple[int, int]](), list[list[Any]]()
     for members in groups:
-        rows += [(len(found), i) for i in members if i not in own]
-        found.append([own[i] for i in members if i in own])
+        rows += [(len(of_groups), i) for i in members if i not in own]
+        of_groups.append([own[i] for i in members if i in own])
     if rows:
         with_rows = list(dict.fromkeys(group for group, _ in rows))
         number = {group: k for k, group in enumerate(with_rows)}
         values, given = [blocks[i].rows() for _, i in rows], [scales[i] for _, i in rows]
         norms = backend.group_norms(values, [number[group] for group, _ in rows], given)
         for group, norm in zip(with_rows, norms, strict=True):
-            found[group].insert(0, norm)
-    return list(backend.joined_norms(found))
+            of_groups[group].insert(0, norm)
+    return list(backend.joined_norms(of_groups))
 
 
 def add_sums(

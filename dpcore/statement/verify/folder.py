@@ -68,13 +68,13 @@ def _digest(folder: Path, name: str, stated: str) -> Finding:
     if Path(name).name != name:
         return Finding("SHA-256", FAILED, f"{CARD} lists {name!r}, which is not in its folder")
     try:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with (folder / name).open("rb") as file:
             while block := file.read(_CHUNK):
-                found.update(block)
+                digest.update(block)
     except OSError as cause:
         return Finding(f"SHA-256 of {name}", FAILED, f"{name} cannot be read ({cause.strerror}), and {CARD} lists it")
-    if found.hexdigest() == stated:
+    if digest.hexdigest() == stated:
         return Finding(f"SHA-256 of {name}", OK, f"{stated[:16]}..., as {CARD} lists it")
     return Finding(f"SHA-256 of {name}", FAILED, f"{name} is not the file whose SHA-256 {CARD} lists")
 

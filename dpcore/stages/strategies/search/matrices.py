@@ -192,8 +192,8 @@ def _accurate(diagonal: Matrix, off: Matrix) -> tuple[Matrix, float]:
 
 
 def _weights(exponents: Matrix) -> Matrix:
-    found = np.exp(exponents - exponents.max())
-    result: Matrix = found / found.mean()
+    values = np.exp(exponents - exponents.max())
+    result: Matrix = values / values.mean()
     return result
 
 
@@ -240,16 +240,16 @@ def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
     here, best, reached = np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf
     for _ in range(_MOST):
         scale = np.exp((here.max() - here) / 2)
-        found = _root_diagonal(diagonal * scale**2, off * scale[:-1] * scale[1:]) * scale**2
-        if not np.isfinite(found).all() or not (found > 0).all():
+        ratios = _root_diagonal(diagonal * scale**2, off * scale[:-1] * scale[1:]) * scale**2
+        if not np.isfinite(ratios).all() or not (ratios > 0).all():
             break
-        mean = float(np.average(found, weights=scale**-2))
+        mean = float(np.average(ratios, weights=scale**-2))
         # Divided by its largest diagonal entry, X is a strategy's: error over bound is largest over mean entry.
-        if found.max() / mean < reached:
-            best, reached = here, found.max() / mean
+        if ratios.max() / mean < reached:
+            best, reached = here, ratios.max() / mean
         if np.sqrt(reached) - 1 <= tolerance:
             break
-        here = here + 2 * np.log(found / mean)
+        here = here + 2 * np.log(ratios / mean)
     return best
 
 

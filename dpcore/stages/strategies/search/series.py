@@ -156,19 +156,19 @@ def blt(workload: Workload, buffers: int, epochs: int, period: int) -> tuple[Mat
     series, sizes = series_of(workload), [workload.steps]
     while sizes[0] > _SHORT and sizes[0] // _BLT_COARSER >= 4 * epochs:
         sizes.insert(0, epochs * (sizes[0] // _BLT_COARSER // epochs))
-    found: list[Matrix] = []
+    fits: list[Matrix] = []
     for size in sizes:
         objective = _blt_objective(series, buffers, size, epochs, period if size == workload.steps else size // epochs)
-        if found:
-            start = np.clip(_extrapolated(found), *_limits(buffers))
-            found.append(_least(objective, start, _BLT_ITERATIONS, _NEAR).x)
+        if fits:
+            start = np.clip(_extrapolated(fits), *_limits(buffers))
+            fits.append(_least(objective, start, _BLT_ITERATIONS, _NEAR).x)
         else:
             starts = [_start(size, buffers, first, share) for first in (1.2, 2.0, 4.0) for share in (2.0, 0.5, 0.1)]
             # There are local minima: the best of several starts is followed to its end.
             tried = _BLT_TRIED if size <= _SHORT else 0
             begun = min((_least(objective, start, tried) for start in starts), key=lambda each: each.fun)
-            found.append(_least(objective, begun.x, _BLT_ITERATIONS).x)
-    return np.exp(found[-1][:buffers]), 1 / (1 + np.exp(-found[-1][buffers:]))
+            fits.append(_least(objective, begun.x, _BLT_ITERATIONS).x)
+    return np.exp(fits[-1][:buffers]), 1 / (1 + np.exp(-fits[-1][buffers:]))
 
 
 def _least(objective: Objective, start: Matrix, iterations: int, ending: float = 1e-14) -> Any:
@@ -179,11 +179,11 @@ def _least(objective: Objective, start: Matrix, iterations: int, ending: float =
     return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=within, options=options)
 
 
-def _extrapolated(found: list[Matrix]) -> Matrix:
+def _extrapolated(fits: list[Matrix]) -> Matrix:
     """Return the next element of a sequence, by the polynomial through its last three, or fewer."""
-    if len(found) < 3:
-        return found[-1] if len(found) == 1 else 2 * found[-1] - found[-2]
-    return 3 * found[-1] - 3 * found[-2] + found[-3]
+    if len(fits) < 3:
+        return fits[-1] if len(fits) == 1 else 2 * fits[-1] - fits[-2]
+    return 3 * fits[-1] - 3 * fits[-2] + fits[-3]
 
 
 def _limits(buffers: int) -> tuple[Matrix, Matrix]:
@@ -292,17 +292,17 @@ def banded_inverse(workload: Workload, bands: int, epochs: int, period: int) -> 
     from scipy.optimize import minimize
 
     series, steps = series_of(workload), workload.steps
-    found = [fractional_root(workload, bands, epochs, period)]
+    candidates = [fractional_root(workload, bands, epochs, period)]
     if bands == 1:
-        return found[0]
+        return candidates[0]
     objective = _inverse_objective(series, steps, epochs, period)
     options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 30}
 
     def least(start: Matrix, within: Any) -> Matrix:
         falls = -np.diff(np.log(np.cumsum(start)))
         reached: Any = minimize(objective, falls, jac=True, method="L-BFGS-B", bounds=within, options=options)
-        found.append(_series(reached.x))
-        return found[-1]
+        candidates.append(_series(reached.x))
+        return candidates[-1]
 
     signs = [(0, None)] * (bands - 1)
     short = epochs * (steps // _INVERSE_COARSER // epochs)
@@ -312,18 +312,18 @@ def banded_inverse(workload: Workload, bands: int, epochs: int, period: int) -> 
         fewer = Workload(workload.inverse[:, :short], workload.name)
         start = banded_inverse(fewer, bands, epochs, short // epochs)
         least(start, None if epochs == 1 else signs)
-        return _best(found, workload, epochs)
-    negative = least(found[0], signs)
+        return _best(candidates, workload, epochs)
+    negative = least(candidates[0], signs)
     if epochs == 1 or steps <= MOST_SIGNED:
         least(negative, None)
         if 2 < bands <= _FEW:
             least(np.pad(fractional_root(workload, 2, epochs, period), (0, bands - 2)), None)
-    return _best(found, workload, epochs)
+    return _best(candidates, workload, epochs)
 
 
-def _best(found: list[Matrix], workload: Workload, epochs: int) -> Matrix:
+def _best(candidates: list[Matrix], workload: Workload, epochs: int) -> Matrix:
     steps = workload.steps
-    return min(found, key=lambda p: error_of(BandedInverseToeplitz(tuple(p.tolist()), steps), workload, epochs))
+    return min(candidates, key=lambda p: error_of(BandedInverseToeplitz(tuple(p.tolist()), steps), workload, epochs))
 
 
 def fractional_root(workload: Workload, bands: int, epochs: int, period: int) -> Matrix:
