@@ -21,7 +21,6 @@ from dpcore.torch.memory import arrays_of
 from tests.refused import refused
 from tests.unit.torch.models import Called
 from tests.unit.torch.peak import blocks_of
-from tests.unit.torch.peak import blocks_of
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 
 BF16 = torch.bfloat16
