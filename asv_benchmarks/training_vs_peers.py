@@ -35,7 +35,8 @@ from whole_step.tables import markdown
 MODELS = ("mlp", "transformer", "cnn", "resnet-18", "bert", "bert-lora", "lstm", "gpt-2")
 CONTESTANTS = (
     "non-private", "dpcore", "dpcore per-layer", "dpcore DiSK",
-    "Opacus hooks", "Opacus functorch", "Opacus ghost", "FastDP", "torch.func", "non-private compiled", "dpcore compiled",
+    "Opacus hooks", "Opacus functorch", "Opacus ghost", "FastDP", "torch.func",
+    "non-private compiled", "dpcore compiled",
 )  # fmt: skip
 
 

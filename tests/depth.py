@@ -1,11 +1,10 @@
 """How much a test looks at: little at every change, much in the nightly job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import product
 from typing import TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis.errors import InvalidArgument
 
@@ -19,6 +18,10 @@ def chosen(usual: T, nightly: T) -> T:
         return nightly if settings.default is settings.get_profile("nightly") else usual
     except InvalidArgument:  # a process that a test started has imported the module without tests/conftest.py
         return usual
+
+
+nightly = pytest.mark.skipif(chosen(True, False), reason="the nightly job runs it")
+"""For what takes long and repeats what another test shows."""
 
 
 def pairs(one: Iterable[S], other: Iterable[T], every: int) -> list[tuple[S, T]]:

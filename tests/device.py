@@ -1,7 +1,5 @@
 """Where kernels run in this session: which tests ask for a device, and how long one may take on it."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -1,7 +1,5 @@
 """A fresh interpreter, for what this process has imported or is about to lose."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

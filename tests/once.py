@@ -1,7 +1,5 @@
 """What one worker of a run makes for all of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a test of a refusal is: a call, and the error that it must raise, with words of its message."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

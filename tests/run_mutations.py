@@ -5,8 +5,6 @@ and of this script. Arguments choose mutations by a part of their name; by defau
 mutations.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

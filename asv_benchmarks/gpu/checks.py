@@ -18,6 +18,7 @@ import torch
 
 from dpcore.spec.backends import load_backend
 
+from . import tensor_cores
 from .record import ROOT
 from .runner import Part, Setting
 from .small_steps import RAN
@@ -160,6 +161,7 @@ def _run(command: list[str], environment: dict[str, str], log: Path, limit: floa
 def parts(setting: Setting) -> list[Part]:
     """Return the parts; the suite last, for it takes what time there is."""
     return [
+        Part("tensor cores round as norms assume", tensor_cores.rounding, 120),
         Part("the same bits twice: steps", bits_of_steps, 120),
         Part("the same bits twice: norms and sums", bits_of_sums, 60),
         Part("every kernel", every_kernel, SANITIZER_S + 10),

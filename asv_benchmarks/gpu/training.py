@@ -19,7 +19,6 @@ from .clock import times
 from .runner import Part, Setting
 
 BATCHES, LEARNING_RATE, STEPS = 2, 1e-3, 100_000
-EXPLAINED_MS = 3000.0  # explaining takes some steps
 GPT2: dict[str, Any] = {"vocabulary": 50257, "width": 768, "heads": 12, "layers": 12}
 SMALL_GPT2: dict[str, Any] = {"vocabulary": 23, "width": 8, "heads": 2, "layers": 1}
 
@@ -116,18 +115,8 @@ def private(setting: Setting, case: Case, graphs: bool | str = False) -> dict[st
         if (repeated := run._engine.gradient.repeated) is not None:
             replays = [one.replays for one in repeated.passes.kept.values()]
             described |= {"passes_replayed": replays, "passes_refused": repeated.refused}
-    elif found["timed"] and found["ms"][0] < EXPLAINED_MS:
-        described["explained"] = _explained(run)
     run.close()
     return described
-
-
-def _explained(run: Any) -> list[str]:
-    """Return where the step's time goes, tensor by tensor; it must not cost the figures that are there already."""
-    try:
-        return str(run.explain()).splitlines()
-    except Exception as problem:  # noqa: BLE001 (what it says is the result)
-        return [f"{type(problem).__name__}: {problem}"]
 
 
 def _endless(run: Any) -> Iterator[Any]:

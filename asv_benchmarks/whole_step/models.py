@@ -212,7 +212,9 @@ def cases(quick: bool = False) -> dict[str, Case]:
             "bert": Case(lambda: Transformer(200, 32, 2, 2, 16, 2), **bert),
             "bert-lora": Case(lambda: low_rank(Transformer(200, 32, 2, 2, 16, 2), 4), **bert),
             "lstm": Case(lambda: Recurrent(100, 16, 16, 2), 8, (8,), 100, **tokens),
-            "gpt-2": Case(lambda: Transformer(100, 32, 2, 2, 16, tied=True), 4, (16,), 100, 100, sequence=True, **tokens),
+            "gpt-2": Case(
+                lambda: Transformer(100, 32, 2, 2, 16, tied=True), 4, (16,), 100, 100, sequence=True, **tokens
+            ),
         }
     bert = {"batch_size": 16, "shape": (128,), "vocabulary": 30522, "classes": 2, **tokens}
     return {

@@ -31,6 +31,11 @@ def zeros_like(array: NDArray[Any], dtype: str | None = None) -> NDArray[Any]:
     return np.zeros(array.shape, dtype=array.dtype if dtype is None else dtype)
 
 
+def at_least_float32(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of 16 bits in float32, so that it is computed with in float32; any other as it is."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
 def clear(arrays: Sequence[NDArray[Any]]) -> None:
     """See `dpcore.spec.ops.Backend.clear`."""
     for array in arrays:

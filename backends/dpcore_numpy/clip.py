@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dpcore.spec.check_rows import check_combined, check_factors, check_rows, check_weighted_sum
 from dpcore.spec.grid import nearest
 from dpcore.spec.ops import AUTOMATIC_STABILITY, PSAC_STABILITY
+from dpcore_numpy.arrays import at_least_float32
 from dpcore_numpy.denormals import check_denormals
 
 Floats = NDArray[Any]
@@ -72,7 +73,8 @@ def combine(first: Sequence[Floats], second: Sequence[Floats], weights: tuple[fl
     """See `dpcore.spec.ops.Backend.combine`."""
     check_combined(first, second, weights)
     with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-        return [weights[0] * one + weights[1] * other for one, other in zip(first, second, strict=True)]
+        pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)
+        return [weights[0] * one + weights[1] * other for one, other in pairs]
 
 
 def clip_factors(

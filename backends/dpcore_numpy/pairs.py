@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore_numpy.arrays import at_least_float32
+
 Floats = NDArray[Any]
 Wide = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -60,7 +62,7 @@ class Side:
         for first in range(0, 0 if self.double else self.width, _COLUMNS):
             start = 0
             for part, ratio in zip(self.parts, self.ratios, strict=True):
-                piece = part[:, :, first : first + _COLUMNS]
+                piece = at_least_float32(part[:, :, first : first + _COLUMNS])
                 squares[:, start : start + part.shape[1]] += ratio**2 * self.squares(piece)
                 start += part.shape[1]
         total = squares.sum(axis=1)
@@ -117,9 +119,8 @@ class Side:
         """
         exponent = int(self.measured[0][i])
         if exponent == 0 and len(self.parts) == 1:
-            given: Floats = self.parts[0][i, :, columns]
-            return given
-        blocks = [part[i, :, columns] for part in self.parts]
+            return at_least_float32(self.parts[0][i, :, columns])
+        blocks = [at_least_float32(part[i, :, columns]) for part in self.parts]
         out = np.empty((self.time, blocks[0].shape[1]), np.float32)
         start = 0
         for block, ratio in zip(blocks, self.ratios, strict=True):

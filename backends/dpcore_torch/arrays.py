@@ -1,4 +1,4 @@
-"""Arrays of this backend: torch tensors on the CPU, which NumPy sees without a copy."""
+"""Arrays of this backend: torch tensors on the CPU, which NumPy sees without a copy, and 16 bits a piece at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpcore.errors import ArgumentTypeError, BackendError
+from dpcore.errors import BackendError
 
 
 def from_numpy(values: NDArray[Any]) -> torch.Tensor:
@@ -20,7 +20,7 @@ def from_numpy(values: NDArray[Any]) -> torch.Tensor:
 
 def to_numpy(array: torch.Tensor) -> NDArray[Any]:
     """See `dpcore.spec.ops.Backend.to_numpy`."""
-    return np.array(view(array), order="C", copy=True)
+    return np.array(view(array.float() if array.dtype == torch.bfloat16 else array), order="C", copy=True)
 
 
 def beside(array: torch.Tensor) -> AbstractContextManager[None]:
@@ -34,14 +34,28 @@ def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
     return torch.zeros(array.shape, dtype=array.dtype if dtype is None else getattr(torch, dtype), device="cpu")
 
 
+def at_least_float32(array: torch.Tensor) -> torch.Tensor:
+    """See `dpcore_numpy.arrays.at_least_float32`."""
+    return array.detach().float() if array.dtype.itemsize == 2 else array.detach()
+
+
+class Widened:
+    """What stands for a tensor of bfloat16, which NumPy has not: a piece of it is the float32 array of its numbers."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), tensor.dtype
+
+    def __getitem__(self, place: Any) -> NDArray[Any]:
+        piece: NDArray[Any] = self.tensor[place].float().numpy()
+        return piece
+
+
 def view(tree: Any) -> Any:
     """Return what NumPy sees of the tensors in a tuple, list or named tuple, or of one; what is no tensor as it is."""
     if isinstance(tree, torch.Tensor):
         if tree.device.type != "cpu":
             raise BackendError(f"a tensor on device {str(tree.device)!r} under backend 'torch': must be on the CPU")
-        if tree.dtype == torch.bfloat16:
-            raise ArgumentTypeError("a tensor of dtype bfloat16: must be float32 or float64")
-        return tree.detach().numpy()
+        return Widened(tree.detach()) if tree.dtype == torch.bfloat16 else tree.detach().numpy()
     return [view(each) for each in tree] if isinstance(tree, list | tuple) else tree
 
 

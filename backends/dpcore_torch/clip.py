@@ -9,7 +9,7 @@ import torch
 import dpcore_numpy as reference
 from dpcore.spec.check_rows import check_combined, check_rows, check_weighted_sum
 from dpcore_torch.arithmetic import bounded
-from dpcore_torch.arrays import view
+from dpcore_torch.arrays import at_least_float32, view
 
 # Squares of longer rows are added in float32, over runs of so many.
 _SHORT, _RUN = 2048, 64
@@ -66,8 +66,8 @@ def combine(
 ) -> list[torch.Tensor]:
     """See `dpcore.spec.ops.Backend.combine`."""
     check_combined(first, second, weights)
-    pairs = zip(first, second, strict=True)
-    return [weights[0] * one.detach() + weights[1] * other.detach() for one, other in pairs]
+    pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)
+    return [weights[0] * one + weights[1] * other for one, other in pairs]
 
 
 def _squares(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -80,6 +80,9 @@ def _squares(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
 
 
 def _squares_by_runs(block: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    if block.dtype.itemsize == 2:  # some rows at a time
+        parts = torch.split(block, max(1, _piece() // block.shape[1]))
+        return torch.cat([_squares_by_runs(part.float(), scale) for part in parts])
     if scale is not None:
         block = block * scale
     count, whole = len(block), block.shape[1] // _RUN * _RUN

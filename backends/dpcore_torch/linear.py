@@ -17,7 +17,7 @@ from dpcore_numpy.gram import narrow_root
 from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma, rounding_of, terms_of
 from dpcore_numpy.tiles import scaled_terms
 from dpcore_torch.arithmetic import bounded
-from dpcore_torch.arrays import view
+from dpcore_torch.arrays import Widened, view
 from dpcore_torch.clip import add_rows, row_norms
 
 # Entries of the tiles that are made at once, of all examples: 8 MiB of float32.
@@ -80,14 +80,20 @@ class _Side(Side):
             return super().wide(chosen, columns, normalized=normalized, factors=factors)
         if normalized:
             factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
-        picked = chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)
-        blocks = [torch.from_numpy(part)[picked][:, :, columns].double() for part in self.parts]
+        blocks = [_picked(part, chosen)[:, :, columns].double() for part in self.parts]
         for block, ratio in zip(blocks, self.ratios, strict=True):
             factor = np.float64(ratio) if factors is None else ratio * factors
             if not np.all(factor == 1):
                 block.mul_(torch.from_numpy(np.atleast_1d(factor))[:, None, None])
         found: Wide = (blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)).numpy()
         return found
+
+
+def _picked(part: Floats | Widened, chosen: slice | Indices) -> torch.Tensor:
+    """Return some examples of a part, in its own dtype."""
+    whole = part.tensor if isinstance(part, Widened) else torch.from_numpy(part)
+    picked: torch.Tensor = whole[chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)]
+    return picked
 
 
 def norms(rows: Sequence[Floats]) -> Wide:
@@ -106,11 +112,10 @@ def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
     """See `dpcore_numpy.gram.gram_narrow`; the inner products of several examples at a time."""
     square, off = torch.empty(2, a.examples, dtype=torch.float64, device="cpu")
     x, y = (torch.from_numpy(np.sqrt(side.measured[1]))[:, :, None] for side in (a, e))
-    ours, theirs = narrow(a), narrow(e)
     count = max(1, _TILES // max(1, 4 * a.time**2))
     for first in range(0, a.examples, count):
         chosen = slice(first, first + count)
-        inputs, gradients = _inner(ours[chosen]), _inner(theirs[chosen])
+        inputs, gradients = _inner(narrow(a, chosen)), _inner(narrow(e, chosen))
         square[chosen] = (inputs * gradients).sum((1, 2))
         apart = (x[chosen] * (gradients.abs_() @ x[chosen])).sum((1, 2))
         off[chosen] = apart + (y[chosen] * (inputs.abs_() @ y[chosen])).sum((1, 2))
@@ -127,14 +132,14 @@ def _inner(rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def narrow(side: Side) -> torch.Tensor:
-    """Return all examples' `Side.narrow`, (B, T, n)."""
-    exponents = side.measured[0]
-    if len(side.parts) == 1 and not exponents.any():
-        return torch.from_numpy(side.parts[0])
-    found = np.empty((side.examples, side.time, side.width), np.float32)
-    for i in range(side.examples):
-        found[i] = side.narrow(i)
+def narrow(side: Side, chosen: slice | Indices) -> torch.Tensor:
+    """Return some examples' `Side.narrow`, (n, T, width)."""
+    if len(side.parts) == 1 and not side.measured[0][chosen].any():
+        return _picked(side.parts[0], chosen).float()
+    picked = np.arange(side.examples)[chosen]
+    found = np.empty((len(picked), side.time, side.width), np.float32)
+    for place, i in enumerate(picked.tolist()):
+        found[place] = side.narrow(i)
     return torch.from_numpy(found)
 
 
@@ -146,8 +151,6 @@ def _tiles(
     A product for each example, of arrays that lie alike in memory: one of several may round an example's tile otherwise
     for another number of them, and so may one whose arrays begin elsewhere in a cache line.
     """
-    if not wide:
-        x, y = narrow(a), narrow(e)
     width = max(1, min(_WIDTH, a.width))
     height = max(1, min(e.width, _TILES // (_EXAMPLES * width)))
     count = _TILES // (height * width)
@@ -156,10 +159,10 @@ def _tiles(
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
         if wide:
-            x, y = torch.from_numpy(a.wide(chosen)), torch.from_numpy(e.wide(chosen))
-        whole = wide or len(chosen) == len(x)
-        picked: Any = slice(None) if whole else torch.from_numpy(chosen)
-        ours, theirs = x[picked], y[picked]
+            ours, theirs = torch.from_numpy(a.wide(chosen)), torch.from_numpy(e.wide(chosen))
+        else:
+            picked = slice(None) if len(chosen) == a.examples else chosen
+            ours, theirs = narrow(a, picked), narrow(e, picked)
         if weights is not None:
             if a.width < e.width:
                 ours, theirs = _weighted(ours, theirs, weights[chosen])

@@ -20,7 +20,8 @@ def from_numpy(values: NDArray[Any]) -> torch.Tensor:
 
 def to_numpy(array: torch.Tensor) -> NDArray[Any]:
     """See `dpcore.spec.ops.Backend.to_numpy`."""
-    return np.array(array.detach().cpu().numpy(), order="C", copy=True)
+    host = array.detach().cpu()
+    return np.array((host.float() if host.dtype == torch.bfloat16 else host).numpy(), order="C", copy=True)
 
 
 def beside(array: torch.Tensor) -> AbstractContextManager[None]:

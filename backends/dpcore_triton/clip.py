@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,15 +27,19 @@ from dpcore_triton.launch import (
     kernel,
     launch,
     numbers,
+    read_as_float32,
     table,
 )
 from dpcore_triton.row_norms import (
     Scales,
+    common_kind,
     contiguous,
     copies,
     dense,
     dense_rows,
+    kinds_of,
     locate_columns,
+    numbers_at,
     scale_at,
     vectors,
 )
@@ -123,7 +128,7 @@ def factor_of(RULE: tl.constexpr, raised, bound, lowered):
         return lowered / tl.maximum(raised, bound)
 
 
-_kept = Kept[tuple[torch.device, Table]](64)
+_kept = Kept[tuple[torch.device, Table, Any]](64)
 
 
 def weighted_sum(
@@ -138,14 +143,15 @@ def weighted_sum(
     made, lent = _kept.get(key), list[Tensor]()
     if made is None:
         check_weighted_sum(rows, weights, out, scale)
-        float32_only(rows=rows, scale=given)
+        read_as_float32(rows=rows)
+        float32_only(scale=given)
         device = common_device(rows=rows[:1])  # and all others are where it is
         sums, lent = _sums(rows, weights, out, scale, device)
-        made = device, sums
+        made = device, sums, common_kind(rows)
         if key is not None and not lent:
             _kept.put(key, made)
-    device, (on_device, row_of, programs) = made
-    shape = {"SCALED": bool(given), "ROWS": ROWS, "COLUMNS": COLUMNS}
+    device, (on_device, row_of, programs), kind = made
+    shape = {"SCALED": bool(given), "KIND": kind, "ROWS": ROWS, "COLUMNS": COLUMNS}
     launch(_sum_kernel, (programs,), device, on_device, row_of, rows[0].shape[0], **shape)
 
 
@@ -158,16 +164,18 @@ def _sums(
     factors = {id(vector): contiguous(vector) for vector in weights}
     columns = [
         list(map(Tensor.data_ptr, blocks)), strides, widths, [factors[id(vector)].data_ptr() for vector in weights],
-        list(map(Tensor.data_ptr, out)), list(map(address, scales)),
+        list(map(Tensor.data_ptr, out)), list(map(address, scales)), kinds_of(blocks),
     ]  # fmt: skip
     made = table(np.array(columns, dtype=np.int64).T, [-(-width // COLUMNS) for width in widths], device)
     return made, copies([*blocks, *factors.values(), *scales], [*rows, *weights, *(scale or ())])
 
 
 @kernel("examples")
-def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, columns = locate_columns(tl.program_id(0), rows, row_of, 7, COLUMNS)
-    block, weights = tl.load(row + 1).to(tl.pointer_type(tl.float32)), tl.load(row + 4).to(tl.pointer_type(tl.float64))
+def _sum_kernel(
+    rows, row_of, examples, SCALED: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    row, columns = locate_columns(tl.program_id(0), rows, row_of, 8, COLUMNS)
+    block, weights, kind = tl.load(row + 1), tl.load(row + 4).to(tl.pointer_type(tl.float64)), tl.load(row + 7)
     stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
     sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
     scale = tl.full((COLUMNS,), 1.0, tl.float32)
@@ -178,8 +186,8 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
         weight = tl.load(weights + example, mask=example < examples, other=0.0)
         # A row of weight 0 is not read: what it holds cannot matter, not even NaN.
         mask = (weight != 0)[:, None] & inside[None, :]
-        at = block + example[:, None] * stride + columns[None, :]
-        values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
+        place = example[:, None] * stride + columns[None, :]
+        values = numbers_at(block, kind, place, mask, KIND).to(tl.float64)
         if SCALED:  # where the scale is infinite, a row that was not read must not become NaN
             values = tl.where(mask, values * scale.to(tl.float64)[None, :], 0.0)
         sums += nearest(weight[:, None] * values)
@@ -191,7 +199,7 @@ def _sum_kernel(rows, row_of, examples, SCALED: tl.constexpr, ROWS: tl.constexpr
 def combine(first: Sequence[Tensor], second: Sequence[Tensor], weights: tuple[float, float]) -> list[Tensor]:
     """See `dpcore.spec.ops.Backend.combine`."""
     check_combined(first, second, weights)
-    float32_only(first=first, second=second)
+    read_as_float32(first=first, second=second)
     device = common_device(first=first, second=second)
     ones, others = [dense_rows(block) for block in first], [dense_rows(block) for block in second]
     # One allocation for all: blocks of a model lie one after the other.
@@ -200,8 +208,8 @@ def combine(first: Sequence[Tensor], second: Sequence[Tensor], weights: tuple[fl
     found = [part.view(block.shape) for part, block in zip(memory, ones, strict=True)]
     on_device, row_of, parts = table(
         [
-            (one.data_ptr(), one.stride(0), other.data_ptr(), other.stride(0), sum_.data_ptr(), one.shape[1])
-            for one, other, sum_ in zip(ones, others, found, strict=True)
+            (one.data_ptr(), one.stride(0), other.data_ptr(), other.stride(0), sum_.data_ptr(), one.shape[1], *kinds)
+            for one, other, sum_, *kinds in zip(ones, others, found, kinds_of(ones), kinds_of(others), strict=True)
         ],
         [-(-block.shape[1] // COLUMNS) for block in ones],
         device,
@@ -209,20 +217,22 @@ def combine(first: Sequence[Tensor], second: Sequence[Tensor], weights: tuple[fl
     examples = first[0].shape[0]
     grid = (parts * -(-examples // ROWS),)
     numbers_ = tuple(map(float, weights))
-    launch(_combine_kernel, grid, device, on_device, row_of, examples, *numbers_, ROWS=ROWS, COLUMNS=COLUMNS)
+    shape = {"KIND": common_kind([*ones, *others]), "ROWS": ROWS, "COLUMNS": COLUMNS}
+    launch(_combine_kernel, grid, device, on_device, row_of, examples, *numbers_, **shape)
     return found
 
 
 @kernel("examples")
 def _combine_kernel(
-    rows, row_of, examples, first_weight, second_weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, examples, first_weight, second_weight,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     programs = (examples + ROWS - 1) // ROWS
-    row, columns = locate_columns(tl.program_id(0) // programs, rows, row_of, 7, COLUMNS)
+    row, columns = locate_columns(tl.program_id(0) // programs, rows, row_of, 9, COLUMNS)
     example = (tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     width, columns = tl.load(row + 6), columns[None, :]
     mask = (example < examples) & (columns < width)
-    first = tl.load(row + 1).to(tl.pointer_type(tl.float32)) + example * tl.load(row + 2) + columns
-    second = tl.load(row + 3).to(tl.pointer_type(tl.float32)) + example * tl.load(row + 4) + columns
-    found = first_weight * tl.load(first, mask=mask, other=0.0) + second_weight * tl.load(second, mask=mask, other=0.0)
+    first = numbers_at(tl.load(row + 1), tl.load(row + 7), example * tl.load(row + 2) + columns, mask, KIND)
+    second = numbers_at(tl.load(row + 3), tl.load(row + 8), example * tl.load(row + 4) + columns, mask, KIND)
+    found = first_weight * first + second_weight * second
     tl.store(tl.load(row + 5).to(tl.pointer_type(tl.float32)) + example * width + columns, found, mask=mask)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore_triton.grid import nearest
-from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch
+from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, read_as_float32
 from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
@@ -31,7 +31,8 @@ def embedding_norms(
     """
     check_embedding(indices, gradients, point_weights, size, scale)
     scales = () if scale is None else (scale,)
-    float32_only(gradients=gradients, scale=scales)
+    read_as_float32(gradients=gradients)
+    float32_only(scale=scales)
     device = common_device(indices=indices, gradients=gradients, scale=scales)
     exponent = exponent_of(point_weights)
     parts = parts_of(None, gradients, point_weights, device, [exponent] * len(gradients))
@@ -60,7 +61,8 @@ def embedding_sum(
     check_embedding(indices, gradients, point_weights, size, scale)
     check_sum(indices[0].shape[0], size * width, weights, out)
     scales = () if scale is None else (scale,)
-    float32_only(gradients=gradients, scale=scales)
+    read_as_float32(gradients=gradients)
+    float32_only(scale=scales)
     device = common_device(indices=indices, gradients=gradients, weights=[weights], out=[out], scale=scales)
     parts = parts_of(None, gradients, point_weights, device, [0] * len(gradients))
     tokens, order = torch.sort(joined(indices).reshape(-1), stable=True)

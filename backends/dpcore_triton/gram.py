@@ -20,11 +20,10 @@ def fill_lengths(layers: Layers, lengths: torch.Tensor, chosen: Sequence[bool]) 
     layers.start(_lengths_kernel, units, copies, own, lengths, layers.parts.examples, ROWS=ROWS, COLUMNS=WIDTH)
 
 
-def fill_gram(layers: Layers, squares: torch.Tensor, chosen: Sequence[bool], places: Sequence[int]) -> None:
-    """Put sums of ``(a_s . a_t)(e_s . e_t)`` that add up to |v|^2 to their places: (B, `blocks_of`) of the chosen."""
-    units = [blocks_of(row.total) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
-    examples, own_ = layers.parts.examples, [(place, 0) for place in places]
-    layers.start(_gram_kernel, units, examples, own_, squares, examples, POSITIONS=POSITIONS, DEPTH=DEPTH)
+def fill_gram(layers: Layers, squares: torch.Tensor, units: Sequence[int], places: Sequence[int]) -> None:
+    """Put sums of ``(a_s . a_t)(e_s . e_t)`` that add up to |v|^2 to their places: (B, `blocks_of`), or 0 units."""
+    examples, own = layers.parts.examples, [(place, 0) for place in places]
+    layers.start(_gram_kernel, units, examples, own, squares, examples, POSITIONS=POSITIONS, DEPTH=DEPTH)
 
 
 def blocks_of(total: int) -> int:

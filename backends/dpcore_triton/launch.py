@@ -8,7 +8,7 @@ step, learning rate, key or size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import local
@@ -105,16 +105,25 @@ def common_device(**lists: Sequence[torch.Tensor]) -> torch.device:
     return default_device()
 
 
-def float32_only(**lists: Sequence[Any]) -> None:
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""What examples' arrays may lie in, as tables number it; all are read as float32."""
+
+
+def read_as_float32(**lists: Sequence[Any]) -> None:
+    """Refuse what is neither float32 nor of 16 bits."""
+    float32_only(KINDS, **lists)
+
+
+def float32_only(known: Container[torch.dtype] = (torch.float32,), /, **lists: Sequence[Any]) -> None:
     """Refuse float64, which the kernels compute with only where float32 would lose digits."""
     for name, tensors in lists.items():
-        if {getattr(tensor, "dtype", None) for tensor in tensors} == {torch.float32}:
+        if all(getattr(tensor, "dtype", None) in known for tensor in tensors):
             continue
         for index, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
                 kind = type(tensor).__name__
                 raise ArgumentTypeError(f"{name}[{index}] of type {kind}: must be a torch tensor; use from_numpy")
-            if tensor.dtype is not torch.float32:
+            if tensor.dtype not in known:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 raise ArgumentTypeError(f"{name}[{index}].dtype={kind}: must be float32, or use set_backend('numpy')")
 

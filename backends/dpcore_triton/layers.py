@@ -12,8 +12,8 @@ import triton.language as tl
 
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton.described import address, present
-from dpcore_triton.launch import common_device, float32_only, jit, launch, table
-from dpcore_triton.pairs import Parts, parts_of
+from dpcore_triton.launch import common_device, float32_only, jit, launch, read_as_float32, table
+from dpcore_triton.pairs import Parts, dense, parts_of
 from dpcore_triton.row_norms import Scales, vectors
 
 Tensor = torch.Tensor
@@ -38,37 +38,60 @@ class Layers(NamedTuple):
     parts: Parts
     rows: list[Layer]
     kept: Sequence[Tensor | None]  #: what the addresses of scales point to
+    #: Of each layer's arrays, and whether all rows begin at multiples of 16 bytes and have multiples of 8 numbers.
+    kinds: list[tuple[str, bool]]
 
     def start(self, function: Any, units: Sequence[int], copies: int, own: Any, *args: Any, **meta: Any) -> None:
-        """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer."""
-        if not any(units):
-            return
+        """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer.
+
+        A kernel that asks for the kind of the arrays has a launch for each kind.
+        """
         rows = [(*row, *numbers) for row, numbers in zip(self.rows, own, strict=True)]
-        on_device, layer_of, count = table(rows, units, self.parts.device)
-        given = self.parts.rows, self.parts.row_of, on_device, layer_of
-        launch(function, (count * copies,), self.parts.device, *given, *args, **meta)
+        asks = "KIND" in function.arg_names
+        kinds = [kind if asks else None for kind in self.kinds]
+        for kind in dict.fromkeys(kind for kind, count in zip(kinds, units, strict=True) if count):
+            counts = [count if each == kind else 0 for count, each in zip(units, kinds, strict=True)]
+            on_device, layer_of, count = table(rows, counts, self.parts.device)
+            given = self.parts.rows, self.parts.row_of, on_device, layer_of
+            chosen = {} if kind is None else {"KIND": getattr(tl, kind[0]), "ALIGNED": kind[1]}
+            launch(function, (count * copies,), self.parts.device, *given, *args, **chosen, **meta)
 
 
-def layers_of(layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: Sequence[int]) -> Layers:
-    """Put the layers' addresses, and their point weights times ``2 ** -exponent``, on their device."""
-    named: dict[str, Sequence[Tensor]] = {"scales": present(scales)}
+def layers_of(
+    layers: Sequence[LinearPairs[Tensor]], scales: Scales, exponents: Sequence[int], *, halves: bool = False
+) -> Layers:
+    """Put the layers' addresses, and their point weights times ``2 ** -exponent``, on their device.
+
+    Arrays of 16 bits are copied to float32, unless kernels read `halves`.
+    """
+    named: dict[str, Sequence[Tensor]] = {}
     for index, layer in enumerate(layers):
         named |= {f"layers[{index}].inputs": layer.inputs, f"layers[{index}].gradients": layer.gradients}
-    float32_only(**named)
-    device, given = common_device(**named), vectors(scales, range(len(layers)))
+    read_as_float32(**named)
+    float32_only(scales=present(scales))
+    device = common_device(scales=present(scales), **named)
+    given = vectors(scales, range(len(layers)))
+    sides = [(dense(layer.inputs, halves=halves), dense(layer.gradients, halves=halves)) for layer in layers]
     parts = parts_of(
-        [part for layer in layers for part in layer.inputs],
-        [part for layer in layers for part in layer.gradients],
+        [part for inputs, _ in sides for part in inputs],
+        [part for _, gradients in sides for part in gradients],
         [weight for layer in layers for weight in layer.point_weights],
         device,
         [exponent for layer, exponent in zip(layers, exponents, strict=True) for _ in layer.point_weights],
+        halves=halves,
     )
     totals = [sum(part.shape[1] for part in layer.inputs) for layer in layers]
     rows = [
         Layer(layer.inputs[0].shape[2], layer.gradients[0].shape[2], total, stop - total, address(scale))
         for layer, total, stop, scale in zip(layers, totals, accumulate(totals), given, strict=True)
     ]
-    return Layers(parts, rows, given)
+    return Layers(parts, rows, given, [_kind_of([*inputs, *gradients]) for inputs, gradients in sides])
+
+
+def _kind_of(arrays: Sequence[Tensor]) -> tuple[str, bool]:
+    """Return the dtype of a layer's arrays, and whether they are aligned."""
+    numbers = [number for x in arrays for number in (x.data_ptr() // 2, *x.stride()[:2], x.shape[2])]
+    return str(arrays[0].dtype).removeprefix("torch."), all(number % 8 == 0 for number in numbers)
 
 
 @jit

@@ -11,9 +11,13 @@ import triton.language as tl
 
 from dpcore.spec.check_pairs import check_layers, check_sums
 from dpcore.spec.pair_ops import LinearPairs
+from dpcore_triton import core_linear
+from dpcore_triton.chips import Chip, chip_of
+from dpcore_triton.cores import SIDE as CORE_SIDE
+from dpcore_triton.cores import WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
 from dpcore_triton.grid import nearest
-from dpcore_triton.launch import common_device, jit, kernel
+from dpcore_triton.launch import KINDS, common_device, jit, kernel
 from dpcore_triton.layers import Layer, Layers, layer_at, layers_of, located, scale_of, sizes_of
 from dpcore_triton.pairs import (
     DEPTH,
@@ -35,6 +39,8 @@ Tensor = torch.Tensor
 
 # Positions up to which inner products are cheaper than a tile, whose product takes DEPTH positions at least.
 FEW_POSITIONS = 8
+# Positions up to which inner products are taken on tensor cores: what they add to a norm grows with them.
+GRAM_POSITIONS = 256
 # Examples of one position whose rows are loaded together.
 TOGETHER = 2
 
@@ -42,44 +48,96 @@ TOGETHER = 2
 def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -> tuple[Tensor, ...]:
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`.
 
-    A launch for each kind of kernel, whatever the number of layers. Everything is float64 here: `exact` only keeps few
-    positions from inner products, which are looser where terms cancel. An example's numbers meet no other's. No
-    atomics: the result is the same every time.
+    A launch for each kind of kernel, whatever the number of layers. Where tensor cores are not used everything is
+    float64: then `exact` only keeps few positions from inner products, which are looser where terms cancel. An
+    example's numbers meet no other's. No atomics: the result is the same every time.
     """
     check_layers(layers, scales)
     exponents = [exponent_of(layer.point_weights) for layer in layers]
-    given = layers_of(layers, scales, exponents)
-    ways = [_way(row, layer) for row, layer in zip(given.rows, layers, strict=True)]
-    units = [_units(row, way) for row, way in zip(given.rows, ways, strict=True)]
+    layers, ways = _ways(layers, scales)
+    given = layers_of(layers, scales, exponents, halves=True)
+    units = [_units(row, layer, way) for row, layer, way in zip(given.rows, layers, ways, strict=True)]
     places = [stop - own for stop, own in zip(accumulate(units), units, strict=True)]
     lengths, squares = given.parts.empty(given.parts.total), given.parts.empty(sum(units))
-    fill_lengths(given, lengths, [not row.scale for row in given.rows])
+    cores = ["core" in way for way in ways]
+    fill_lengths(given, lengths, [not (row.scale or own) for row, own in zip(given.rows, cores, strict=True)])
+    core_linear.fill_lengths(given, lengths, cores)
     _fill_scaled_lengths(given, lengths)
-    fill_gram(given, squares, [way == "gram" for way in ways], places)
-    _fill_tiles(given, squares, [way == "tiles" for way in ways], places)
+    for name, fill in _FILLS.items():
+        fill(given, squares, [own if way == name else 0 for own, way in zip(units, ways, strict=True)], places)
+    bounds = [_bound(*each) for each in zip(given.rows, layers, ways, strict=True)]
     sums = [
-        Sum(_bound(row, way), exponent, place, own, row.first, row.total)
-        for row, way, exponent, place, own in zip(given.rows, ways, exponents, places, units, strict=True)
+        Sum(chosen, exponent, place, own, row.first, row.total)
+        for row, chosen, exponent, place, own in zip(given.rows, bounds, exponents, places, units, strict=True)
     ]
     return norms_of(given.parts, sums, squares, lengths)
 
 
-def _way(row: Layer, layer: LinearPairs[Tensor]) -> str:
-    """Return how a layer's norms are taken."""
-    if row.scale:
+def _ways(layers: Sequence[LinearPairs[Tensor]], scales: Scales) -> tuple[list[LinearPairs[Tensor]], list[str]]:
+    """Return how each layer is multiplied, and layers in a dtype that this takes: one, and float32 for float64."""
+    chip, given = chip_of(layers[0].inputs[0].device), [None] * len(layers) if scales is None else scales
+    ways = [way_of(layer, chip, scaled=scale is not None) for layer, scale in zip(layers, given, strict=True)]
+    return [_read_as(layer, way) for layer, way in zip(layers, ways, strict=True)], ways
+
+
+def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
+    """Return the layer with its arrays of 16 bits in float32, where the way reads no others."""
+    if "core" in way and not _split(layer):
+        return layer
+    # Float64 is left for the refusal.
+    sides = [[x.float() if x.dtype in KINDS else x for x in side] for side in (layer.inputs, layer.gradients)]
+    return layer._replace(inputs=sides[0], gradients=sides[1])
+
+
+def _split(layer: LinearPairs[Tensor]) -> bool:
+    """Return whether tensor cores take the layer's numbers as two each: they are not all of one dtype of 16 bits."""
+    kinds = {x.dtype for x in (*layer.inputs, *layer.gradients)}
+    return len(kinds) > 1 or torch.float32 in kinds
+
+
+def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool) -> str:
+    """Return how a layer's norms are taken. Where it is on tensor cores, so are its sums.
+
+    It follows from shapes, dtype and chip, and not from the number of examples. Scaled layers, whose terms' norms take
+    as many products as v itself, one position, and what is to be exact are float64.
+    """
+    sizes = total, p, q = sum(_counts(layer)), layer.inputs[0].shape[2], layer.gradients[0].shape[2]
+    if scaled:
         return "tiles"
-    if row.total == 1:
+    if total == 1:
         return "one"
-    return "gram" if layer.gram or (row.total <= FEW_POSITIONS and not layer.exact) else "tiles"
+    plain = "gram" if layer.gram or (total <= FEW_POSITIONS and not layer.exact) else "tiles"
+    if chip is None or layer.exact or 0 in sizes or max(p, q) > WIDEST:
+        return plain
+    time = (3 if _split(layer) else 1) / chip.bfloat16
+    rows, wide, high = (-(-size // CORE_SIDE) * CORE_SIDE for size in sizes)
+    costs = {"core tiles": rows * wide * high * time}
+    if total <= GRAM_POSITIONS:
+        costs["core gram"] = rows * (rows + CORE_SIDE) / 2 * (wide + high) * time
+    rows, wide, high = (-(-size // side) * side for size, side in zip(sizes, (DEPTH, SIDE, SIDE), strict=True))
+    costs[plain] = (rows * rows / 2 * (p + q) if plain == "gram" else rows * wide * high) / chip.float64
+    return min(costs, key=costs.__getitem__)
 
 
-def _units(row: Layer, way: str) -> int:
+def _units(row: Layer, layer: LinearPairs[Tensor], way: str) -> int:
     """Return how many numbers of an example add up to Q."""
+    if "core" in way:
+        gram = way == "core gram"
+        return core_linear.blocks_of(_counts(layer)) if gram else core_linear.tiles_of(row.p, row.q)
     return {"one": 0, "gram": blocks_of(row.total), "tiles": tiles_of(row.p, row.q)}[way]
 
 
-def _bound(row: Layer, way: str) -> Bound:
+def _counts(layer: LinearPairs[Tensor]) -> list[int]:
+    """Return the positions of each part."""
+    return [part.shape[1] for part in layer.inputs]
+
+
+def _bound(row: Layer, layer: LinearPairs[Tensor], way: str) -> Bound:
     """Return how N follows."""
+    if "core" in way:
+        split = _split(layer)
+        rho, blocks = rounding(_counts(layer), split=split), core_linear.blocks_of(_counts(layer))
+        return gram_bound(rho, row.p, row.q, blocks, split=split) if way == "core gram" else tiles_bound(rho)
     if way == "one":
         # |v| = S, rounded p + q + 16 times at most; the product with a weight included.
         return Bound(0.0, 1 + 2 * (row.p + row.q + 16) * UNIT, 0.0)
@@ -95,17 +153,23 @@ def linear_sums(
 
     A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight and
     rounded to integers, to the others'. Where T is 1 an example's tile is one column times one row; such layers have a
-    launch, and all others. `exact` changes nothing: everything is float64.
+    launch, those on tensor cores, and all others.
     """
     check_layers(layers, scales)
     check_sums(layers, weights, out)
-    given = layers_of(layers, scales, [0] * len(layers))
+    layers, ways = _ways(layers, scales)
+    given = layers_of(layers, scales, [0] * len(layers), halves=True)
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
     factors = [contiguous(own) for own in weights]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
     meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
+    cores = [core_linear.tiles_of(row.p, row.q) * ("core" in way) for row, way in zip(given.rows, ways, strict=True)]
+    core_linear.add_sums(given, cores, own)
     for one in (False, True):
-        chosen = [row if one == (row.total == 1 and not row.scale) else None for row in given.rows]
+        chosen = [
+            row if "core" not in way and one == (way == "one") else None
+            for row, way in zip(given.rows, ways, strict=True)
+        ]
         units = [0 if row is None else tiles_of(row.p, row.q) for row in chosen]
         scaled = any(row is not None and row.scale for row in chosen)
         given.start(_sum_kernel, units, 1, own, given.parts.examples, SCALED=scaled, ONE=one, **meta)
@@ -124,12 +188,19 @@ def _fill_scaled_lengths(layers: Layers, lengths: Tensor) -> None:
     layers.start(_scaled_lengths_kernel, units, examples, own, lengths, examples, **meta)
 
 
-def _fill_tiles(layers: Layers, squares: Tensor, chosen: Sequence[bool], places: Sequence[int]) -> None:
-    """Put the sum of squares of each tile of v to its place: (B, tiles) of the chosen layers."""
-    units = [tiles_of(row.p, row.q) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
-    examples, own_ = layers.parts.examples, [(place, 0) for place in places]
+def _fill_tiles(layers: Layers, squares: Tensor, units: Sequence[int], places: Sequence[int]) -> None:
+    """Put the sum of squares of each tile of v to its place: (B, tiles), for the layers with units."""
+    examples, own = layers.parts.examples, [(place, 0) for place in places]
     meta = {"SCALED": any(row.scale for row in layers.rows), "SIDE": SIDE, "DEPTH": DEPTH}
-    layers.start(_tiles_kernel, units, examples, own_, squares, examples, **meta)
+    layers.start(_tiles_kernel, units, examples, own, squares, examples, **meta)
+
+
+_FILLS = {
+    "gram": fill_gram,
+    "tiles": _fill_tiles,
+    "core gram": core_linear.fill_gram,
+    "core tiles": core_linear.fill_tiles,
+}
 
 
 @kernel("examples")

@@ -20,8 +20,7 @@ SIDE, POSITIONS, DEPTH = 32, 16, 16
 # Numbers of a row, of `ROWS`, that are added up at a time.
 WIDTH = COLUMNS // 4
 UNIT = 2.0**-53
-UNDERFLOW = tl.constexpr(2.0**-300)
-FIELDS = tl.constexpr(8)
+FIELDS = tl.constexpr(9)
 
 
 class Parts(NamedTuple):
@@ -30,7 +29,7 @@ class Parts(NamedTuple):
     device: torch.device
     examples: int
     total: int  #: T, the sum of T_j
-    rows: Tensor  #: of a part: its first position, address and strides (example, time) of inputs and gradients, weight
+    rows: Tensor  #: of a part: first position, address and strides (example, time) of inputs and gradients, weight, T_j
     row_of: Tensor  #: the part of each position
     kept: Sequence[Tensor]  #: what the addresses point into
 
@@ -39,24 +38,25 @@ class Parts(NamedTuple):
         return torch.empty((self.examples, width), dtype=torch.float64, device=self.device)
 
 
-def dense(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return arrays whose last axis has no gaps; the other axes may have any strides."""
-    found = [array.detach() for array in arrays]
+def dense(arrays: Sequence[Tensor], *, halves: bool = False) -> list[Tensor]:
+    """Return arrays whose last axis has no gaps, the others any strides; in float32, unless `halves` are read."""
+    found = [array.detach() if halves else array.detach().float() for array in arrays]
     return [array if array.stride(-1) == 1 or array.shape[-1] < 2 else array.contiguous() for array in found]
 
 
 def parts_of(
     inputs: Sequence[Tensor] | None, gradients: Sequence[Tensor], weights: Sequence[float], device: torch.device,
-    exponents: Sequence[int],
+    exponents: Sequence[int], *, halves: bool = False,
 ) -> Parts:  # fmt: skip
     """Put the parts' addresses, and the weight of each times ``2 ** -exponent``, on `device`."""
-    es = dense(gradients)
-    inputs_ = [None] * len(es) if inputs is None else dense(inputs)
+    es = dense(gradients, halves=halves)
+    inputs_ = [None] * len(es) if inputs is None else dense(inputs, halves=halves)
     rows = [
         (
             *((0, 0, 0) if a is None else (a.data_ptr(), a.stride(0), a.stride(1))),
             *(e.data_ptr(), e.stride(0), e.stride(1)),
             bits(math.ldexp(weight, -exponent)),
+            e.shape[1],
         )
         for a, e, weight, exponent in zip(inputs_, es, weights, exponents, strict=True)
     ]
@@ -77,7 +77,9 @@ def bits(value: float) -> int:
 
 
 class Bound(NamedTuple):
-    """How a certified norm follows from computed numbers: ``raising sqrt(max(Q, 0) + inner S^2) + outer S + 2^-300``.
+    """How a certified norm follows from computed numbers: ``raising sqrt(max(Q, 0) + inner S^2) + outer S + under``.
+
+    It is infinite where S is at least `limit`. What follows is for float64 products; `dpcore_triton.cores` has others.
 
     Notes
     -----
@@ -100,6 +102,8 @@ class Bound(NamedTuple):
     inner: float
     outer: float
     raising: float
+    under: float = 2.0**-300
+    limit: float = math.inf
 
 
 def bound(total: int, *, signed: int = 0, squares: int = 0) -> Bound:
@@ -140,14 +144,15 @@ def norm_of(parts: Parts, chosen: Bound, exponent: int, squares: Tensor, lengths
 def _bounds_kernel(numbers, squares, lengths, norms, examples, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     groups = (examples + ROWS - 1) // ROWS
     vector = (tl.program_id(0) // groups).to(tl.int64)
-    row = numbers + vector * 9
+    row = numbers + vector * 11
     example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inner, outer, raising = number(row, 1), number(row, 2), number(row, 3)
-    terms = added(lengths, row + 7, example, examples, ROWS, COLUMNS)
-    square = tl.maximum(added(squares, row + 5, example, examples, ROWS, COLUMNS), 0.0)
+    terms = added(lengths, row + 9, example, examples, ROWS, COLUMNS)
+    square = tl.maximum(added(squares, row + 7, example, examples, ROWS, COLUMNS), 0.0)
     # A maximum may drop a NaN; S, which every factor of a product enters, brings it back.
-    norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + UNDERFLOW
-    tl.store(norms + (vector * examples + example), norm * number(row, 4), mask=example < examples)
+    norm = raising * tl.sqrt(square + inner * terms * terms) + outer * terms + number(row, 4)
+    norm = tl.where(terms < number(row, 5), norm, float("inf"))
+    tl.store(norms + (vector * examples + example), norm * number(row, 6), mask=example < examples)
 
 
 @jit
@@ -171,12 +176,12 @@ def added(array, place, example, examples, ROWS: tl.constexpr, COLUMNS: tl.const
 
 
 @jit
-def rows_at(rows, row_of, example, position, mask, FIELD: tl.constexpr):
+def rows_at(rows, row_of, example, position, mask, FIELD: tl.constexpr, KIND: tl.constexpr = tl.float32):
     """Return where the rows of these examples and positions begin: of inputs (FIELD 1) or gradients (FIELD 4)."""
     part = rows + tl.load(row_of + position, mask=mask, other=0).to(tl.int64) * FIELDS
     time = position - tl.load(part)
     at = example * tl.load(part + FIELD + 1) + time * tl.load(part + FIELD + 2)
-    return tl.load(part + FIELD).to(tl.pointer_type(tl.float32)) + at
+    return tl.load(part + FIELD).to(tl.pointer_type(KIND)) + at
 
 
 @jit

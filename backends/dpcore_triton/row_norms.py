@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,19 @@ import triton.language as tl
 from dpcore.spec.check_rows import check_rows
 from dpcore_triton.described import address, described, pattern, present
 from dpcore_triton.kept import Kept
-from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, rows_of, table
+from dpcore_triton.launch import (
+    COLUMNS,
+    KINDS,
+    ROWS,
+    common_device,
+    float32_only,
+    jit,
+    kernel,
+    launch,
+    read_as_float32,
+    rows_of,
+    table,
+)
 
 Tensor = torch.Tensor
 Scales = Sequence[Tensor | None] | None
@@ -28,6 +40,7 @@ class Norms(NamedTuple):
     parts: int
     groups: Tensor  # of the second
     group_count: int
+    kind: Any  # of the rows
 
 
 _kept = Kept[Norms](64)
@@ -57,7 +70,8 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) 
     made, lent = _kept.get(key), list[Tensor]()
     if made is None:
         check_rows(rows, scale, groups)
-        float32_only(rows=rows, scale=given)
+        read_as_float32(rows=rows)
+        float32_only(scale=given)
         device = common_device(rows=rows[:1])  # and all others are where it is
         made, lent = _made(rows, [0] * len(rows) if groups is None else groups, scale, device)
         if key is not None and not lent:
@@ -70,7 +84,7 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) 
     # One axis: the others of a grid end at 65,535, which a large full batch would pass.
     launch(
         _squares_kernel, (made.parts * programs,), device, made.rows, made.row_of, partial, examples,
-        SCALED=bool(given), **shape,
+        SCALED=bool(given), KIND=made.kind, **shape,
     )  # fmt: skip
     launch(
         _norms_kernel,
@@ -94,13 +108,13 @@ def _made(
     blocks, strides, widths = dense([rows[index] for index in order])
     scales = vectors(scale, order)
     parts_of = [-(-width // COLUMNS) for width in widths]
-    columns = [list(map(Tensor.data_ptr, blocks)), strides, widths, list(map(address, scales))]
+    columns = [list(map(Tensor.data_ptr, blocks)), strides, widths, list(map(address, scales)), kinds_of(blocks)]
     on_device, row_of, parts = table(np.array(columns, dtype=np.int64).T, parts_of, device)
     parts_of_groups = [0] * (max(groups) + 1)
     for index, own in zip(order, parts_of, strict=True):
         parts_of_groups[groups[index]] += own
     firsts = rows_of([(own,) for own in parts_of_groups], parts_of_groups, device)
-    made = Norms(device, on_device, row_of, parts, firsts, len(parts_of_groups))
+    made = Norms(device, on_device, row_of, parts, firsts, len(parts_of_groups), common_kind(blocks))
     return made, copies([*blocks, *scales], [*rows, *(scale or ())])
 
 
@@ -109,6 +123,17 @@ def dense(rows: Sequence[Tensor]) -> tuple[list[Tensor], list[int], list[int]]:
     widths = [size[1] for size in map(Tensor.size, rows)]
     blocks = list(rows) if all(map(Tensor.is_contiguous, rows)) else list(map(dense_rows, rows))
     return blocks, [stride[0] for stride in map(Tensor.stride, blocks)], widths
+
+
+def kinds_of(blocks: Sequence[Tensor]) -> list[int]:
+    """Return how the blocks' numbers lie, for `numbers_at`."""
+    return [KINDS[block.dtype] for block in blocks]
+
+
+def common_kind(blocks: Sequence[Tensor]) -> Any:
+    """Return the dtype of all blocks, for which a kernel is compiled; None where they differ."""
+    dtypes = {block.dtype for block in blocks}
+    return getattr(tl, str(dtypes.pop()).removeprefix("torch.")) if len(dtypes) == 1 else None
 
 
 def copies(used: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor]:
@@ -139,20 +164,39 @@ def dense_rows(block: Tensor) -> Tensor:
 
 @kernel("examples")
 def _squares_kernel(
-    rows, row_of, partial, examples, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, partial, examples,
+    SCALED: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     groups = (examples + ROWS - 1) // ROWS
     parts, part = tl.num_programs(0) // groups, tl.program_id(0) // groups
-    row, columns = locate_columns(part, rows, row_of, 5, COLUMNS)
+    row, columns = locate_columns(part, rows, row_of, 6, COLUMNS)
     example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     mask = (example < examples)[:, None] & (columns < tl.load(row + 3))[None, :]
-    block = tl.load(row + 1).to(tl.pointer_type(tl.float32))
-    at = block + example[:, None] * tl.load(row + 2) + columns[None, :]
-    values = tl.load(at, mask=mask, other=0.0).to(tl.float64)
+    place = example[:, None] * tl.load(row + 2) + columns[None, :]
+    values = numbers_at(tl.load(row + 1), tl.load(row + 5), place, mask, KIND).to(tl.float64)
     if SCALED:
         values *= scale_at(row + 4, columns, tl.load(row + 3)).to(tl.float64)[None, :]
     squares = tl.sum(values * values, axis=1)
     tl.store(partial + example * parts + part, squares, mask=example < examples)
+
+
+@jit
+def numbers_at(block, kind, place, mask, KIND: tl.constexpr):
+    """Return a block's numbers at these places in float32; zeros beside the mask. See `common_kind` for KIND."""
+    if KIND is not None:
+        found = _numbers_of(block, place, mask, KIND)
+    elif kind == 0:
+        found = _numbers_of(block, place, mask, tl.float32)
+    elif kind == 1:
+        found = _numbers_of(block, place, mask, tl.bfloat16)
+    else:
+        found = _numbers_of(block, place, mask, tl.float16)
+    return found
+
+
+@jit
+def _numbers_of(block, place, mask, KIND: tl.constexpr):
+    return tl.load(block.to(tl.pointer_type(KIND)) + place, mask=mask, other=0.0).to(tl.float32)
 
 
 @jit

@@ -11,11 +11,15 @@ import triton.language as tl
 from dpcore.spec.check_pairs import check_embedding, check_linear
 from dpcore.spec.contributions import CANCELLATION
 from dpcore.spec.pair_ops import LinearPairs
+from dpcore_triton import core_linear
+from dpcore_triton.chips import chip_of
+from dpcore_triton.cores import LIMIT, UNDER, rounding
+from dpcore_triton.cores import UNIT as ROUNDING
 from dpcore_triton.embedding import joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
-from dpcore_triton.launch import COLUMNS, common_device, float32_only, kernel, launch
+from dpcore_triton.launch import COLUMNS, common_device, kernel, launch, read_as_float32
 from dpcore_triton.layers import layers_of
-from dpcore_triton.pairs import DEPTH, POSITIONS, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
+from dpcore_triton.pairs import DEPTH, POSITIONS, Bound, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
 
@@ -29,17 +33,17 @@ def tied_norms(
     point_weights: Sequence[float],
     size: int,
     *,
-    exact: bool = False,  # noqa: ARG001
+    exact: bool = False,
 ) -> Tensor:
     """See `dpcore.spec.pair_ops.PairOperations.tied_norms`.
 
-    Everything is float64, and `exact` changes nothing. The linear part is measured by inner products: a vocabulary
-    is larger than a text.
+    Everything here is float64. The linear part is measured by inner products: a vocabulary is larger than a text. On a
+    chip whose tensor cores are known its sum may round more than that, as `dpcore_triton.cores` says, unless `exact`.
     """
     check_embedding(indices, token_gradients, token_weights, size)
     check_linear(inputs, gradients, point_weights)
     arrays = {"token_gradients": token_gradients, "inputs": inputs, "gradients": gradients}
-    float32_only(**arrays)
+    read_as_float32(**arrays)
     device = common_device(indices=indices, **arrays)
     exponent, p = exponent_of([*token_weights, *point_weights]), inputs[0].shape[2]
     tokens = parts_of(None, token_gradients, token_weights, device, [exponent] * len(token_gradients))
@@ -53,15 +57,21 @@ def tied_norms(
         crossed, p, tokens.total, parts.total, size, POSITIONS=POSITIONS, DEPTH=DEPTH,
     )  # fmt: skip
     linear, lengths = parts.empty(blocks_of(parts.total)), parts.empty(parts.total)
-    fill_gram(head, linear, [True], [0])
-    fill_lengths(head, lengths, [True])
+    fill_gram(head, linear, [blocks_of(parts.total)], [0])
+    cores = not exact and chip_of(device) is not None
+    (core_linear.fill_lengths if cores else fill_lengths)(head, lengths, [True])
     adding = tokens.total + COLUMNS + embedding.shape[1]
     signed = signed_roundings(p, size, parts.total) + adding + crossed.shape[1]
     whole = [torch.cat([embedding, linear, crossed], dim=1), torch.cat([token_lengths, lengths], dim=1)]
     norms = norm_of(parts, bound(tokens.total + parts.total, signed=signed), exponent, *whole)
     first = norm_of(tokens, bound(tokens.total, squares=adding), exponent, embedding, token_lengths)
     second = norm_of(parts, bound(parts.total, signed=signed), exponent, linear, lengths)
-    return torch.maximum(norms, CANCELLATION * (first + second))
+    norms = torch.maximum(norms, CANCELLATION * (first + second))
+    if not cores:
+        return norms
+    # The sum, and its weights in float32: relative to the head's own terms, which the other part may cancel.
+    rho = rounding([part.shape[1] for part in inputs], split=True) + 4 * ROUNDING
+    return norms + norm_of(parts, Bound(0.0, rho, 0.0, UNDER, LIMIT), exponent, linear, lengths)
 
 
 @kernel("p", "token_total", "total", "size")

@@ -139,9 +139,9 @@ def update_elements(RULE: tl.constexpr, x, g, square, moments, settings, GENERAL
 
 
 # Root and quotient are the device's fast ones: at most 2^-23 and 2 ulps off (PTX: sqrt.approx.ftz.f32, div.full.f32),
-# where `dpcore.spec.agreement` grants 16. Rounded correctly, both take an eighth of Adam's instructions. The fast root
-# takes u below 2^-126 for 0, which is lost beside an eps of `FAST_EPS`; a smaller one goes the general way. The
-# interpreter rounds correctly.
+# where `tests/agreement/agreement.py` grants 16. Rounded correctly, both take an eighth of Adam's instructions. The
+# fast root takes u below 2^-126 for 0, which is lost beside an eps of `FAST_EPS`; a smaller one goes the general way.
+# The interpreter rounds correctly.
 @jit
 def _quotient(numerator, u, bias, floor2, eps, GENERAL: tl.constexpr):
     """Return numerator / (sqrt(max(u - bias, floor^2)) + eps), and 0 where that denominator is 0."""

@@ -143,7 +143,7 @@ axis.axvline(before, color="gray", linestyle=":")
 # %%
 # Three runs give wide intervals. Starting from the public model is what helps; between LoRA and all weights they do not decide, though LoRA trains a ninth of the parameters.
 #
-# What a step does with such a model: the rule by which each tensor's gradients are clipped, and its share of the time.
+# What a step does with such a model: the rule by which each tensor's gradients are clipped, and its memory.
 
 _, private = trained(lora, 0.01)
 print(private.explain())

@@ -6,8 +6,6 @@
 1.75
 """
 
-from __future__ import annotations
-
 from dpcore.accounting import base
 from dpcore.accounting.base import Accountant, accountants_for
 from dpcore.accounting.calibrate import calibrate
@@ -26,50 +24,20 @@ from dpcore.accounting.events import (
     TruncatedPoissonSampledGaussian,
 )
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
-from dpcore.accounting.other_libraries import OPACUS_ASSUMPTIONS, from_opacus, neighboring_relation, to_dp_accounting
+from dpcore.accounting.other_libraries import OPACUS_ASSUMPTIONS, from_opacus
 from dpcore.accounting.phases import parts_of
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.renyi import RdpAccountant
 from dpcore.spec import validate
 
 __all__ = [
-    "OPACUS_ASSUMPTIONS",
-    "Accountant",
-    "Adjacency",
-    "Composed",
-    "CyclicPoissonSampledGaussian",
-    "Event",
-    "FixedSizeSampledGaussian",
-    "Gaussian",
-    "GaussianAccountant",
-    "Interval",
-    "MatrixGaussian",
-    "NonPrivate",
-    "PldAccountant",
-    "PoissonSampledGaussian",
-    "RandomAllocationGaussian",
-    "RdpAccountant",
-    "SelfComposed",
-    "TradeOff",
-    "TruncatedPoissonSampledGaussian",
-    "accountants_for",
-    "analytic_noise_multiplier",
-    "available_accountants",
-    "calibrate",
-    "curve",
-    "delta",
-    "delta_interval",
-    "delta_remark",
-    "epsilon",
-    "epsilon_interval",
-    "epsilons",
-    "from_opacus",
-    "known_dataset_size",
-    "neighboring_relation",
-    "smallest_epsilon",
-    "to_dp_accounting",
-    "trade_off",
-]
+    "OPACUS_ASSUMPTIONS", "Accountant", "Adjacency", "Composed", "CyclicPoissonSampledGaussian", "Event",
+    "FixedSizeSampledGaussian", "Gaussian", "GaussianAccountant", "Interval", "MatrixGaussian", "NonPrivate",
+    "PldAccountant", "PoissonSampledGaussian", "RandomAllocationGaussian", "RdpAccountant", "SelfComposed",
+    "TradeOff", "TruncatedPoissonSampledGaussian", "accountants_for", "analytic_noise_multiplier",
+    "available_accountants", "calibrate", "curve", "delta", "delta_interval", "delta_remark", "epsilon",
+    "epsilon_interval", "epsilons", "from_opacus", "known_dataset_size", "smallest_epsilon", "trade_off",
+]  # fmt: skip
 
 
 def epsilon(event: Event, delta: float, accountant: str | Accountant | None = None) -> float:

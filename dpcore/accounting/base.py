@@ -1,7 +1,5 @@
 """The protocol of an accountant, and the table of all accountants."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from dpcore.accounting.events import Event, check_event

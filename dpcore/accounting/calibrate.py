@@ -7,8 +7,6 @@ epsilon of at most the target, by the accountant asked.
 (Settings that depend on earlier results compose by a privacy filter, not by `spent`: see the ledger.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple

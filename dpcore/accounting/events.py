@@ -6,8 +6,6 @@ standard deviation of the noise on a sum over the L2 sensitivity of that sum **u
 class says which sensitivity that is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -48,7 +46,7 @@ _SOME: Final = partial(validate.integer, 1)
 class Event(validate.Checked):
     """Base of every event. A field that several have means the same in all, and is checked by one rule."""
 
-    _kinds: ClassVar[dict[str, type[Event]]] = {}
+    _kinds: ClassVar[dict[str, type["Event"]]] = {}
     rules: ClassVar[validate.Rules] = {
         "sample_rate": validate.fraction,
         "noise_multiplier": validate.non_negative,
@@ -73,7 +71,7 @@ class Event(validate.Checked):
         return {"event": type(self).__name__} | {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Event:
+    def from_dict(data: Mapping[str, Any]) -> "Event":
         """Return the event that `to_dict` described; refuse a class or fields that are unknown or missing."""
         try:
             kind = Event._kinds[validate.choice(Event._kinds, event=data["event"])]

@@ -16,8 +16,6 @@ Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", 2018, 
 Dong, Roth, Su, "Gaussian Differential Privacy", 2022 (delta of a Gaussian; Corollary 3.3 for composition).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

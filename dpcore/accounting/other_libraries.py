@@ -1,14 +1,11 @@
-"""Events from an Opacus accountant's history, and events in the terms of Google's dp-accounting."""
-
-from __future__ import annotations
+"""Events from an Opacus accountant's history."""
 
 import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from dpcore.accounting import events
-from dpcore.accounting.events import Adjacency, Composed, Event, PoissonSampledGaussian, check_event
-from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, PrivacyError
+from dpcore.accounting.events import Composed, Event, PoissonSampledGaussian
+from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
 from dpcore.spec import validate
 
 CHECKPOINT_KEY = "privacy_accountant_state_dict"
@@ -87,79 +84,3 @@ def _phase(number: int, entry: Any) -> PoissonSampledGaussian:
         return PoissonSampledGaussian(sample_rate, noise_multiplier, validate.integer(steps=steps, minimum=1))
     except DpcoreError as cause:
         raise type(cause)(f"history[{number}]: {cause}") from cause
-
-
-# Events in the terms of dp-accounting, to be checked by its accountants.
-
-
-_RELATIONS = {
-    None: "ADD_OR_REMOVE_ONE",
-    Adjacency.ADD_REMOVE: "ADD_OR_REMOVE_ONE",
-    Adjacency.ZERO_OUT: "REPLACE_SPECIAL",
-    Adjacency.REPLACE_ONE: "REPLACE_ONE",
-}
-
-
-def to_dp_accounting(event: Event) -> Any:
-    """Return the event as a `dp_accounting.DpEvent`, to be composed with `neighboring_relation(event)`.
-
-    A multiplier is passed on as it is, relative to the sensitivity under the event's own adjacency. That is what
-    dp-accounting's `RdpAccountant` takes it for under any relation; its `PLDAccountant` under REPLACE_ONE takes a
-    Gaussian's multiplier relative to half of that, and says more than the event costs.
-
-    A matrix mechanism becomes the one Gaussian mechanism that it is, and a cyclic run the steps that one example may
-    enter.
-
-    Raises
-    ------
-    PrivacyError
-        If dp-accounting is not installed, or has no such event.
-    """
-    names = _dp_accounting()
-    check_event(event=event)
-    if isinstance(event, events.NonPrivate):
-        return names.NonPrivateDpEvent()
-    if isinstance(event, events.Composed):
-        return names.ComposedDpEvent([to_dp_accounting(part) for part in event.events])
-    if isinstance(event, events.SelfComposed):
-        return _repeated(names, to_dp_accounting(event.repeated), event.count)
-    if isinstance(event, events.MatrixGaussian):  # the one Gaussian mechanism that it is
-        return names.NoOpDpEvent() if event.mu == 0.0 else names.GaussianDpEvent(1.0 / event.mu)
-    if isinstance(event, events.CyclicPoissonSampledGaussian):  # the steps that one example may enter
-        sigma = event.noise_multiplier / event.sensitivity
-        event = events.PoissonSampledGaussian(event.sample_rate, sigma, event.participations)
-    sigma = getattr(event, "noise_multiplier", 0.0)
-    if isinstance(event, events.Gaussian):
-        return _repeated(names, names.GaussianDpEvent(sigma), event.count)
-    if isinstance(event, events.PoissonSampledGaussian):
-        step = names.PoissonSampledDpEvent(event.sample_rate, names.GaussianDpEvent(sigma))
-        return _repeated(names, step, event.steps)
-    if isinstance(event, events.TruncatedPoissonSampledGaussian):
-        cut = event.dataset_size, event.sample_rate, event.max_batch_size
-        return _repeated(names, names.TruncatedSubsampledGaussianDpEvent(*cut, sigma), event.steps)
-    if isinstance(event, events.FixedSizeSampledGaussian):
-        sizes = event.dataset_size, event.batch_size
-        step = names.SampledWithoutReplacementDpEvent(*sizes, names.GaussianDpEvent(sigma))
-        return _repeated(names, step, event.steps)
-    raise PrivacyError(f"event={type(event).__name__}: dp-accounting has no event for it")
-
-
-def neighboring_relation(event: Event) -> Any:
-    """Return the event's adjacency as a `dp_accounting.NeighboringRelation`: zero-out is REPLACE_SPECIAL."""
-    _dp_accounting()
-    from dp_accounting import NeighboringRelation  # type: ignore[import-untyped]
-
-    check_event(event=event)
-    return NeighboringRelation[_RELATIONS[event.adjacency]]
-
-
-def _repeated(names: Any, event: Any, count: int) -> Any:
-    return names.SelfComposedDpEvent(event, count) if count > 0 else names.NoOpDpEvent()
-
-
-def _dp_accounting() -> Any:
-    try:
-        from dp_accounting import dp_event
-    except ImportError as cause:
-        raise PrivacyError("to_dp_accounting: needs Google's library: pip install dp-accounting") from cause
-    return dp_event

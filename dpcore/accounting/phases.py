@@ -30,8 +30,6 @@ larger: by 8.7 % at its own test point (17.904 against 16.464: 3 steps of n = 4 
 q = 0.01, B = 15, sigma = 0.9, both at delta = 1e-5.)
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,32 +1,28 @@
 """Renyi differential privacy of the events, and the accountant built on it.
 
-A schedule has thousands of different steps, and is asked at as few orders as lead to the best one.
-With K(alpha) the sum of the steps' log A (convex in alpha), the bounds of the conversion below are
+A schedule has many different steps, and is asked at as few orders as lead to the best one. With K(alpha) the sum of
+the steps' log A (convex in alpha), the bounds of the conversion below are
 
     epsilon = (K(alpha) + (alpha - 1) log(1 - 1/alpha) - log alpha - log delta) / (alpha - 1),
     log delta = K(alpha) + (alpha - 1) log(1 - 1/alpha) - log alpha - epsilon (alpha - 1).
 
 (alpha - 1) log(1 - 1/alpha) - log alpha = (alpha - 1) log(alpha - 1) - alpha log alpha has second derivative
 1/(alpha - 1) - 1/alpha > 0. So log delta is convex in alpha; and {epsilon <= e} = {convex function <= e (alpha - 1)} is
-an interval, so epsilon has no local minimum but the least. The search walks down along the orders, in ever smaller
-strides. Whichever order it ends at, its bound holds. The bounds by Kullback-Leibler divergence get better with smaller
-alpha, so they are asked for at the smallest order only.
-
-Its steps are evaluated together at one order (`log_moments_of_many`).
+an interval, so epsilon has no local minimum but the least. The search narrows the orders down between the neighbors
+of the best of some. Whichever order it ends at, its bound holds. The bounds by Kullback-Leibler divergence get better
+with smaller alpha, and the smallest order is among the first.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting.events import Event
-from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, PoissonStep, Step, demand_phases, phases
+from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, PoissonStep, Step, demand_phases, phases
 from dpcore.accounting.pld.allocation import FAR, ranges, transformed
 from dpcore.spec import special
 
@@ -62,21 +58,12 @@ def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> float:
     return max(0.0, float(bound.min()))
 
 
-def delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> float:
-    """Return the smallest delta over the orders, at most 1; the inverse of `epsilon_from_rdp`."""
-    logs = np.minimum(log_delta_by_kl(rdp), log_delta_improved(orders, rdp, epsilon))
-    return math.exp(min(0.0, float(logs.min())))
-
-
-def log_delta_improved(orders: Array, rdp: Array, epsilon: float) -> Array:
-    """Return the logarithm of the improved bound on delta at each order."""
-    return np.asarray((orders - 1.0) * (rdp - epsilon + np.log1p(-1.0 / orders)) - np.log(orders))
-
-
-def log_delta_by_kl(rdp: Array) -> Array:
-    """Return the logarithm of the bound on delta(0) at each order; -inf without a divergence."""
+def log_delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> float:
+    """Return the logarithm of the smallest delta over the orders, above 0 where they say nothing."""
+    improved = (orders - 1.0) * (rdp - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
     with np.errstate(divide="ignore"):
-        return np.asarray(0.5 * np.log(-np.expm1(-rdp)))
+        by_kl = 0.5 * np.log(-np.expm1(-rdp))
+    return float(np.minimum(improved, by_kl).min())
 
 
 # Moments of the Poisson-subsampled Gaussian.
@@ -114,7 +101,6 @@ _TAIL = 14.0  # standard deviations kept on each side: exp(-98) is left out
 _SMALL_SIGMA = 0.2
 _REACH = 40  # of t; exp(-40) is less than the rounding of 1
 _LARGEST_FRACTIONAL = 32.0
-_CELLS = 1 << 18  # of a table of steps by terms: 2 MiB
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -160,48 +146,16 @@ def log_moments_exact(q: float, sigma: float, orders: Array) -> Array:
     return result
 
 
-def log_moments_of_many(q: Array, sigma: Array, order: float) -> Array:
-    """Return log A of m steps, 0 < q < 1 and sigma > 0, at one order above 1: an integer, or at most 32.
-
-    As `log_moments_integer` and `log_moments_exact` have it.
-    """
-    result = np.empty_like(q)
-    whole = order == math.floor(order)
-    # Steps of similar noise take similar numbers of nodes.
-    ranked = np.argsort(sigma)
-    narrow = ranked if whole else ranked[np.searchsorted(sigma[ranked], _SMALL_SIGMA) :]
-    for i in [] if whole else ranked[: ranked.size - narrow.size]:
-        result[i] = np.logaddexp(0.0, _window(float(q[i]), float(sigma[i]), np.array([order]))[0])
-    rows = max(1, _CELLS // int(order)) if whole else 256
-    for start in range(0, narrow.size, rows):
-        chunk = narrow[start : start + rows]
-        rate, noise = q[chunk, None], sigma[chunk, None]
-        excess = _binomial_sum(rate, noise, int(order)) if whole else _trapezoid(rate, noise, np.array([order]))
-        result[chunk] = np.logaddexp(0.0, excess)
-    return result
-
-
-def _binomial_sum(q: Array, sigma: Array, order: int) -> Array:
-    """Return log(A - 1) of many steps, q and sigma of shape (m, 1), at one integer order: (m,)."""
-    k, rest, log_binomial, _ = binomial_terms((order,))
-    growth = k * (k - 1.0) / (2.0 * sigma * sigma)
-    terms = log_binomial + k * np.log(q) + rest * np.log1p(-q) + growth + np.log(-np.expm1(-growth))
-    return np.asarray(special.logsumexp(terms, axis=1))
-
-
-def _trapezoid(q: float | Array, sigma: float | Array, orders: Array) -> Array:
-    """Return log(A - 1) by the trapezoidal rule over all z that matter.
-
-    For one step and any orders (m,), or for many steps, q and sigma of shape (m, 1), and one order (1,): (m,).
-    """
-    height = np.minimum(math.pi * sigma * sigma, 9.0 * sigma)
-    step = np.minimum(sigma / 2.5, 2.0 * math.pi * height / (44.0 + 0.5 * (height / sigma) ** 2))  # error exp(-44)
+def _trapezoid(q: float, sigma: float, orders: Array) -> Array:
+    """Return log(A - 1) by the trapezoidal rule over all z that matter."""
+    height = min(math.pi * sigma * sigma, 9.0 * sigma)
+    step = min(sigma / 2.5, 2.0 * math.pi * height / (44.0 + 0.5 * (height / sigma) ** 2))  # error exp(-44)
     low, high = -_TAIL * sigma, float(orders.max()) + _TAIL * sigma
-    z = low + step * np.arange(math.ceil(np.max((high - low) / step)) + 1, dtype=np.float64)
+    z = low + step * np.arange(math.ceil((high - low) / step) + 1, dtype=np.float64)
     exponent = (2.0 * z - 1.0) / (2.0 * sigma * sigma)
     u = q * np.expm1(np.minimum(exponent, 600.0))  # where it is cut, only log_ratio is used
-    log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(np.log1p(-q), np.log(q) + exponent))
-    terms = _log_density(z, sigma) + np.log(step) + _log_excess(u, log_ratio, orders[:, None])
+    log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(math.log1p(-q), math.log(q) + exponent))
+    terms = _log_density(z, sigma) + math.log(step) + _log_excess(u, log_ratio, orders[:, None])
     return np.asarray(special.logsumexp(terms, axis=1))
 
 
@@ -235,8 +189,8 @@ def _window(q: float, sigma: float, orders: Array) -> Array:
     return np.asarray(special.logsumexp(np.stack([inner, outer_left, outer_right]), axis=0))
 
 
-def _log_density(z: Array, sigma: float | Array) -> Array:
-    return np.asarray(-0.5 * (z / sigma) ** 2 - 0.5 * math.log(2.0 * math.pi) - np.log(sigma))
+def _log_density(z: Array, sigma: float) -> Array:
+    return np.asarray(-0.5 * (z / sigma) ** 2 - 0.5 * math.log(2.0 * math.pi) - math.log(sigma))
 
 
 def _log_excess(u: Array, log_ratio: Array, alpha: Array) -> Array:
@@ -449,7 +403,7 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(
     )
 )
 
-_FEW = 8  # steps of more kinds than this are a schedule
+_FEW, _AT_ONCE = 8, 12  # steps of more kinds than the first are a schedule, asked at so many orders together
 
 
 @dataclass(frozen=True)
@@ -472,19 +426,27 @@ class RdpAccountant:
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon over the orders."""
-        found = demand_phases(event)
-        if len(found.steps) > _FEW:
-            return schedule_epsilon(found, delta)
-        orders = np.array(DEFAULT_ORDERS)
-        return epsilon_from_rdp(orders, event_rdp(event, orders), delta)
+        return _best(event, lambda orders, rdp: epsilon_from_rdp(orders, rdp, delta))
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta over the orders."""
-        found = demand_phases(event)
-        if len(found.steps) > _FEW:
-            return schedule_delta(found, epsilon)
-        orders = np.array(DEFAULT_ORDERS)
-        return delta_from_rdp(orders, event_rdp(event, orders), epsilon)
+        return math.exp(min(0.0, _best(event, lambda orders, rdp: log_delta_from_rdp(orders, rdp, epsilon))))
+
+
+def _best(event: Event, bound: Callable[[Array, Array], float]) -> float:
+    """Return the least of a bound over the orders, given them and the divergences at them."""
+    orders = np.array(DEFAULT_ORDERS)
+    if len(demand_phases(event).steps) <= _FEW:
+        return bound(orders, event_rdp(event, orders))
+    low, high, least = 0, len(orders) - 1, math.inf
+    while True:
+        places = np.unique(np.linspace(low, high, _AT_ONCE).round().astype(np.int64))
+        rdp = event_rdp(event, orders[places])
+        values = [bound(orders[[place]], rdp[[i]]) for i, place in enumerate(places)]
+        best, least = int(np.argmin(values)), min(least, *values)
+        if places.size == high - low + 1:
+            return least
+        low, high = int(places[max(best - 1, 0)]), int(places[min(best + 1, places.size - 1)])
 
 
 def event_rdp(event: Event, orders: Array) -> Array:
@@ -544,79 +506,6 @@ def poisson_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> A
     if not whole.all():
         log_moment[~whole] = log_moments_exact(sample_rate, noise_multiplier, orders[~whole])
     return np.maximum(0.0, log_moment / (orders - 1.0))
-
-
-def schedule_epsilon(found: Phases, delta: float) -> float:
-    """Return the smallest epsilon over the orders."""
-    if math.isinf(found.mu):
-        return math.inf
-    sums = ScheduleMoments(found)
-
-    def at(order: float) -> float:
-        return epsilon_from_rdp(np.array([order]), sums.rdp(order), delta)
-
-    return min(at(DEFAULT_ORDERS[0]), _least(at))
-
-
-def schedule_delta(found: Phases, epsilon: float) -> float:
-    """Return the smallest delta over the orders."""
-    if math.isinf(found.mu):
-        return 1.0
-    sums = ScheduleMoments(found)
-
-    def at(order: float) -> float:
-        return float(log_delta_improved(np.array([order]), sums.rdp(order), epsilon)[0])
-
-    by_kl = float(log_delta_by_kl(sums.rdp(DEFAULT_ORDERS[0]))[0])
-    return math.exp(min(0.0, by_kl, _least(at)))
-
-
-def _least(at: Callable[[float], float]) -> float:
-    """Return the least value over the orders, of a function without other local minima."""
-    value, count = cache(lambda index: at(DEFAULT_ORDERS[index])), len(DEFAULT_ORDERS)
-    best = DEFAULT_ORDERS.index(16.0)
-    stride = 64
-    while stride > 0:
-        near = [index for index in (best - stride, best + stride) if 0 <= index < count]
-        lower = [index for index in near if value(index) < value(best)]
-        if lower:
-            best = lower[0]
-        else:
-            stride //= 2
-    return value(best)
-
-
-class ScheduleMoments:
-    """Sums of log A over all steps of a schedule with a finite mu, at any order."""
-
-    def __init__(self, found: Phases) -> None:
-        self._half_square = found.mu * found.mu / 2.0
-        poisson = [(step, count) for step, count in found.steps if isinstance(step, PoissonStep)]
-        self._others = [(step, count) for step, count in found.steps if not isinstance(step, PoissonStep)]
-        table = np.array([part for step, _ in poisson for part in step.components]).reshape(-1, 3)
-        self._weights, self._rates, self._sigmas = table.T
-        sizes = [len(step.components) for step, _ in poisson]
-        self._starts = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.int64) if sizes else np.zeros(0, np.int64)
-        self._counts = np.array([float(count) for _, count in poisson])
-
-    def rdp(self, order: float) -> Array:
-        """Return the divergence of the whole at one order: (1,)."""
-        return np.array([self.log_moment(order) / (order - 1.0)])
-
-    def log_moment(self, order: float) -> float:
-        """Return K(order): (order - 1) times the divergence of the whole."""
-        total = order * (order - 1.0) * self._half_square
-        for step, count in self._others:
-            total += count * (order - 1.0) * float(step_rdp(step, np.array([order]))[0])
-        if self._counts.size == 0:
-            return total
-        logs = order * (order - 1.0) / (2.0 * self._sigmas * self._sigmas)
-        sampled = self._rates < 1.0
-        logs[sampled] = log_moments_of_many(self._rates[sampled], self._sigmas[sampled], order)
-        if self._counts.size < self._weights.size or np.any(self._weights < 1.0):
-            # A mixture's A - 1 is the weighted sum of its components' (`step_rdp`).
-            logs = np.logaddexp(0.0, np.logaddexp.reduceat(np.log(self._weights) + log_expm1(logs), self._starts))
-        return total + float(self._counts @ np.maximum(0.0, logs))
 
 
 def log_expm1(x: Array) -> Array:

@@ -18,8 +18,6 @@ all: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 202
 whole, the bound also assumes that what ran is Gaussian.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

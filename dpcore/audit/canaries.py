@@ -6,8 +6,6 @@ through, C_eff. The vectors of any two canaries are orthogonal, in every tensor.
 that nobody touches, which show the noise alone, and one that all other examples share.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -4,8 +4,6 @@ Each check returns a probability: how likely the planned mechanism shows somethi
 planned noise, untouched coordinates are independent standard normals.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

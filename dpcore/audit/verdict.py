@@ -45,8 +45,6 @@ variables by betting", 2023; Dong, Roth and Su, "Gaussian Differential Privacy",
 Composition Theorem for Differential Privacy", 2015, Theorem 2.1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

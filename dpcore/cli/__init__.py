@@ -1,7 +1,5 @@
 """The command line: ``dpcore train``, ``compare``, ``epsilon``, ``verify``, ``ledger`` and the others."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

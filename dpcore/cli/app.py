@@ -1,7 +1,5 @@
 """The commands in one place, and the one place where exceptions become a sentence and an exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -38,8 +36,8 @@ _COMMANDS = {
         "Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out.",
         "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
     "curve": ("dpcore.cli.accounting.curve:curve",
-        "Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps.",
-        "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6 --out curve.png"),
+        "Show what a plan guarantees: delta over epsilon, an attacker's rates, epsilon over the steps.",
+        "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
     "statement": ("dpcore.cli.reports.verify:statement",
         "Print a stored privacy statement in short. dpcore verify checks it.",
         "dpcore statement runs/digits-mlp-disk"),

@@ -4,8 +4,6 @@ Everything in the file is public: it was released under the run's guarantee, or 
 setting. The file holds no sum before noise, no batch and no key.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

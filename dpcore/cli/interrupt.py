@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: at once where no private step is under way, else after the step, its cost written down."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ Student, "The probable error of a mean", 1908.
 Welch, "The generalization of Student's problem when several different population variances are involved", 1947.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

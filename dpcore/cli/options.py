@@ -1,7 +1,5 @@
 """Options, each said once: what several commands share, and how a dataclass becomes the options of a command."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
@@ -19,9 +17,7 @@ from dpcore.spec.validate import nearest
 
 # What a signed 64-bit integer holds; nothing that is counted here needs more.
 _LARGEST = 2**63 - 1
-_DIGITS = re.compile(r"[+-]?(\d+(_\d+)*|\d{1,3}(,\d{3})+)")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-_SUFFIXES = {"k": 1e3, "m": 1e6, "%": 1e-2}
+_DIGITS = re.compile(r"[+-]?\d+(_\d+)*")
 
 
 def real(value: Any) -> float:
@@ -30,11 +26,10 @@ def real(value: Any) -> float:
         result = float(value)
     else:
         try:
-            result = _parse(str(value).strip().lower())
+            upper, slash, lower = str(value).partition("/")
+            result = float(upper) / float(lower) if slash else float(upper)
         except (ValueError, OverflowError, ZeroDivisionError):
-            raise typer.BadParameter(
-                f"{value!r} is not a number; write one like 0.1, 1e-5, 60k, 1/60000 or 1%"
-            ) from None
+            raise typer.BadParameter(f"{value!r} is not a number; write one like 0.1, 1e-5 or 1/60000") from None
     if not math.isfinite(result):
         raise typer.BadParameter(f"{value!r} is not finite; write an ordinary number")
     if result == 0.0 and re.search("[1-9]", str(value).lower().partition("e")[0]):
@@ -51,7 +46,7 @@ def multiplier(value: Any) -> float:
 
 
 def count(value: Any) -> int:
-    """Return an integer of at least 0: 60000, 60_000, 60,000, 60k and 6e4 are the same."""
+    """Return an integer of at least 0: 60000, 60_000 and 6e4 are the same."""
     result = whole(value)
     if result < 0:
         raise typer.BadParameter(f"{value!r} is not a whole number of 0 or more")
@@ -62,7 +57,7 @@ def whole(value: Any) -> int:
     """Return any integer, negative ones too."""
     digits = str(value).strip()
     # By way of a float, 9007199254740993 would become another number.
-    result = int(re.sub("[,_]", "", digits)) if _DIGITS.fullmatch(digits) else real(value)
+    result = int(digits) if _DIGITS.fullmatch(digits) else real(value)
     if result != int(result):
         raise typer.BadParameter(f"{value!r} is not a whole number")
     if abs(result) > _LARGEST:
@@ -139,18 +134,6 @@ def _between_commas(value: Any, what: str) -> list[str]:
 
 def _key(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
-
-
-def _parse(text: str) -> float:
-    if "/" in text:
-        upper, lower = text.split("/")
-        return _parse(upper.strip()) / _parse(lower.strip())
-    for suffix, factor in _SUFFIXES.items():
-        if text.endswith(suffix) and text != suffix:
-            return _parse(text[: -len(suffix)].strip()) * factor
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    return float(text)
 
 
 def option(parser: Callable[[Any], Any], metavar: str, words: str, panel: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""All pictures: of a run, a comparison, a guarantee, a filter and released gradients.
+"""All pictures: of a comparison, a filter and released gradients.
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.cli.intervals import mean_interval
-from dpcore.errors import ArgumentError, DpcoreError
+from dpcore.errors import DpcoreError
 from dpcore.spec.extras import needs
 from dpcore.spec.whole_file import whole_file
 
@@ -66,13 +66,13 @@ def label(axes: Axes, x: str, y: str, title: str = "", /, **style: Any) -> None:
     axes.set_ylabel(y)
 
 
-def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = None, left: bool = False) -> None:
-    """Write a small text left of a vertical line at `x`, or over the right (left) end of a level one at `y`."""
+def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = None) -> None:
+    """Write a small text left of a vertical line at `x`, or over the right end of a level one at `y`."""
     if y is None:
         at, offset, frame = (x, 0.04), (-4, 0), ("data", "axes fraction")
     else:
-        at, offset, frame = (0.01 if left else 0.99, y), (0, 3), ("axes fraction", "data")
-    style: Any = {"ha": "left" if left else "right", "color": GRAY, "fontsize": 8}
+        at, offset, frame = (0.99, y), (0, 3), ("axes fraction", "data")
+    style: Any = {"ha": "right", "color": GRAY, "fontsize": 8}
     axes.annotate(text, at, xycoords=frame, xytext=offset, textcoords="offset points", **style)
 
 
@@ -94,43 +94,6 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _FREQUENCY = "frequency (cycles per step)"
 # Decibels would be one more thing to know: powers of ten, and nothing below one in ten thousand.
 _LEAST_POWER = 1e-4
-
-
-def learning_curve(
-    path: PathLike,
-    epochs: npt.ArrayLike,
-    accuracy: npt.ArrayLike,
-    epsilon: npt.ArrayLike,
-    *,
-    title: str = "",
-    target_epsilon: float | None = None,
-) -> Path:
-    """Draw held-out accuracy, in [0, 1], after each epoch, with the epsilon spent on a second axis.
-
-    The target is a thin line on that axis.
-    """
-    x, shown, spent = (np.asarray(values, float) for values in (epochs, accuracy, epsilon))
-    finite = np.isfinite(spent)
-    with drawing(path, (6.4, 3.8)) as figure:
-        axes = figure.subplots()
-        axes.plot(x, 100 * shown, color=COLORS[0], marker="o", markersize=3.5, linewidth=1.8)
-        label(axes, "epoch", "held-out accuracy (%)", title, fontsize=11)
-        axes.yaxis.label.set_color(COLORS[0])
-        axes.set_xlim(0, 1.03 * x[-1])  # from 0: also a single evaluation then has a place in the run
-        if x[-1] >= 1:
-            whole_epochs(axes)
-        if finite.any():
-            second = axes.twinx()
-            second.spines["right"].set_visible(True)
-            second.grid(False)
-            line: Any = {"linestyle": "--", "linewidth": 1.5, "marker": "s", "markersize": 3.0}
-            second.plot(x, np.where(finite, spent, np.nan), color=COLORS[1], **line)
-            second.set_ylabel("epsilon spent", color=COLORS[1])
-            second.set_ylim(0, 1.08 * max(spent[finite].max(), target_epsilon or 0) or 1)
-            if target_epsilon is not None and np.isfinite(target_epsilon):
-                second.axhline(target_epsilon, color=COLORS[1], linewidth=0.8, alpha=0.5)
-                note(second, "target", y=target_epsilon, left=True)
-    return Path(path)
 
 
 class Curves(NamedTuple):
@@ -210,82 +173,6 @@ def _end(axes: Axes, index: int, curves: Curves) -> None:
     style: Any = {"ha": "center", "fontsize": 8, "color": color if index % len(COLORS) < 4 else GRAY}
     told, place = f"{interval.center:.2f}", (interval.center, index)
     axes.annotate(told, place, xytext=(0, 6), textcoords="offset points", **style)
-
-
-def bound_curve(
-    path: PathLike,
-    x: npt.ArrayLike,
-    lower: npt.ArrayLike,
-    upper: npt.ArrayLike,
-    names: tuple[str, str],
-    *,
-    title: str = "",
-    powers: bool = False,
-    level: tuple[float, str] | None = None,
-    moment: tuple[float, str] | None = None,
-) -> Path:
-    """Draw a bound between its certified ends; `names` are those of both axes.
-
-    `powers` writes y in powers of ten, without the points at 0. `level` and `moment` are values of y and of x with a
-    word for each, drawn as lines.
-    """
-    at, low, high = (np.asarray(values, float) for values in (x, lower, upper))
-    shown = np.isfinite(high) & ((high > 0) | (not powers))
-    if not shown.any():
-        raise ArgumentError(f"{names[1]}: is nowhere finite and above 0; there is nothing to draw")
-    at, low, high = at[shown], low[shown], high[shown]
-    with drawing(path, (6.4, 4.0)) as figure:
-        axes = figure.subplots()
-        # A lower end of 0 has no place on a scale of powers of ten.
-        _band(axes, at, np.maximum(low, high.min() / 10) if powers else low, high)
-        label(axes, *names, title, fontsize=9.5, x=0.0, wrap=True)
-        if powers:
-            axes.set_yscale("log")
-        else:
-            axes.set_xlim(left=0)
-            axes.set_ylim(0, 1.08 * float(high.max()) or 1)
-        if level is not None:
-            axes.axhline(level[0], **DOTTED)
-            note(axes, level[1], y=level[0])
-        if moment is not None:
-            axes.axvline(moment[0], **DOTTED)
-            note(axes, moment[1], x=moment[0])
-    return Path(path)
-
-
-def trade_off_curve(
-    path: PathLike,
-    false_positive_rate: npt.ArrayLike,
-    lower: npt.ArrayLike,
-    upper: npt.ArrayLike,
-    *,
-    title: str = "",
-    advantage: float,
-) -> Path:
-    """Draw the best true positive rate of an attacker over the false positive rate, plain and in powers of ten.
-
-    The ends are certified; `advantage`, the largest difference of the two rates, is for the legend.
-    """
-    x, low, high = (np.asarray(values, float) for values in (false_positive_rate, lower, upper))
-    with drawing(path, (9.0, 4.2), title) as figure:
-        plain, powers = figure.subplots(1, 2)
-        for axes in (plain, powers):
-            _band(axes, x, low, high, f"best attacker: advantage {advantage:.3g}")
-            axes.plot(x, x, color=GRAY, linewidth=0.9, linestyle="--", label="guessing")
-        label(plain, "false positive rate", "true positive rate")
-        plain.set_xlim(-0.01, 1.01)
-        plain.set_ylim(-0.01, 1.01)
-        plain.legend(loc="lower right")
-        powers.set_xscale("log")
-        powers.set_yscale("log")
-        label(powers, "false positive rate", "", "the same in powers of ten", fontsize=9, color=GRAY)
-    return Path(path)
-
-
-def _band(axes: Axes, x: Array, low: Array, high: Array, name: str = "certified upper end") -> None:
-    """Draw a band between certified ends; where they are closer than a line is wide, the band is that line."""
-    axes.fill_between(x, low, high, color=COLORS[1], alpha=0.35, linewidth=0, label="between the certified ends")
-    axes.plot(x, high, color=COLORS[0], linewidth=1.8, label=name)
 
 
 def filter_picture(

@@ -1,7 +1,5 @@
 """Finding the statements in a run folder or a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,12 +46,6 @@ def as_statement(path: Path, content: Mapping[str, Any]) -> Statement:
     except DataError as cause:
         more = "; dpcore verify says more" if "hash" in str(cause) else ""
         raise DataError(f"{path}: {cause}{more}") from cause
-
-
-def overview(path: Path) -> dict[str, Any] | None:
-    """Return the statement.json of a comparison's folder; None where `path` is no such folder."""
-    content = _read(path)[1] if path.is_dir() else {}
-    return content if isinstance(content.get("run_folders"), dict) else None
 
 
 def _read(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -11,8 +11,6 @@ below one budget, also when the settings of later runs were chosen after looking
 0.0
 """
 
-from __future__ import annotations
-
 from dpcore.ledger.allowance import LedgerRun
 from dpcore.ledger.checks import Remaining, RunRecord, Total, Verification
 from dpcore.ledger.ledger import Ledger

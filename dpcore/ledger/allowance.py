@@ -1,7 +1,5 @@
 """The budget of a ledger: what its runs take of it, and what it grants them."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

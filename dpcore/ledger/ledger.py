@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import checks
 from dpcore.ledger.allowance import Allowance, LedgerRun, after
 from dpcore.ledger.book import Book, now
-from dpcore.ledger.checks import EventAfter, Remaining, RunRecord, Total, Verification, event_of, follow
+from dpcore.ledger.checks import EventAfter, Remaining, RunRecord, Total, Verification, event_of
 from dpcore.ledger.privacy_filter import PrivacyFilter
-from dpcore.ledger.state import FORMAT, START, Entry, State, number_out, seal, write
+from dpcore.ledger.state import FORMAT, START, Entry, number_out, seal, write
 from dpcore.ledger.storage import Storage, check_place, check_writable, exists
 from dpcore.spec import validate
 from dpcore.spec.canonical import read_json
@@ -159,34 +158,6 @@ class Ledger:
                     f"{setting}={wanted!r}: the ledger {ledger.path} has {has!r}, fixed when it was made"
                 )
         return ledger
-
-    @classmethod
-    def restore(cls, path: AnyPath, exported: Mapping[str, Any], *, accept_file_system: bool = False) -> Ledger:
-        """Make a ledger file, of a `path` where none is, from what `export` returned; see `create`.
-
-        Raises
-        ------
-        DataError
-            If an entry does not follow from those before it.
-        """
-        target = resolved(path)
-        place = check_place(target, accept_file_system)
-        check_writable(target)
-        state, last, entries = State(), START, []
-        try:
-            pairs = list(zip(exported["entries"], exported["seals"], strict=True))
-        except (KeyError, TypeError, ValueError) as cause:
-            raise DataError("exported: must be what `Ledger.export` returned, entries and as many seals") from cause
-        for number, (content, sealed) in enumerate(pairs):
-            entry = Entry(number, write(content), sealed)
-            problem = follow(state, last, entry)
-            if problem:
-                raise DataError(f"exported: {problem}; what cannot be relied on is not restored")
-            last = entry.seal
-            entries.append(entry)
-        if not entries:
-            raise DataError("exported: holds no entry")
-        return cls(Storage.create(target, entries))._accept(place)
 
     def _accept(self, place: str | None) -> Ledger:
         """Write down once that the owner accepted a file system."""
@@ -502,7 +473,7 @@ class Ledger:
             return checks.verify(self._book.storage, connection, seal)
 
     def export(self) -> dict[str, Any]:
-        """Return all entries as JSON values, with their seals: what `restore` takes. The salt is left out."""
+        """Return all entries as JSON values, with their seals. The salt is left out."""
         with self._book.storage.connection() as connection:
             entries = list(self._book.storage.entries(connection, 0))
         return {

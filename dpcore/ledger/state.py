@@ -4,8 +4,6 @@ The state is nothing but the fold of the entries, so there is no second account 
 refuses an entry that does not follow from those before it; reading a ledger therefore checks it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ Noise that is made of several rows of the stream, filters whose weights depend o
 noise that the caller supplies, and steps whose released averages someone wants to see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,15 +5,14 @@ gives back rows behind the granted ones only. A close that a signal's handler as
 waits for its end.
 """
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dpcore.accounting.branches import Branch
-from dpcore.errors import BudgetError
+from dpcore.errors import BudgetError, PrivacyError
+from dpcore.mechanism.peers import Peers, by_the_first
 from dpcore.spec.canonical import plain
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ NO_LEDGER = (
 class LedgerAccount:
     """Pays for a mechanism's releases; `name` and `dataset`, its fingerprint, are what the ledger calls the run."""
 
-    def __init__(self, ledger: Ledger, mechanism: Mechanism, *, name: str, dataset: str = "") -> None:
+    def __init__(self, ledger: "Ledger", mechanism: "Mechanism", *, name: str, dataset: str = "") -> None:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
         self.run: LedgerRun | None = None  # until it has begun in the ledger
         self.caveats: tuple[str, ...] = ()  # for the statement
@@ -64,14 +63,14 @@ class LedgerAccount:
                 if self._close_due:
                     self.close()
 
-    def begin(self) -> LedgerRun:
+    def begin(self) -> "LedgerRun":
         """Return the ledger's run, begun if it was not."""
         with self._at_work():
             if self.run is None:
                 self.run = self._begun()
             return self.run
 
-    def _begun(self) -> LedgerRun:
+    def _begun(self) -> "LedgerRun":
         mechanism, plan, taken = self.mechanism, self.mechanism.plan, self.mechanism.step
         abandoned = mechanism.abandoned
         if abandoned and not self._charged:
@@ -161,3 +160,66 @@ class LedgerAccount:
     def _give_back(self) -> None:
         if self.run is not None:
             self.run.close(max(self.mechanism.step, self._granted))
+
+
+# A run of several processes that pays from a ledger: the first process has the ledger, and answers for all.
+
+
+def _asked(name: str) -> Callable[..., Any]:
+    """Return a method that calls one of the first process's account; all must ask, and all get what it returns."""
+
+    def ask(self: "SharedAccount", *arguments: Any) -> Any:
+        return by_the_first(self.peers, lambda: getattr(self.account, name)(*arguments))
+
+    return ask
+
+
+def _here(name: str) -> Any:
+    """Return a property of the first process's account, which is not sent; PrivacyError in the others."""
+
+    def held(self: "SharedAccount") -> Any:
+        if self.account is None:
+            raise PrivacyError(
+                f"rank {self.peers.rank} has no ledger, and cannot tell what was spent: ask for epsilon and statement "
+                "in rank 0, which keeps it"
+            )
+        return getattr(self.account, name)
+
+    return property(held)
+
+
+class SharedAccount:
+    """The first process's account, and in the others its answers; `account` is None there. See `LedgerAccount`.
+
+    No process draws or releases before the first has written the row down. All must ask, in one order, but for what
+    the ledger says in total: that the first is asked alone.
+    """
+
+    def __init__(self, peers: Peers, account: LedgerAccount | None) -> None:
+        self.peers, self.account = peers, account
+
+    before_draw = _asked("before_draw")
+    has_paid = _asked("has_paid")
+    before_release = _asked("before_release")
+    resume = _asked("resume")
+    use_key = _asked("use_key")
+    tree, caveats, describe = _here("tree"), _here("caveats"), _here("describe")
+
+    def begin(self) -> None:
+        """Begin the run in the ledger; its entry there is the first process's."""
+
+        def begun() -> None:
+            assert self.account is not None
+            self.account.begin()
+
+        by_the_first(self.peers, begun)
+
+    @property
+    def saved(self) -> Any:
+        """What a checkpoint must hold; all must ask."""
+        return by_the_first(self.peers, lambda: None if self.account is None else self.account.saved)
+
+    def close(self) -> None:
+        """Give back what was not granted; a signal's handler calls it in one process alone."""
+        if self.account is not None:
+            self.account.close()

@@ -3,8 +3,6 @@
 `dpcore.minimize`, the PyTorch edge and the audit take their steps here, so that what is audited is what runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,11 +16,6 @@ from dpcore.sampling.users import portions
 from dpcore.spec.ops import UpdateSettings
 from dpcore.stages.clipping.blocks import Block, as_block, combined, joined, of_units
 from dpcore.stages.queries import Point
-
-PRIVATE_DIAGNOSTICS = (
-    "Private diagnostics were taken (norms of clipped sums). They are as secret as the data: publishing them voids the "
-    "guarantee."
-)
 
 Blocks = Callable[[slice], Sequence[Any]]
 """Per-example gradients of a part of the batch at one point: a `Block` or array (b, d_l) of the backend a tensor."""
@@ -39,7 +32,7 @@ class Loop:
 
     `views` rows of a batch, neighbors in it, are views of one example: the mean of their gradients is its vector, which
     is clipped as one, so that its sensitivity is what it is with one row. `recorder` keeps coordinates of what is
-    released, and `diagnostics` each step's ``clipped_mean_norm``: **secret**.
+    released.
     """
 
     def __init__(self, mechanism: Mechanism, microbatch_size: int | None = None) -> None:
@@ -47,7 +40,6 @@ class Loop:
         self.microbatch_size = microbatch_size
         self.views = 1
         self.recorder: Recorder | None = None
-        self.diagnostics: list[float] | None = None
         self._public: Sequence[Any] | None = None
 
     def sum_clipped(
@@ -110,18 +102,12 @@ class Loop:
         observe: Observer | None = None,
     ) -> None:
         """Let the mechanism add noise, filter and move the parameters; see `Mechanism.release`."""
-        mechanism, number = self.mechanism, self.mechanism.step
-        norm = None if self.diagnostics is None else mechanism.clipped_mean_norm()
         public, self._public = self._public, None
         if self.recorder is not None:
             observe = self.recorder.see
-        try:
-            mechanism.release(parameters, settings, normals=normals, public=public, observe=observe)
-        finally:
-            if norm is not None and self.diagnostics is not None and mechanism.step > number:
-                self.diagnostics.append(norm)
+        self.mechanism.release(parameters, settings, normals=normals, public=public, observe=observe)
         if self.recorder is not None:
-            self.recorder.keep(mechanism.negative_share())
+            self.recorder.keep(self.mechanism.negative_share())
 
     def step(
         self,

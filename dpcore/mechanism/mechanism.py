@@ -4,8 +4,6 @@ It owns the clipped sum, the noise, the filter's and the update's state; callers
 array API (`dpcore.minimize`) and the PyTorch edge drive this one object, so a method has one meaning.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading
@@ -258,11 +256,6 @@ class Mechanism:
     def contribution(self) -> float:
         """The norm that one example's vector adds to this step's sum at most."""
         return self.plan.sensitivity_at(self.step, self.clip_norm).contribution
-
-    def clipped_mean_norm(self) -> float:
-        """Return ``||sum of clipped vectors|| / (B C_eff)``: **private**, publishing it gives up the guarantee."""
-        norm = self.unit * math.sqrt(sum(float((total * total).sum()) for total in self.vectors.totals))
-        return norm / (self.plan.batch_size * self.contribution)
 
     def summed(self) -> NDArray[np.float64]:
         """Return the sum of clipped vectors, (d,), before any noise: **private**, for tests."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, TrainingWarning
 from dpcore.mechanism.ledger_account import LedgerAccount
-from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS, Loop
+from dpcore.mechanism.loop import Loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
@@ -48,8 +48,6 @@ class MinimizeResult:
         moment is negative (NaN without one), where recorded.
     clip_norms : (T + 1,) array or None
         The clip norm of every step and the one after the last, where it is adapted; they are released.
-    private_diagnostics : dict of str to array, or None
-        **Not released**, see `minimize`.
     event : Event
         What was released; `NonPrivate` where the caller supplied the noise.
     plan, backend : Plan, str
@@ -75,7 +73,6 @@ class MinimizeResult:
     filtered: NDArray[Any] | None = None
     negative_share: NDArray[np.float64] | None = None
     clip_norms: NDArray[np.float64] | None = None
-    private_diagnostics: dict[str, NDArray[np.float64]] | None = field(default=None, repr=False)
 
     def statement(self, delta: float) -> Statement:
         """Return the privacy statement at `delta`."""
@@ -89,7 +86,6 @@ class MinimizeResult:
             backend=self.backend,
             layout=Layout.of([("x", self.x.shape)]),
             caller_noise=self.event == CALLER_NOISE,
-            caveats=() if self.private_diagnostics is None else (PRIVATE_DIAGNOSTICS,),
         )
 
 
@@ -106,7 +102,6 @@ def minimize(
     record: bool = False,
     record_gradients: bool = False,
     public_gradient: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
-    private_diagnostics: bool = False,
     ledger: Ledger | None = None,
     run_name: str | None = None,
 ) -> MinimizeResult:
@@ -137,9 +132,6 @@ def minimize(
         second moments. All are released, so this costs no privacy.
     public_gradient : callable, optional
         ``public_gradient(x)`` returns a (d,) gradient of public data, for a method whose second moment is made of it.
-    private_diagnostics : bool
-        Keep ``clipped_mean_norm``, (T,), the norm of each step's clipped average over C. It is **private**: the
-        statement says that publishing it voids the guarantee.
     ledger, run_name : dpcore.ledger.Ledger, str, optional
         Every step is reserved there, under that name, before its batch is drawn. Where the budget ends, so does the
         run: the result is that of the steps until then, and `stopped` says so.
@@ -174,7 +166,6 @@ def minimize(
         account = mechanism.account = LedgerAccount(ledger, mechanism, name=run_name or f"minimize, {method.name}")
     loop = Loop(mechanism)
     loop.recorder = Recorder(layout, x.size, x.dtype.name) if record_gradients else None
-    loop.diagnostics = [] if private_diagnostics else None
     path = [x.copy()]
 
     def gradient(values: Sequence[Any], indices: NDArray[np.int64], _: Point) -> list[NDArray[Any]]:
@@ -204,7 +195,6 @@ def minimize(
     recorded = {} if loop.recorder is None else loop.recorder.arrays()
     if recorded:
         recorded["gradients"] = recorded.pop("released")
-    taken = loop.diagnostics
     return MinimizeResult(
         x=_outcome(mechanism, device_x),
         path=np.stack(path) if record else None,
@@ -216,7 +206,6 @@ def minimize(
         stopped=stopped,
         ledger={} if account is None else {**(account.saved or {}), **account.ledger.stated_place},
         clip_norms=None if mechanism.clip_norms is None else np.array(mechanism.clip_norms),
-        private_diagnostics=None if taken is None else {"clipped_mean_norm": np.array(taken)},
         **recorded,
     )
 

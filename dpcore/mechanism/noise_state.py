@@ -1,7 +1,5 @@
 """Correlated noise step by step, its state made anew, and the check that noise fits the dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
 

@@ -1,7 +1,5 @@
 """What one process has of a vector whose coordinates several processes own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +21,7 @@ class Part:
         """Of the whole vector."""
         return (self.size,)
 
-    def map(self, function: Callable[[Any], Any]) -> Part:
+    def map(self, function: Callable[[Any], Any]) -> "Part":
         """Return the same coordinates as another kind of array."""
         return self if self.here is None else replace(self, here=function(self.here))
 

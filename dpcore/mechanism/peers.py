@@ -1,7 +1,5 @@
 """The processes that take a run's steps together: each sums its share of the batch, and owns a piece of the state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """What a step works with: each tensor's numbers of the update, and its vectors side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

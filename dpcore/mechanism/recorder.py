@@ -1,7 +1,5 @@
 """Records some coordinates of each released gradient: as public as the releases are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +31,7 @@ class Recorder:
         self.negative_share: list[float] = []
 
     @classmethod
-    def of(cls, layout: Layout, state: Mapping[str, Any]) -> Recorder:
+    def of(cls, layout: Layout, state: Mapping[str, Any]) -> "Recorder":
         """Return the recorder whose `coordinates` and `arrays` were saved."""
         recorder = cls(layout, int(state["coordinates"]))
         recorder.released, recorder.filtered = (

@@ -1,7 +1,6 @@
 """Every vector that a run keeps, one set for each tensor."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,12 @@ import numpy as np
 
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.peers import Peers
-from dpcore.mechanism.room import check_vectors
 from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
-from dpcore.spec.free_memory import host_memory
+from dpcore.spec.free_memory import check_room, host_memory
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import UPDATE_RULES, Backend
-from dpcore.stages.queries import Point
+from dpcore.stages.queries import Point, widest_window
 
 Whole = Callable[[Sequence[Any]], list[Any]]
 """Puts all processes' pieces together to whole vectors, one for each tensor."""
@@ -53,7 +51,7 @@ class RunVectors:
         backend: Backend[Any],
         separate_square: bool,
         peers: Peers,
-    ) -> RunVectors:
+    ) -> "RunVectors":
         """Make the vectors of a plan, all zero; `separate_square`: a second moment is released with its own noise."""
         method = plan.method
         if str(getattr(parameters[0], "device", "cpu")) == "cpu":
@@ -161,3 +159,33 @@ class RunVectors:
                 for entry, vector in zip(layout.entries, whole(parts), strict=True):
                     vectors[f"{entry.name}/{kind}/{k}"] = vector
         return vectors
+
+
+def check_vectors(
+    plan: Plan, layout: Layout, parameters: Sequence[Any], peers: Peers, free: int | None, where: str
+) -> None:
+    """Refuse a plan whose window, ring of noise or filter takes more than is free, before any of it is allocated."""
+    method, dtype = plan.method, dtype_name(parameters[0])
+    query, filtered, strategy = method.query, method.filter, method.noise.strategy
+    held = sum(math.prod(parameter.shape) for parameter in parameters)
+    own = held if peers.shards else sum(stop - start for _, start, stop in peers.pieces(layout))
+    window = widest_window(query)
+    # Each setting with its value, its vectors and their coordinates in this process, and what it counts beside them.
+    settings: list[tuple[str, int, int, str, int]] = [
+        (f"query={type(query).__name__}(...), lags={query.lags:,}", query.lags, held, dtype, 0)
+        if window is None
+        else (f"window={window:,}", query.lags, held, dtype, 1)
+    ]
+    kept, name = (filtered.memory, "length") if filtered.adaptive else (filtered.order, "order")  # type: ignore[attr-defined]
+    # GaLore's are smaller, by what only the run knows.
+    size = own if method.galore is None else 0
+    settings.append((f"filter={type(filtered).__name__}(...), {name}={kept:,}", kept, size, dtype, 0))
+    if strategy is not None:
+        said = f"strategy={strategy.describe()['kind']!r}, order={strategy.order:,}"
+        settings.append((said, strategy.order, own, "float64", 0))
+    for said, vectors, size, kind, beside in settings:
+        each = size * np.dtype(kind).itemsize
+        if vectors and each:
+            what = f"{said}: keeps {vectors:,} vectors of {size:,} {kind} coordinates"
+            setting = said.split(", ")[-1].split("=")[0]
+            check_room(vectors * each, what, f"take {setting}={(free or 0) // each + beside:,} at most", free, where)

@@ -1,7 +1,5 @@
 """DP-Adam and DP-AdaGrad in the variants of the private adaptive optimizers paper."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Unpack

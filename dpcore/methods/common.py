@@ -1,7 +1,5 @@
 """The keywords that all named methods share, and the stages made of them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """DP-SGD, DOPPLER and DiSK: one or two gradients an example, and a filter between noise and update."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Unpack
 

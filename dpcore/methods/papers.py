@@ -1,7 +1,5 @@
 """The papers that the methods come from: the one table that docs and command line show."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

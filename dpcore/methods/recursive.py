@@ -1,7 +1,5 @@
 """DP-MEMF, DP-SRG-MEMF and Accelerated-DP-SRGD: correlated noise on gradients and on their differences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Unpack

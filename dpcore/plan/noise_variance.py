@@ -1,7 +1,5 @@
 """The variance of the noise in what the update sees, step by step: filters and strategies change it."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """The plan: a sampler, a method and a number of steps that fit together, and the event that follows from them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -158,8 +156,9 @@ class Plan:
             strategy, (wide, norm) = self.method.noise.strategy, self._banded
             # Width and norm are of all planned steps: a shorter run's columns are parts of these.
             name = "identity" if strategy is None else identify(strategy)
-            settings = {"bands": wide, "column_norm": norm, "strategy": name}
-            event: Event = self.sampler.banded_event(sigma, steps, number, branches, **settings)
+            event: Event = self.sampler.banded_event(
+                sigma, steps, number, branches, bands=wide, column_norm=norm, strategy=name
+            )
         elif self.method.noise.strategy is not None:
             left = ((0, self.steps),) * abandoned if isinstance(abandoned, int) else tuple(abandoned)
             event = self._matrix_event(sigma, steps, self._reach(0, steps))
@@ -220,7 +219,7 @@ class Plan:
             return accounting.epsilon(event, delta, accountant)
         return accounting.smallest_epsilon(event, delta)[0]
 
-    def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> Plan:
+    def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> "Plan":
         """Return the plan at the smallest noise multiplier that meets the target.
 
         The accountant is by default the one that needs least noise: the epsilon of each that covers the run is an upper

@@ -41,8 +41,6 @@ Andrew, Thakkar, McMahan, Ramaswamy 2021 (adaptive clipping), theorem 1.
 Private adaptive optimizers, section 3.2; algorithms.md 5, 10.7 and 10.15.
 """
 
-from __future__ import annotations
-
 import math
 
 from dpcore.errors import ArgumentError, PrivacyError

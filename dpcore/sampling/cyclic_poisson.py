@@ -30,8 +30,6 @@ Choquette-Choo et al., "(Amplified) Banded Matrix Factorization: A unified appro
 4. The branches are ours.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

@@ -10,8 +10,6 @@ distribution of the keys is still invariant under every permutation of the examp
 equally likely, exactly. Patching a single collision instead would break that symmetry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -24,6 +22,7 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import MAX_ROW, Stream, check_key
 
 SHUFFLE_ROW = MAX_ROW
+_BLOCK = 1 << 20
 
 Indices = npt.NDArray[np.int64]
 Words = Callable[[int, int], npt.NDArray[np.uint32]]
@@ -50,11 +49,11 @@ def after(words: Words, used: int) -> Words:
     return lambda start, size: words(used + start, size)
 
 
-def coins(words: Words, threshold: int, start: int, stop: int, block: int = 1 << 20) -> Indices:
+def coins(words: Words, threshold: int, start: int, stop: int) -> Indices:
     """Return the i in [start, stop) with word(i) < threshold: each with probability threshold / 2^32, independently."""
     found = [
-        first + np.flatnonzero(words(first, min(block, stop - first)).astype(np.uint64) < np.uint64(threshold))
-        for first in range(start, stop, block)
+        first + np.flatnonzero(words(first, min(_BLOCK, stop - first)).astype(np.uint64) < np.uint64(threshold))
+        for first in range(start, stop, _BLOCK)
     ]
     return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
 

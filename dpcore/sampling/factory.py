@@ -1,7 +1,5 @@
 """Samplers by name: one table for configurations, the command line, the PyTorch edge and stored statements."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
@@ -57,9 +55,9 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
     if kind == "cyclic-poisson" and "groups" not in given:
         raise ArgumentError("groups=None: must be given with sampling 'cyclic-poisson', for example 8")
     if batch_size is not None:
-        whole = known["batch_size"] == "int" and float(batch_size).is_integer()
+        whole = known["batch_size"] is int and float(batch_size).is_integer()
         given["batch_size"] = int(batch_size) if whole else batch_size
-    elif "sample_rate" not in given or known["batch_size"] == "int":
+    elif "sample_rate" not in given or known["batch_size"] is int:
         raise ArgumentError("batch_size=None: must be given, the expected number of examples a step")
     made: Sampler = _KINDS[kind](dataset_size=dataset_size, **given)
     return made

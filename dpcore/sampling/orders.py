@@ -1,7 +1,5 @@
 """Batches in an order that counts as known: a fixed one, a fresh one every epoch, a public list."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fresh draws at every step: coins of all examples, coins with a hard maximum, and subsets of a fixed size."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """User-level privacy: a sampler draws users, and each user's examples make one vector."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ def _of_users(name: str, words: str) -> Any:
 
 
 @dataclass(frozen=True, init=False)
-class UserSampler:
+class UserSampler(Sampler):
     """Draws users by any sampler, and gives the examples of those drawn, each user's in a row.
 
     The sums of a run are then over users: the vectors of a user's examples are added up **before** the clip, so that

@@ -1,7 +1,5 @@
 """The choice of the backend: set for the process, read when an object is built, kept by the object."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator

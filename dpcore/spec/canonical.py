@@ -1,7 +1,5 @@
 """Values as JSON that reads back the same everywhere: one spelling for each value, so that it can be hashed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -3,12 +3,9 @@
 Both NumPy arrays and torch tensors come here, so dtypes are compared by name. ("torch.float32" and "float32" are one.)
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
@@ -31,7 +28,8 @@ from dpcore.spec.stream import check_key, check_range
 from dpcore.spec.validate import choice, integer, non_negative, positive
 
 FLOATS = ("float32", "float64")
-_DTYPE = attrgetter("dtype")
+HALVES = ("bfloat16", "float16")
+"""What examples' vectors may have beside: 16 bits, of which each number is one of float32, as which it is read."""
 
 
 def dtype_name(array: Any) -> str:
@@ -39,9 +37,9 @@ def dtype_name(array: Any) -> str:
     return _name(array.dtype)
 
 
-def dtype_names(arrays: Iterable[Any]) -> set[str]:
-    """Return the names of the dtypes that arrays have."""
-    return set(map(_name, set(map(_DTYPE, arrays))))
+def read_as(array: Any) -> str:
+    """Return the name of the dtype that an example's array is computed in: float32 for one of 16 bits."""
+    return "float32" if dtype_name(array) in HALVES else dtype_name(array)
 
 
 @lru_cache(maxsize=64)
@@ -49,13 +47,22 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check_float(name: str, array: Any, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
-    """Refuse what is no floating-point array, or not of `dtype` or `shape`."""
+def check_float(
+    name: str,
+    array: Any,
+    dtype: str | None = None,
+    shape: tuple[int, ...] | None = None,
+    *,
+    halves: bool = False,
+) -> None:
+    """Refuse what is no floating-point array, or not of `dtype` or `shape`; with `halves` 16 bits are float32."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArgumentTypeError(f"{name} of type {type(array).__name__}: must be an array of the active backend")
-    if dtype_name(array) not in FLOATS:
-        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64")
-    if dtype is not None and dtype_name(array) != dtype:
+    found = read_as(array) if halves else dtype_name(array)
+    if found not in FLOATS:
+        others = ", or one of 16 bits" if halves else ""
+        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64{others}")
+    if dtype is not None and found != dtype:
         raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype} beside the other arrays")
     if shape is not None and tuple(array.shape) != shape:
         raise ArgumentError(f"{name}.shape={tuple(array.shape)}: must be {shape}")
@@ -65,6 +72,25 @@ def check_count(name: str, values: Sequence[Any], count: int, words: str) -> Non
     """Refuse a sequence that does not have `count` members."""
     if len(values) != count:
         raise ArgumentError(f"len({name})={len(values)}: must be {count}, {words}")
+
+
+def check_outputs(
+    examples: int,
+    sizes: Sequence[int],
+    weights: Sequence[Any],
+    out: Sequence[Any],
+    words: str,
+    read: Sequence[Named] = (),
+) -> None:
+    """Refuse weights that are not (B,), and outputs that are not contiguous (d_l,) of float64 with their own memory."""
+    check_count("weights", weights, len(sizes), words)
+    check_count("out", out, len(sizes), words)
+    for index, size in enumerate(sizes):
+        check_float(f"weights[{index}]", weights[index], "float64", (examples,))
+        check_float(f"out[{index}]", out[index], "float64", (size,))
+        check_in_place(f"out[{index}]", out[index])
+    different = {id(named[1]): named for named in listed("weights", weights)}
+    check_place(listed("out", out), [*different.values(), *read])
 
 
 def check_dtype(backend: Any, dtype: str, name: str) -> None:

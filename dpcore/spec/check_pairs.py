@@ -1,13 +1,11 @@
 """Checks that every backend makes of its operations on pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.check import check_count, check_float, dtype_name
-from dpcore.spec.memory import check_in_place, check_place, listed
+from dpcore.spec.check import check_count, check_float, check_outputs, dtype_name, read_as
+from dpcore.spec.memory import check_in_place, check_place
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore.spec.validate import number
 
@@ -39,7 +37,7 @@ def check_linear(
     _parts(f"{where}gradients", gradients, point_weights)
     for index, (rows, others) in enumerate(zip(inputs, gradients, strict=True)):
         shape = (*rows.shape[:2], others.shape[2])
-        check_float(f"{where}gradients[{index}]", others, dtype_name(inputs[0]), shape)
+        check_float(f"{where}gradients[{index}]", others, read_as(inputs[0]), shape, halves=True)
 
 
 def coordinates_of(layer: LinearPairs[Any]) -> int:
@@ -70,20 +68,14 @@ def check_tied(token_gradients: Sequence[Any], inputs: Sequence[Any], gradients:
     """Refuse two uses, each checked by itself, that are not of one matrix and one batch."""
     for index, part in enumerate(inputs):
         shape = (token_gradients[0].shape[0], part.shape[1], token_gradients[0].shape[2])
-        check_float(f"inputs[{index}]", part, dtype_name(token_gradients[0]), shape)
-        check_float(f"gradients[{index}]", gradients[index], None, (*shape[:2], size))
+        check_float(f"inputs[{index}]", part, read_as(token_gradients[0]), shape, halves=True)
+        check_float(f"gradients[{index}]", gradients[index], None, (*shape[:2], size), halves=True)
 
 
 def check_sums(layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: Sequence[Any]) -> None:
     """Refuse weights that are not (B,), and outputs that are not contiguous (q p,) of float64 with their own memory."""
-    check_count("weights", weights, len(layers), "one for each layer")
-    check_count("out", out, len(layers), "one for each layer")
-    for index, layer in enumerate(layers):
-        check_float(f"weights[{index}]", weights[index], "float64", (layer.inputs[0].shape[0],))
-        check_float(f"out[{index}]", out[index], "float64", (coordinates_of(layer),))
-        check_in_place(f"out[{index}]", out[index])
-    different = {id(named[1]): named for named in listed("weights", weights)}
-    check_place(listed("out", out), [*different.values()])
+    sizes = [coordinates_of(layer) for layer in layers]
+    check_outputs(int(layers[0].inputs[0].shape[0]), sizes, weights, out, "one for each layer")
 
 
 def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:
@@ -100,8 +92,8 @@ def _parts(name: str, parts: Sequence[Any], weights: Sequence[float]) -> None:
         raise ArgumentError(f"{name}=[]: must hold at least one part")
     check_count("point_weights", weights, len(parts), "one for each part")
     for index, part in enumerate(parts):
-        check_float(f"{name}[{index}]", part, dtype_name(parts[0]) if index else None)
+        check_float(f"{name}[{index}]", part, read_as(parts[0]) if index else None, halves=True)
         if len(part.shape) != 3:
             raise ArgumentError(f"{name}[{index}].shape={tuple(part.shape)}: must have three axes, example, time, unit")
-        check_float(f"{name}[{index}]", part, None, (parts[0].shape[0], part.shape[1], parts[0].shape[2]))
+        check_float(f"{name}[{index}]", part, None, (parts[0].shape[0], part.shape[1], parts[0].shape[2]), halves=True)
         number(point_weight=weights[index])

@@ -1,45 +1,15 @@
 """Checks of the operations on rows that every backend makes: norms, factors and weighted sums."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 from dpcore.errors import ArgumentError
-from dpcore.spec.check import FLOATS, check_count, check_float, dtype_name, dtype_names
+from dpcore.spec.check import check_count, check_float, check_outputs, read_as
 from dpcore.spec.contributions import MOST_ROUNDED
-from dpcore.spec.memory import Named, check_device, check_in_place, check_place, is_in_place, listed
+from dpcore.spec.memory import Named, check_device, listed
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.validate import choice, integer, positive
-
-_SHAPE = attrgetter("shape")
-
-
-def _are_rows(rows: Sequence[Any]) -> bool:
-    """Return whether blocks are as `check_rows` asks: the usual case, by one call for each attribute."""
-    try:
-        shapes = list(map(_SHAPE, rows))
-        return {(len(shape), shape[0]) for shape in shapes} == {(2, shapes[0][0])} and dtype_names(rows) <= set(FLOATS)
-    except (AttributeError, IndexError, TypeError):
-        return False
-
-
-def _are_sums(rows: Sequence[Any], weights: Sequence[Any], out: Sequence[Any]) -> bool:
-    """Return whether weights and outputs fit rows, as `check_weighted_sum` asks: quickly, likewise."""
-    different = {id(vector): vector for vector in weights}.values()  # the weights of most blocks are the same array
-    try:
-        shapes = list(map(_SHAPE, rows))
-        return (
-            len(dtype_names(rows)) == 1
-            and dtype_names([*out, *different]) == {"float64"}
-            and all(shape == (shapes[0][0],) for shape in map(_SHAPE, different))
-            and all(one == (shape[1],) for one, shape in zip(map(_SHAPE, out), shapes, strict=True))
-            and all(map(is_in_place, out))
-        )
-    except (AttributeError, TypeError):
-        return False
 
 
 def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequence[int] | None = None) -> None:
@@ -51,11 +21,11 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequenc
 def _check_shapes(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequence[int] | None = None) -> None:
     if not rows:
         raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
-    for index, block in enumerate(() if _are_rows(rows) else rows):
-        check_float(f"rows[{index}]", block)
+    for index, block in enumerate(rows):
+        check_float(f"rows[{index}]", block, halves=True)
         if len(block.shape) != 2:
             raise ArgumentError(f"rows[{index}].shape={tuple(block.shape)}: must be (B, d), one row for each example")
-        check_float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]))
+        check_float(f"rows[{index}]", block, None, (rows[0].shape[0], block.shape[1]), halves=True)
     if scale is not None:
         check_count("scale", scale, len(rows), "one for each block of rows")
         for index, vector in enumerate(scale):
@@ -74,7 +44,7 @@ def check_combined(first: Sequence[Any], second: Sequence[Any], weights: tuple[f
     check_rows(first, None)
     check_count("second", second, len(first), "one for each block of first")
     for index, (one, other) in enumerate(zip(first, second, strict=True)):
-        check_float(f"second[{index}]", other, dtype_name(one), tuple(one.shape))
+        check_float(f"second[{index}]", other, read_as(one), tuple(one.shape), halves=True)
     check_device([*listed("first", first), *listed("second", second)])
     check_count("weights", weights, 2, "of first and second")
     if not all(math.isfinite(weight) for weight in weights):
@@ -140,17 +110,9 @@ def check_weighted_sum(
 ) -> None:
     """Refuse weights that are not (B,) and outputs that are not contiguous (d_l,) of float64."""
     _check_shapes(rows, scale)
-    check_count("weights", weights, len(rows), "one for each block of rows")
-    check_count("out", out, len(rows), "one for each block of rows")
-    fit: Any = None  # the weights of most blocks are the same array
-    for index, block in enumerate(() if _are_sums(rows, weights, out) else rows):
-        if weights[index] is not fit or fit is None:
-            check_float(f"weights[{index}]", weights[index], "float64", (block.shape[0],))
-            fit = weights[index]
-        check_float(f"out[{index}]", out[index], "float64", (block.shape[1],))
-        check_in_place(f"out[{index}]", out[index])
-    different = {id(named[1]): named for named in listed("weights", weights)}
-    check_place(listed("out", out), [*listed("rows", rows), *different.values(), *_present(scale)])
+    read = [*listed("rows", rows), *_present(scale)]
+    sizes = [block.shape[1] for block in rows]
+    check_outputs(rows[0].shape[0], sizes, weights, out, "one for each block of rows", read)
 
 
 def _present(scale: Sequence[Any] | None) -> list[Named]:

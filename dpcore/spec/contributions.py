@@ -22,8 +22,6 @@ enter a sum one by one (few rows; the two parts of a tied matrix). So B examples
 CANCELLATION)`` and a little more for their rounding, and `dpcore.spec.grid.bits_for` keeps that below 2^53.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Final
 

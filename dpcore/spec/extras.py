@@ -1,7 +1,5 @@
 """Which extra of the distribution brings a package that is not there: one table for every sentence that says so."""
 
-from __future__ import annotations
-
 # Package, as it is imported: the extra that brings it. The names are those of pyproject.toml; a test compares them.
 EXTRAS = {
     "matplotlib": "plots", "safetensors": "torch", "tensorboard": "tensorboard", "torch": "torch", "triton": "triton",

@@ -1,7 +1,5 @@
 """What memory the machine has left, and the refusal of what would not fit, before any of it is taken."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -38,8 +38,6 @@ Haney, Desfontaines, Hartman, Shrestha, Hay, "Precision-based attacks and interv
 before and after continuous noise does not help where the noise itself is a float.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Final
 

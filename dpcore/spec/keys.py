@@ -1,7 +1,5 @@
 """The secret keys of a run: where its noise and its sampling come from, and which rows of noise are spent."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
@@ -42,33 +40,29 @@ class RunKeys(Provenance):
     earlier: tuple[tuple[int, bytes], ...] = field(default=(), repr=False, kw_only=True)
 
     @classmethod
-    def new(cls, key: bytes | None = None, *, run_id: bytes | None = None, exact_key: bool = False) -> RunKeys:
+    def new(cls, key: bytes | None = None, *, exact_key: bool = False) -> "RunKeys":
         """Make the keys of one run.
 
         Parameters
         ----------
-        key, run_id : bytes, optional
-            32 bytes of the caller's, and what is mixed into them, so that no two runs share noise; both fresh from the
-            operating system by default.
+        key : bytes, optional
+            32 bytes of the caller's, into which fresh ones are mixed, so that no two runs share noise; all fresh from
+            the operating system by default.
         exact_key : bool
             Take the caller's key as it is: two runs with one key then have the *same* noise, and the difference of
             their results shows the data. For tests and study.
         """
         if key is None:
-            if exact_key or run_id is not None:
-                given = "exact_key=True" if exact_key else "run_id"
-                raise ArgumentError(f"{given}: must be given together with a key, which is None")
+            if exact_key:
+                raise ArgumentError("exact_key=True: must be given together with a key, which is None")
             return cls._of(new_key(), OPERATING_SYSTEM)
         check_key(key)
         if exact_key:
-            if run_id is not None:
-                raise ArgumentError("exact_key=True: must not be given together with a run_id")
             return cls._of(key, EXACT)
-        identity = os.urandom(16) if run_id is None else run_id
-        return cls._of(derive_key(key, b"dpcore run" + identity), CALLER)
+        return cls._of(derive_key(key, b"dpcore run" + os.urandom(16)), CALLER)
 
     @classmethod
-    def _of(cls, key: bytes, origin: str) -> RunKeys:
+    def _of(cls, key: bytes, origin: str) -> "RunKeys":
         return cls(origin, noise=key, sampling=derive_key(key, "dpcore sampling"))
 
     @property
@@ -80,7 +74,7 @@ class RunKeys(Provenance):
         """Return the key of a row of noise: that of the branch in which the row was begun."""
         return next((key for end, key in self.earlier if row < end), self.noise)
 
-    def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0, number: int | None = None) -> RunKeys:
+    def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0, number: int | None = None) -> "RunKeys":
         """Return keys for a branch: fresh noise from `row` on, and fresh batches unless `keep_sampling`.
 
         `number` tells branches apart; a ledger recorded it before. Without one, the operating system does. `forks` is
@@ -108,7 +102,7 @@ class RunKeys(Provenance):
         }
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> RunKeys:
+    def from_dict(cls, saved: Mapping[str, Any]) -> "RunKeys":
         """Return the keys that `to_dict` described."""
         return cls(
             saved["origin"],

@@ -1,7 +1,5 @@
 """The layout of a run: which elements of the random stream belong to which tensor."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -48,7 +46,7 @@ class Layout:
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> Layout:
+    def of(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> "Layout":
         """Lay tensors out in the given order; two of one name, or too many for the stream, are an ArgumentError."""
         entries, first = list[Entry](), 0
         for name, shape in shapes:
@@ -103,7 +101,7 @@ class Layout:
             found.append(Piece(i, start, stop))
         return tuple(found)
 
-    def of_pieces(self, pieces: Sequence[Piece]) -> Layout:
+    def of_pieces(self, pieces: Sequence[Piece]) -> "Layout":
         """Return the table of pieces: vectors of the same names, at their own elements of the stream."""
         whole = tuple(Piece(i, 0, entry.size) for i, entry in enumerate(self.entries))
         if tuple(pieces) == whole:

@@ -5,19 +5,12 @@ the other: where two share memory the result would depend on the backend, and a 
 written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ctypes import addressof, c_char
-from operator import attrgetter, methodcaller
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from dpcore.errors import ArgumentError, ArgumentTypeError
-
-_DEVICE, _NBYTES = attrgetter("device"), attrgetter("nbytes")
-_START, _WITHOUT_GAPS = methodcaller("data_ptr"), methodcaller("is_contiguous")
 
 Name = str | tuple[str, int]
 Named = tuple[Name, Any]
@@ -32,14 +25,9 @@ def _words(name: Name) -> str:
     return name if isinstance(name, str) else f"{name[0]}[{name[1]}]"
 
 
-def is_in_place(array: Any) -> bool:
-    """Return whether an array has no gaps."""
-    return bool(array.flags.c_contiguous if hasattr(array, "flags") else array.is_contiguous())
-
-
 def check_in_place(name: Name, array: Any) -> None:
     """Refuse an array with gaps, which no operation can change in place."""
-    if not is_in_place(array):
+    if not (array.flags.c_contiguous if hasattr(array, "flags") else array.is_contiguous()):
         raise ArgumentTypeError(
             f"{_words(name)} is not contiguous: it is changed in place and must be, call .contiguous() first"
         )
@@ -52,11 +40,9 @@ def check_place(changed: Sequence[Named], read: Sequence[Named] = ()) -> None:
     from its first element to its last.
     """
     check_device([*changed, *read])
-    if _are_apart([array for _, array in changed], [array for _, array in read]):
-        return
     spans = [(*_span(name, array, True), True, name) for name, array in changed]
     spans += [(*_span(name, array, False), False, name) for name, array in read]
-    spans.sort(key=_place)
+    spans.sort(key=itemgetter(0))
     any_end, changed_end = -1, -1
     any_name: Name = ""
     changed_name: Name = ""
@@ -80,8 +66,6 @@ def check_device(named: Sequence[Named]) -> None:
     """Refuse arrays of different libraries or devices, and such as hold no numbers."""
     if not named:
         return
-    if _are_together([array for _, array in named]):
-        return
     first_name, first = _words(named[0][0]), named[0][1]
     tensors, expected = hasattr(first, "data_ptr"), getattr(first, "device", "cpu")
     for name, array in named:
@@ -95,38 +79,6 @@ def check_device(named: Sequence[Named]) -> None:
             break
     if str(expected) == "meta":
         raise ArgumentError(f"{first_name}.device=meta: must be where the backend computes; it holds no numbers")
-
-
-def _are_together(arrays: Sequence[Any]) -> bool:
-    """Return whether all are tensors of one device, which holds numbers: the usual case, by one call an attribute."""
-    try:
-        devices = set(map(_DEVICE, arrays))  # NumPy's arrays say "cpu" or nothing: another one
-    except AttributeError:
-        return False
-    return len(devices) == 1 and hasattr(arrays[0], "data_ptr") and str(*devices) != "meta"
-
-
-def _are_apart(changed: Sequence[Any], read: Sequence[Any]) -> bool:
-    """Return whether all are tensors without gaps, and those changed share no memory: the usual case, as quickly."""
-    if not changed:
-        return True
-    arrays = [*changed, *read]
-    try:
-        if not all(map(_WITHOUT_GAPS, arrays)):
-            return False
-        starts, sizes = np.array(list(map(_START, arrays)), np.int64), np.array(list(map(_NBYTES, arrays)), np.int64)
-    except (AttributeError, OverflowError):
-        return False
-    is_changed = np.arange(len(arrays)) < len(changed)
-    order = np.argsort(starts, kind="stable")
-    order = order[sizes[order] > 0]
-    starts, ends, is_changed = starts[order], (starts + sizes)[order], is_changed[order]
-    before = np.where(is_changed[1:], *(np.maximum.accumulate(e)[:-1] for e in (ends, np.where(is_changed, ends, -1))))
-    return not (starts[1:] < before).any()
-
-
-def _place(span: tuple[Any, ...]) -> int:
-    return int(span[0])
 
 
 def _span(name: Name, array: Any, changed: bool) -> tuple[int, int]:

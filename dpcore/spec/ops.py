@@ -1,13 +1,15 @@
 """The port: the mathematics, shapes, guarantees and edge cases of each operation of a backend.
 
 A backend is a module with the members of `Backend`. The fused operation `step` is *defined* as the composition of
-`normal`, `correlate`, `recurrence` and `update`; how closely two backends must agree is in `dpcore.spec.agreement`.
+`normal`, `correlate`, `recurrence` and `update`; `tests/agreement/agreement.py` says how closely two must agree.
 
 Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "triton". Operations never write to an
 argument unless its description says "in place", and accept arrays of size zero.
-"""
 
-from __future__ import annotations
+Arrays of examples (rows, inputs, gradients) may be of 16 bits, each with a dtype of its own: float16, or bfloat16,
+which NumPy has not. They stand for the float32 arrays of the same numbers, and are widened a piece at a time: results
+are those of the float32 arrays, to the bit.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -130,7 +132,7 @@ class Backend(PairOperations[A], Protocol[A]):
         """Return a contiguous copy of `values`, of the same dtype, in the backend's memory."""
 
     def to_numpy(self, array: A) -> NDArray[Any]:
-        """Return a copy of `array` as a NumPy array of the same dtype."""
+        """Return a copy of `array` as a NumPy array of the same dtype, of bfloat16 as float32."""
 
     def zeros_like(self, array: A, dtype: str | None = None) -> A:
         """Return contiguous zeros of the shape and place of `array`, of `dtype` ("float32", "float64") or its own."""
@@ -189,7 +191,7 @@ class Backend(PairOperations[A], Protocol[A]):
         Parameters
         ----------
         rows : sequence of (B, d_l) arrays
-            The blocks of the B vectors, float32 or float64; the norm is that of their concatenation.
+            The blocks of the B vectors, of any of the dtypes above; the norm is that of their concatenation.
         scale : sequence of (d_l,) arrays or None, optional
             Coordinates are multiplied by it first, in float64.
 
@@ -213,7 +215,7 @@ class Backend(PairOperations[A], Protocol[A]):
     def combine(self, first: Sequence[A], second: Sequence[A], weights: tuple[float, float]) -> Sequence[A]:
         """Return ``weights[0] * first[l] + weights[1] * second[l]`` for (B, d_l) arrays of one dtype: fresh arrays.
 
-        Two products and a sum, each rounded to the arrays' dtype.
+        Two products and a sum, each rounded to the arrays' dtype, of 16 bits to float32.
         """
 
     def clip_factors(
@@ -265,7 +267,7 @@ class Backend(PairOperations[A], Protocol[A]):
         out : sequence of (d_l,) float64 arrays, in place
             Contiguous; of integers.
         scale : sequence of (d_l,) arrays or None, optional
-            Of the rows' dtype. A scaled entry is a product in float64, exact for float32, here as in `row_norms`.
+            Float32 or float64. A scaled entry is a product in float64, exact for float32, here as in `row_norms`.
 
         Guarantees
         ----------

@@ -8,8 +8,6 @@ operation takes sequences of J *parts*, each with a real weight: part j has T_j 
 count as concatenated along time. T is the sum of T_j.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -19,7 +17,7 @@ A = TypeVar("A")
 class LinearPairs(NamedTuple, Generic[A]):
     """One linear map's weight gradients: ``v_i = sum_j point_weights[j] sum_t gradients[j][i, t] inputs[j][i, t]^T``.
 
-    v_i is (q, p), in row-major order. All arrays are float32, or all are float64.
+    v_i is (q, p), in row-major order. All arrays are float32 or of 16 bits, or all are float64.
     """
 
     inputs: Sequence[A]  #: J arrays (B, T_j, p)
@@ -40,8 +38,9 @@ class PairOperations(Protocol[A]):
     own arrays and weight only, and the norm N_i of the same arguments obeys ``||k_i|| <= w_i N_i + r`` with the r of
     `dpcore.spec.contributions`: all other rounding is in N_i. Sums of them are exact, in any order.
 
-    An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite. Otherwise nothing
-    overflows, and where squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
+    An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite; so has one with a row
+    from 2^50 on, or terms from 2^60 on, where 16-bit tensor cores multiply. Otherwise nothing overflows, and where
+    squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
 
     A weight of 0 adds exactly 0, even where the example's arrays hold NaN or infinities.
     """
@@ -103,7 +102,7 @@ class PairOperations(Protocol[A]):
         indices : sequence of J arrays (B, T_j) of int64
             Rows of the table, below `size`. A negative one adds nothing (a padding token).
         gradients : sequence of J arrays (B, T_j, q)
-            Float32 or float64, as all others. Row r of v_i, (size, q), is the sum of ``point_weights[j] *
+            Float32 or of 16 bits, or all float64. Row r of v_i, (size, q), is the sum of ``point_weights[j] *
             gradients[j][i, t]`` over all j and t with ``indices[j][i, t] = r``.
         point_weights : sequence of J floats
         size : int

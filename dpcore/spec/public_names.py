@@ -1,7 +1,5 @@
 """Public names of rooms that lie deeper: ``dpcore.filters`` is `dpcore.filters`, one module with two names."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

@@ -4,8 +4,6 @@
 (`dpcore.spec.ops.Backend.recurrence`). Backends have their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Work that is done again at each step, by a backend that has no shorter way to do it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

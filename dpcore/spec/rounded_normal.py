@@ -54,8 +54,6 @@ Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", 2020
 Marsaglia, Tsang, "The ziggurat method", 2000 (boxes, wedges and a tail by horizontal layers).
 """
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Ask for them as attributes of this module (``special.ndtr``): ``from dpcore.spec.special import ndtr`` imports at once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

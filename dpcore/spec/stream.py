@@ -14,8 +14,6 @@ Keys are 32 bytes. With ``rng="chacha20"`` (the default) the block is RFC 8439's
 first 64 bits: for simulations, not cryptographic.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

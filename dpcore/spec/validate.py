@@ -3,8 +3,6 @@
 Each returns its value, so that a constructor can check and convert in one line.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math

@@ -1,7 +1,5 @@
 """A line on standard error where something takes long: nobody should have to guess whether it still does anything."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator

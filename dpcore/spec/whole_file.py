@@ -1,7 +1,5 @@
 """Files that are written whole: beside their place, and moved there in one step."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

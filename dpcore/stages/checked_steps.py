@@ -1,7 +1,5 @@
 """The steps at which a plan asks the caller's own stages what they will do."""
 
-from __future__ import annotations
-
 from typing import Final
 
 # Asking one takes some microseconds: a run of a million steps is still planned at once.

@@ -1,7 +1,5 @@
 """A method: five stages, each a small frozen set of public settings, and what goes with them for free."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -140,7 +138,7 @@ class Method:
         """The query, where it scales gradients before the clip."""
         return self.query if isinstance(self.query, Preconditioned) else None
 
-    def with_noise_multiplier(self, noise_multiplier: float) -> Method:
+    def with_noise_multiplier(self, noise_multiplier: float) -> "Method":
         """Return the same method at another noise multiplier."""
         return replace(self, noise=self.noise.with_noise_multiplier(noise_multiplier))
 

@@ -1,7 +1,5 @@
 """The noise stage: Gaussian noise on the sum, relative to the clip's sensitivity."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
@@ -23,7 +21,7 @@ class Noise(Protocol):
     def strategy(self) -> Any:
         """The `dpcore.strategies.Strategy` that correlates the noise of the steps, or None."""
 
-    def with_noise_multiplier(self, noise_multiplier: float) -> Noise:
+    def with_noise_multiplier(self, noise_multiplier: float) -> "Noise":
         """Return the same noise at another multiplier."""
 
 

@@ -1,7 +1,5 @@
 """The query stage: at which parameter points each example's gradients are taken, and with which weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Builds the privacy statement from a plan and the facts of a run, and its guarantee from events."""
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Mapping, Sequence

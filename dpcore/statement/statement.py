@@ -305,7 +305,7 @@ def _summary(statement: Statement, width: int) -> str:
 def _text(statement: Statement, width: int) -> str:
     """Return the whole statement, headline first, in lines of at most `width` characters."""
     lines = ["Privacy statement", "=" * 17, ""]
-    for paragraph in paragraphs(statement):
+    for paragraph in _paragraphs(statement):
         lines += [*_wrap(paragraph, width, ""), ""]
     lines += ["Epsilon"]
     known = {name: _stated(value) for name, value in statement.epsilon.items()}
@@ -328,7 +328,7 @@ def _text(statement: Statement, width: int) -> str:
     return "\n".join(map(visible, lines)) + "\n"
 
 
-def paragraphs(statement: Statement) -> list[str]:
+def _paragraphs(statement: Statement) -> list[str]:
     """Return what a reader must know first, one paragraph each: the guarantee, its limits, what it means."""
     headline = (
         f"NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any {statement.unit}, and what this run "

@@ -1,7 +1,5 @@
 """Numbers and texts as a person reads them: bounds are rounded to the safe side."""
 
-from __future__ import annotations
-
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 

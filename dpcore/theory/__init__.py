@@ -13,13 +13,6 @@ from dpcore.theory.papers import (
 )
 
 __all__ = [
-    "AcceleratedParameters",
-    "Regime",
-    "accelerated_srgd_parameters",
-    "bias_correction_regime",
-    "kalman_rate",
-    "kappa_from_variances",
-    "pmlf_variance_factor",
-    "steady_variance",
-    "theoretical_noise_factor",
-]
+    "AcceleratedParameters", "Regime", "accelerated_srgd_parameters", "bias_correction_regime", "kalman_rate",
+    "kappa_from_variances", "pmlf_variance_factor", "steady_variance", "theoretical_noise_factor",
+]  # fmt: skip

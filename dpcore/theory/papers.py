@@ -1,7 +1,5 @@
 """Numbers of the papers' theorems: of a Kalman filter, a window and a bias correction, and the parameters of SRGD."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -74,7 +74,6 @@ def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, 
     secret |= {name: secret[name].hex() for name in KEYS}
     secret["earlier_keys"] = [[row, key.hex()] for row, key in secret["earlier_keys"]]
     secret["cursor"] = public["step"]
-    secret["diagnostics"] = None if engine.diagnostics is None else list(engine.diagnostics)
     return {"format": state["format"], "public": public, "secret": secret}
 
 
@@ -104,7 +103,10 @@ def load(engine: Engine, state: Mapping[str, Any]) -> None:
     for name, value in public["wide_parameters"].items():
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)
-    _take_over_records(engine, public["recorded"], secret["diagnostics"])
+    if public["recorded"] is not None:
+        engine.recorder = Recorder.of(mechanism.layout, public["recorded"])
+    elif engine.recorder is not None:  # what it kept belongs to steps that the run goes back behind
+        engine.recorder = Recorder(mechanism.layout, engine.recorder.coordinates)
 
 
 def check_one_state(peers: Peers, state: Mapping[str, Any]) -> None:
@@ -133,18 +135,6 @@ def _add(total: Any, value: Any) -> None:
         total.update(f"{tuple(value.shape)} {value.dtype}".encode() + batches.content(value))
     elif not isinstance(value, Joined):
         total.update(repr(value).encode())
-
-
-def _take_over_records(engine: Engine, recorded: Mapping[str, Any] | None, diagnostics: list[float] | None) -> None:
-    """Go on with what the saved run kept of its steps; what this run kept belongs to steps that it goes back behind."""
-    if recorded is not None:
-        engine.recorder = Recorder.of(engine.mechanism.layout, recorded)
-    elif engine.recorder is not None:
-        engine.recorder = Recorder(engine.mechanism.layout, engine.recorder.coordinates)
-    if diagnostics is not None:
-        engine.diagnostics = list(diagnostics)
-    elif engine.diagnostics is not None:
-        engine.diagnostics = [float("nan")] * engine.mechanism.step
 
 
 def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,9 +307,6 @@ def _of_secret(
         as_key(text, "earlier_keys")
     if not isinstance(secret["origin"], str) or not _is_count(secret["forks"]) or secret["cursor"] != step:
         yield "['secret']: its origin, forks or cursor is damaged"
-    taken = secret["diagnostics"]
-    if taken is not None and not (_are_numbers(taken, finite=False) and len(taken) == step):
-        yield "['secret']['diagnostics']: must be one number for each step taken"
 
 
 def as_key(text: Any, name: str) -> bytes:
@@ -345,10 +332,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _are_numbers(values: Any, finite: bool = True) -> bool:
-    if not isinstance(values, (list, tuple)):
-        return False
-    return all(isinstance(value, float) and (math.isfinite(value) or not finite) for value in values)
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(v, float) and math.isfinite(v) for v in values)
 
 
 def _difference(path: str, saved: Any, present: Any) -> str | None:

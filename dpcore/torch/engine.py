@@ -164,9 +164,9 @@ class Engine(Loop):
 
     def to_array(self, tensor: torch.Tensor) -> Any:
         """Return a block's tensor as the backend's array, indices as they are."""
-        if tensor.dtype != self.working.dtype or tensor.requires_grad or tensor.is_neg():
-            tensor = tensor.detach().resolve_neg()  # NumPy has no lazily negated arrays
-            tensor = tensor.to(self.working.dtype) if tensor.is_floating_point() else tensor
+        kept = self.working.kept(tensor.dtype)
+        if tensor.dtype != kept or tensor.requires_grad or tensor.is_neg():
+            tensor = tensor.detach().resolve_neg().to(kept)  # NumPy has no lazily negated arrays
         return self.working.to_array(tensor)
 
     def check_not_swapped(self, call: str) -> None:

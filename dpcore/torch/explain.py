@@ -1,32 +1,20 @@
-"""A step on made-up examples: what it takes of memory and time, tensor by tensor, without a look at the data.
-
-Nothing is drawn, accounted for or released, and model and loss are left as they were. Noise and update are measured on
-a mechanism of their own, with copies of the parameters and keys that are thrown away.
-"""
-
-from __future__ import annotations
+"""What a step takes of memory, tensor by tensor: it follows from sizes, without a look at the data."""
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
-
 from dpcore.errors import ArgumentError
-from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
 from dpcore.spec.free_memory import words
-from dpcore.spec.keys import RunKeys
-from dpcore.spec.ops import Backend
-from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied, combined, scaled
+from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied, joined, scaled
 from dpcore.stages.queries import Point
-from dpcore.torch.data.batches import Tree, trial_batch
+from dpcore.torch.data.batches import Tree
 from dpcore.torch.engine import Engine
 from dpcore.torch.memory import Footprint, Limit, arrays_of, microbatch_size
+from dpcore.torch.model import precision
 
 # Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
 _FIRST_STEPS = 64
@@ -35,7 +23,7 @@ _ENOUGH = 512
 
 
 class Rehearsal:
-    """Steps of a run on batches in the form of `example`, at its model's present parameters."""
+    """The sizes of a run's steps, on batches in the form of `example`."""
 
     def __init__(self, engine: Engine, example: Tree) -> None:
         self.engine = engine
@@ -117,21 +105,8 @@ class Rehearsal:
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
         parameters = sum(tensor.nbytes for tensor in working.tensors())
         return self.footprint.needed(
-            examples, len(self.points), working.dtype, parameters, several=self.several, scaled=scales is not None
+            examples, len(self.points), working.kept, parameters, several=self.several, scaled=scales is not None
         )
-
-    def blocks(self, examples: int) -> list[Block]:
-        """Return the gradients of so many examples: those of all points, combined."""
-        engine, made = self.engine, trial_batch(self.example, examples)
-        here = engine.gradient.parameters()
-
-        def at(number: int) -> list[Block]:
-            # A displaced point is a copy of the parameters.
-            values = [value.clone() for value in here] if number else here
-            return [block.map(engine.to_array) for block in engine.gradient(values, made, synthetic=True)]
-
-        weights = [float(point.weight) for point in self.points]
-        return combined(self.engine.mechanism.backend, weights, map(at, range(len(self.points))))
 
 
 def fullest(plan: Plan) -> tuple[Point, ...]:
@@ -141,13 +116,12 @@ def fullest(plan: Plan) -> tuple[Point, ...]:
     return max((query.points(step) for step in sorted(looked_at) if step < plan.steps), key=len)
 
 
-_ROUNDS = 3
 _FEW = 8  # rows an example, up to which every backend takes norms by inner products
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One trained tensor, or what is not of one tensor alone."""
+    """One trained tensor, or all the frozen ones."""
 
     name: str
     parameters: int
@@ -156,7 +130,6 @@ class Layer:
     rows: int = 0  # T of each example at one point, of which pairs are made; 0 without pairs
     points: int = 0  # where gradients are taken in a step
     bytes: int = 0  # held for each example; inputs that several tensors share count with each of them
-    share: float = 0.0  # of the time of a step
 
 
 @dataclass(frozen=True)
@@ -165,14 +138,14 @@ class Explanation:
 
     way: str  # how gradients are found: "pairs" or "one-by-one"
     reasons: dict[str, str]  # why faster ways were not taken
+    autocast: str  # "off", or the dtype of forward passes: "to bfloat16"
     microbatch_size: int
     examples: float  # of a step, in expectation
     peak_bytes: int  # of the sum over one micro-batch, beside parameters and the run's vectors
     limit_bytes: int | None  # what the micro-batch was chosen for; None where it was given
     limit_source: str
     points: int  # where gradients are taken in a step that has most of them
-    seconds: float  # of a step with that many examples
-    layers: tuple[Layer, ...]  # trained tensors, "forward and backward", "noise and update", the frozen tensors
+    layers: tuple[Layer, ...]  # trained tensors, then the frozen ones as one
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, texts, lists and dicts."""
@@ -183,19 +156,19 @@ class Explanation:
         limit = self.limit_source if self.limit_bytes is None else f"{words(self.limit_bytes)}, {self.limit_source}"
         return "\n".join([
             f"gradients: {self.way!r}{why}",
+            f"autocast of forward passes: {self.autocast}",
             f"points of a step: {self.points}",
             f"micro-batch: {self.microbatch_size} examples, of about {self.examples:.0f} in a step",
             f"peak memory of its sum: {words(self.peak_bytes)} (limit: {limit})",
-            f"time of a step: {self.seconds:.3g} s; the shares follow",
             "",
             *_table(self.layers),
             "",
-            "Measured on made-up examples, at a step with most points: no data were looked at, it costs no privacy.",
+            "Sizes at a step with most points: no data were looked at, it costs no privacy.",
         ])  # fmt: skip
 
 
 def _table(layers: tuple[Layer, ...]) -> Iterator[str]:
-    head = ("tensor", "parameters", "operations", "rule", "rows", "points", "for each example", "time")
+    head = ("tensor", "parameters", "operations", "rule", "rows", "points", "for each example")
     cells = [head, *(_cells(layer) for layer in layers)]
     widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
     texts = {0, 2, 3}
@@ -206,93 +179,53 @@ def _table(layers: tuple[Layer, ...]) -> Iterator[str]:
 
 def _cells(layer: Layer) -> tuple[str, ...]:
     numbers = (str(number) if number else "" for number in (layer.rows, layer.points))
-    size, share = words(layer.bytes) if layer.bytes else "", "" if layer.rule == "frozen" else f"{layer.share:.1%}"
-    count = f"{layer.parameters:,}" if layer.parameters else ""
-    return (layer.name, count, ", ".join(layer.operations), layer.rule, *numbers, size, share)
+    size = words(layer.bytes) if layer.bytes else ""
+    return (layer.name, f"{layer.parameters:,}", ", ".join(layer.operations), layer.rule, *numbers, size)
 
 
 def explain(rehearsal: Rehearsal) -> Explanation:
-    """Measure a run; nothing is drawn or released, and the run goes on as if it had not been measured."""
-    engine = rehearsal.engine
-    gradient, working = engine.gradient, engine.working
-    device = working.parameters[0].device
+    """Return how a run takes its steps."""
+    engine, limit = rehearsal.engine, rehearsal.engine.limit
+    gradient = engine.gradient
     if engine.mechanism.peers.shards:
         raise ArgumentError("private.explain() of a model of fully_shard: must be asked of a run of the whole model")
     named = gradient.model.named_parameters()
     frozen = [parameter.numel() for name, parameter in named if name not in gradient.names]
-    size = min(engine.microbatch_size, rehearsal.likely_examples)
-    parts = rehearsal.expected_examples / size
-    held = gradient.held()
-    try:
-        forward = _seconds(lambda: rehearsal.blocks(size), device) * parts
-        blocks = rehearsal.blocks(size)
-        blocks = [block.units(size) for block in blocks] if rehearsal.several else blocks
-        layers = _layers(rehearsal, blocks, size, parts)
-        del blocks
-        mine, copies = engine.mechanism, [working.to_array(tensor.clone()) for tensor in working.tensors()]
-        # Of the run's plan, and nothing else of it: other keys, other vectors, no ledger.
-        other = Mechanism(rehearsal.plan, mine.layout, copies, backend=mine.backend, keys=RunKeys.new(), rng=mine.rng)
-        needs_public = rehearsal.plan.method.update.second_moment == "public"
-        public = [copy.reshape(-1) * 0 for copy in copies] if needs_public else None
-        rounds = min(_ROUNDS, rehearsal.plan.steps)
-        update = _least(lambda: other.release(copies, public=public), device, rounds)
-    finally:
-        held.restore()
-    total = forward + sum(spent for _, spent in layers) + update
-    limit = engine.limit
     return Explanation(
         way=gradient.way,
         reasons=dict(gradient.reasons),
+        autocast=precision.words(gradient.autocast),
         microbatch_size=engine.microbatch_size,
         examples=rehearsal.expected_examples,
-        peak_bytes=rehearsal.needed(size),
+        peak_bytes=rehearsal.needed(min(engine.microbatch_size, rehearsal.likely_examples)),
         limit_bytes=None if limit is None else limit.bytes,
         limit_source="microbatch_size was given" if limit is None else limit.source,
         points=len(rehearsal.points),
-        seconds=total,
         layers=(
-            *(replace(layer, share=spent / total) for layer, spent in layers),
-            Layer("forward and backward", 0, points=len(rehearsal.points), share=forward / total),
-            Layer("noise and update", 0, share=update / total),
+            *_layers(rehearsal),
             *([Layer(f"{len(frozen)} frozen tensors", sum(frozen), rule="frozen")] if frozen else []),
         ),
     )
 
 
-def _layers(rehearsal: Rehearsal, blocks: list[Block], examples: int, parts: float) -> list[tuple[Layer, float]]:
-    """Return what is said of each trained tensor, with the seconds of its norms and its sum."""
-    engine = rehearsal.engine
-    backend, scales = engine.mechanism.backend, engine.mechanism.vectors.scales
-    left: list[Any] = [None] * len(blocks)
-    if scales is not None:
-        blocks, left = scaled(blocks), scales
-    layers, points = [], len(rehearsal.points)
-    for place, (block, scale) in enumerate(zip(blocks, left, strict=True)):
-        with backend.beside(engine.mechanism.vectors.totals[0]):
-            spent = _seconds(_once(backend, block, scale), engine.working.parameters[0].device)
-        layer = Layer(
-            engine.gradient.names[place],
+def _layers(rehearsal: Rehearsal) -> Iterator[Layer]:
+    """Yield what is said of each trained tensor: the blocks of all points together, which have shapes alone."""
+    footprint, points, gradient = rehearsal.footprint, rehearsal.points, rehearsal.engine.gradient
+    blocks = [joined(block.weighted(float(point.weight)) for point in points) for block in footprint.blocks]
+    if rehearsal.engine.mechanism.vectors.scales is not None:
+        blocks = scaled(blocks)
+    kept = rehearsal.engine.working.kept  # the dtype of an array under the backend
+    for place, block in enumerate(blocks):
+        held = sum(array.numel() * kept(array.dtype).itemsize for array in arrays_of(block))
+        yield Layer(
+            gradient.names[place],
             math.prod(block.shape),
-            engine.gradient.operations(place),
+            gradient.operations(place),
             rule_of(block),
-            rows=_rows(block) * block.examples // (examples * points),
-            points=points,
-            bytes=sum(math.prod(a.shape) * a.itemsize for a in arrays_of(block)) // examples,
+            rows=_rows(block) // len(points),
+            points=len(points),
+            bytes=held // footprint.count,
         )
-        layers.append((layer, parts * spent))
-    return layers
-
-
-def _once(backend: Backend[Any], block: Block, scale: Any) -> Callable[[], None]:
-    """Return a call that takes a block's norms, and its sum into scratch memory."""
-    total = backend.from_numpy(np.zeros(math.prod(block.shape)))
-    weights = backend.from_numpy(np.ones(block.examples))
-
-    def once() -> None:
-        block.norms(backend, scale)
-        block.add_sum(backend, weights, total, scale)
-
-    return once
 
 
 def rule_of(block: Block) -> str:
@@ -319,25 +252,3 @@ def _rows(block: Block) -> int:
     if isinstance(block, Chunked):
         parts = tuple(part.inputs for part in block.parts if hasattr(part, "inputs"))
     return sum(int(part.shape[1]) for part in parts)
-
-
-def _seconds(function: Callable[[], Any], device: torch.device) -> float:
-    """Return the least time of some calls, after a first one."""
-    function()
-    return _least(function, device, _ROUNDS)
-
-
-def _least(function: Callable[[], Any], device: torch.device, rounds: int) -> float:
-    times = []
-    for _ in range(rounds):
-        _wait(device)
-        start = time.perf_counter()
-        function()
-        _wait(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

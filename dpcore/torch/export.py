@@ -1,7 +1,5 @@
 """A trained model with its privacy statement and a card, and nothing of the run's secret part."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,13 +1,11 @@
-"""Metrics on held-out data, early stopping by them, and trackers, for a training loop of one's own.
+"""Metrics on held-out data, and early stopping by them, for a training loop of one's own.
 
-What a tracker is told is a function of releases, of the held-out data and of the plan. The held-out data have no
-guarantee: whoever sees the metrics learns of them, so they must be public, or nobody's who is to be protected.
+What is found is a function of releases, of the held-out data and of the plan. The held-out data have no guarantee:
+whoever sees the metrics learns of them, so they must be public, or nobody's who is to be protected.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,8 +35,6 @@ class HeldOut:
         copies cannot be told, nor what data sets of other kinds have in common.
     metrics : mapping of str to callable
         Each ``metric(output, *targets)`` is the mean over a batch; it is weighted by the batch's number of examples.
-    trackers : sequence
-        Objects with ``log(dict, step=...)``, as wandb's runs have, or ``add_scalar``, as TensorBoard's writers.
     larger_is_better : bool
         Whether the first metric is to grow, by which early stopping and `best_state` go.
     patience : int, optional
@@ -49,7 +45,8 @@ class HeldOut:
     Attributes
     ----------
     history : list of dict
-        What each evaluation logged, with its "step".
+        For each evaluation the metrics, "epsilon", "epsilon_planned", "learning_rate" and "step", to be logged
+        anywhere; in the first process.
     stop : bool
         Whether training shall end: the same in all processes.
     best_state : dict or None
@@ -68,7 +65,6 @@ class HeldOut:
         data: Any,
         metrics: Mapping[str, Callable[..., Any]],
         *,
-        trackers: Sequence[Any] = (),
         larger_is_better: bool = True,
         patience: int | None = None,
         batch_size: int = 256,
@@ -81,7 +77,6 @@ class HeldOut:
         self._sign = 1.0 if larger_is_better else -1.0
         self._patience = None if patience is None else validate.integer(minimum=1, patience=patience)
         self._size = validate.integer(minimum=1, batch_size=batch_size)
-        self._trackers = [_log_of(tracker) for tracker in trackers]
         if private.loader.in_first_process:
             private.epsilon(planned=True)  # refused here without a delta, and not after an epoch
         if overlapping(private.loader.data.dataset, data.dataset if isinstance(data, DataLoader) else data):
@@ -97,7 +92,7 @@ class HeldOut:
         self.best_state: dict[str, Any] | None = None
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the method's output, tell the trackers, and return the metrics; `stop` says whether to go on."""
+        """Evaluate the method's output, and return the metrics; `stop` says whether to go on."""
         private = self._private
         with private.averaged():
             found = means(private.model, self._batches(), self._metrics)
@@ -110,10 +105,8 @@ class HeldOut:
         private.stopped_by_results |= self.stop
         if private.loader.in_first_process:
             spent = {"epsilon": private.epsilon(), "epsilon_planned": private.epsilon(planned=True)}
-            told = {**found, **spent, "learning_rate": float(private.optimizer.param_groups[0]["lr"])}
-            self.history.append({**told, "step": private.steps_taken})
-            for log in self._trackers:
-                log(told, private.steps_taken)
+            rate = float(private.optimizer.param_groups[0]["lr"])
+            self.history.append({**found, **spent, "learning_rate": rate, "step": private.steps_taken})
         return found
 
     def _batches(self) -> Iterator[Any]:
@@ -150,20 +143,3 @@ def _number(name: str, value: Any) -> float:
             f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"
         )
         raise ArgumentTypeError(f"metrics[{name!r}]: returned a value {form}; must be one number, a mean") from None
-
-
-def _log_of(tracker: Any) -> Callable[[dict[str, float], int], None]:
-    """Return how a tracker is told."""
-
-    def scalars(told: dict[str, float], step: int) -> None:
-        for name, value in told.items():
-            tracker.add_scalar(name, value, step)
-
-    if callable(getattr(tracker, "log", None)):
-        return lambda told, step: tracker.log(dict(told), step=step)
-    if callable(getattr(tracker, "add_scalar", None)):
-        return scalars
-    raise ArgumentTypeError(
-        f"trackers: {type(tracker).__name__} must have log(dict, step=...), as wandb's runs, or "
-        "add_scalar(name, value, step), as TensorBoard's writers"
-    )

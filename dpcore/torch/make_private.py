@@ -18,11 +18,10 @@ from dpcore import accounting
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DeltaWarning, SpeedWarning, TrainingWarning
 from dpcore.ledger import Ledger
 from dpcore.ledger.checks import different_data
-from dpcore.mechanism.ledger_account import LedgerAccount
+from dpcore.mechanism.ledger_account import LedgerAccount, SharedAccount
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.peers import Peers, by_the_first
-from dpcore.mechanism.room import check_vectors
-from dpcore.mechanism.shared_account import SharedAccount
+from dpcore.mechanism.vectors import check_vectors
 from dpcore.plan.plan import Plan
 from dpcore.sampling import Sampler, is_sampler
 from dpcore.sampling import sampler as make_sampler
@@ -43,6 +42,8 @@ from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, i
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.memory import free_memory, keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.model.check_module import Modes, check_module
+from dpcore.torch.model.precision import caveats_of as caveats_of_precision
+from dpcore.torch.model.precision import parse as precision_of
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
 from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of
 from dpcore.torch.processes import caveats_of
@@ -50,6 +51,7 @@ from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
 
+_CAPTURED = "dpcore: {} is captured as a graph and proved; equal models do not wait for it again"
 _PATIENCE = 5.0  # seconds of set-up, after which a line says so
 
 
@@ -77,10 +79,10 @@ def make_private(
     augmentations: int = 1,
     cuda_graphs: bool | str = False,
     compile: bool | None = None,  # noqa: A002 - torch's own word
+    precision: str | None = None,
     example_batch: Any = None,
     key: bytes | None = None,
     exact_key: bool = False,
-    private_diagnostics: bool = False,
     ledger: Any = None,
     data_id: str | None = None,
     run_name: str | None = None,
@@ -145,14 +147,14 @@ def make_private(
     compile : bool, optional
         Let torch.compile make kernels of the proved graph; by default where the model was given to torch.compile. It
         takes minutes once, for all sizes of batches, and a C++ compiler on a CPU.
+    precision : {"bf16"}, optional
+        Let forward passes and losses run in bfloat16 by torch's autocast, in this call and in every step, whatever
+        autocast is around them. By default what is around this call, which must be around every step, too.
     example_batch : batch, optional
         Two examples or more in the form of a batch, to try the model on where made-up values would be out of its
         range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
     key : bytes, optional
         32 secret bytes; by default from the operating system. See `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
-    private_diagnostics : bool
-        Keep the norm of each step's clipped average, in memory and in the secret part of the state. It is **private**:
-        the statement says that publishing it voids the guarantee.
     ledger : path or dpcore.ledger.Ledger, optional
         Every step is reserved there before its batch is drawn, and training stops before it would cross the ledger's
         budget. With it, a checkpoint knows what was released after it was saved.
@@ -209,13 +211,14 @@ def make_private(
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
     check_plain(model)
     peers = peers_of(process_group, model)
-    check_alone(peers, private_diagnostics=private_diagnostics, cuda_graphs=cuda_graphs)
+    check_alone(peers, cuda_graphs=cuda_graphs)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
     device = check_place(backend, model)
     gradient, gradients = gradient_of(model, loss, peers, method, gradients)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
+    gradient.set_precision(precision_of(precision))
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
     if device.type == "cpu":
         keep_freed_memory()
@@ -229,20 +232,18 @@ def make_private(
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=3)
-    more = {"key": key, "ledger (given or not)": ledger is not None, "data_id": data_id, "run_name": run_name}
+    names = {"data_id": data_id, "run_name": run_name, "precision": precision}
+    more = {"key": key, "ledger (given or not)": ledger is not None, **names}
     check_alike(peers, model, plan, layout_of(working), backend.name, source, more)
     engine, loader, optimizer = assembled(
         gradient, working, source, plan, keys, backend=backend, peers=peers, params=params, microbatch_size=size or 1
     )
-    engine.diagnostics = [] if private_diagnostics else None
     if ledger is not None:
         opened = by_the_first(peers, lambda: open_ledger(ledger), sent=False)
-
     example = source.example(example_batch)
     check_same_data(peers, source, keys)
     gradient.passed_over += [data, source]
-    words = f"dpcore: {type(model).__name__} is captured as a graph and proved; equal models do not wait for it again"
-    with told_if_slow(lambda: words, _PATIENCE):
+    with told_if_slow(lambda: _CAPTURED.format(type(model).__name__), _PATIENCE):
         try_out(gradient, example, frozen, gradients)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
     for told in _slow(gradient, gradients):
@@ -256,8 +257,9 @@ def make_private(
         rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
-    caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
-    return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, caveats + caveats_of(peers))
+    drawn = (CAVEAT,) if gradient.draws or source.tensors is None else ()
+    caveats = (*drawn, *caveats_of_precision(gradient.autocast), *caveats_of(peers))
+    return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, caveats)
 
 
 def _slow(gradient: PerExampleGradient, gradients: str) -> Iterator[str]:

@@ -186,24 +186,32 @@ class Footprint:
         return Footprint(np.array([[size, size]], dtype=np.float64), 0.0, [Rows(row) for row in rows], 1)
 
     def needed(
-        self, examples: int, points: int, dtype: torch.dtype, parameters: int, *, several: bool, scaled: bool
+        self,
+        examples: int,
+        points: int,
+        kept: Callable[[torch.dtype], torch.dtype],
+        parameters: int,
+        *,
+        several: bool,
+        scaled: bool,
     ) -> int:
         """Return the bytes that a sum over so many examples takes at one time, at most.
 
-        `dtype` is that of the backend's arrays, and `parameters` are the bytes of all parameters in it. With `several`
-        the sum of several rows is clipped; with `scaled` norms and sums are of scaled vectors.
+        `kept` gives the dtype that arrays of a dtype have as the backend's, and `parameters` are the bytes of all
+        parameters there. With `several` the sum of several rows is clipped; with `scaled` norms and sums are of scaled
+        vectors.
         """
         one, times = np.array([1.0, examples]), examples / self.count
-        pairs, rows = (times * size for size in self._held(dtype))
+        pairs, rows = (times * size for size in self._held(kept))
+        if points > 1 or several:  # rows are added up, in no 16 bits
+            rows = times * self._held(lambda _: kept(torch.float32))[1]
         largest = max((4 * examples * math.prod(b.shape) for b in self.blocks if isinstance(b, Rows)), default=0)
         # Pairs of all points are side by side, rows are added; displaced points are copies of the parameters, and a
         # unit that goes on in the next micro-batch is one row.
         held = (points - 1) * (pairs + parameters) + (rows if points > 1 else 0) + (parameters if several else 0)
         results = float(self.moments[-1] @ one)
         running = held + max(float((self.moments @ one).max(initial=0.0)), results + self.making * examples)
-        if any(
-            dtype != array.dtype for block in self.blocks for array in arrays_of(block) if array.is_floating_point()
-        ):
+        if any(kept(array.dtype) != array.dtype for block in self.blocks for array in arrays_of(block)):
             running = max(running, held + results + pairs + 2 * rows)
         every = points * pairs + rows
         joining = every + 2 * (rows + largest) if points > 1 else 0
@@ -213,17 +221,17 @@ class Footprint:
             summing += max(every, 3 * parameters)
         return math.ceil(max(running, (points - 1) * parameters + max(joining, summing)))
 
-    def _held(self, dtype: torch.dtype) -> tuple[int, int]:
-        """Return the bytes of the blocks' pairs and of their rows, as arrays of a dtype."""
+    def _held(self, kept: Callable[[torch.dtype], torch.dtype]) -> tuple[int, int]:
+        """Return the bytes of the blocks' pairs and of their rows, as arrays of the dtypes that they are kept in."""
         found = []
         for kind in (True, False):
             sizes: dict[Any, int] = {}
             for block in self.blocks:
                 for array in arrays_of(block) if isinstance(block, Rows) is not kind else ():
-                    same = array.dtype == dtype or not array.is_floating_point()
+                    same = array.dtype == kept(array.dtype)
                     storage = array.untyped_storage()
                     key = storage._cdata if same else (len(sizes),)  # several layers share their input, but no copies
-                    sizes[key] = storage.nbytes() if same else array.numel() * dtype.itemsize
+                    sizes[key] = storage.nbytes() if same else array.numel() * kept(array.dtype).itemsize
             found.append(sum(sizes.values()))
         return found[0], found[1]
 
@@ -310,11 +318,14 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
         return together * (24 * block.shape[1] + 64)
     q, p = block.shape
     if times < FEW_ROWS and not scaled:
-        return 8 * together * (p + q) + (4 if points == len(block.inputs) == 1 else 8) * together * max(p, q)
+        item = max(array.itemsize for array in (*block.inputs, *block.gradients))
+        return 8 * together * (p + q) + (item if points == len(block.inputs) == 1 else 8) * together * max(p, q)
     size = 8 if times < FEW_ROWS else 4
     entries = min(examples * coordinates, _TILES) * (2 if scaled or points > 1 else 1)
     inner = 7 * max(times**2, min(examples * times**2, _TILES // 4)) if block.gram else 0
     at_once = min(examples, max(32, _TILES // max(1, coordinates)))
-    lined = sum(width for width in (p, q) if times * width % 16)  # copied to begin with a cache line
+    # Copied to begin with a cache line, or into float32.
+    widths = (q, block.gradients[0].itemsize), (p, block.inputs[0].itemsize)
+    lined = sum(width for width, item in widths if times * width % 16 or (item == 2 and points == 1))
     sides = at_once * times * ((2 * (p + q) if points > 1 or scaled else min(p, q)) + lined)
     return size * (max(entries, inner) + sides) + _PIECES

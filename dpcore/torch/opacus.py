@@ -1,7 +1,5 @@
 """Reads the accountant's history from a checkpoint of Opacus."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

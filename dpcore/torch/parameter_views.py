@@ -143,6 +143,15 @@ class Working:
                     # The backend wrote to its memory unseen; a graph that saved the old value must not be used again.
                     torch.autograd.graph.increment_version(parameter)
 
+    def kept(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which what was found for examples in `dtype` is handed to the backend.
+
+        16 bits stay, which the backend widens a piece at a time; NumPy has no bfloat16.
+        """
+        halves = (torch.float16,) if self._numpy else (torch.float16, torch.bfloat16)
+        stays = not dtype.is_floating_point or (dtype in halves and self.dtype == torch.float32)
+        return dtype if stays else self.dtype
+
     def to_array(self, tensor: torch.Tensor) -> Any:
         """Return a tensor as the backend's array, sharing memory."""
         return tensor.numpy() if self._numpy else tensor

@@ -10,14 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dpcore import accounting
 from dpcore.accounting import Event
 from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
-from dpcore.mechanism.loop import PRIVATE_DIAGNOSTICS
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
@@ -44,8 +41,8 @@ class PrivateRun:
         The caller's own, not wrapped.
     optimizer : PrivateOptimizer
         For learning-rate schedulers and checkpoints.
-    loader, sampler : PrivateLoader, PrivateSampler
-        Yield one epoch of drawn batches per iteration, or their indices, for a loader of your own.
+    loader : PrivateLoader
+        Yields one epoch of drawn batches per iteration.
     stopped_by_results : bool
         Set it where results decided to stop before the plan's end: statements then say that its epsilon holds.
     """
@@ -61,7 +58,7 @@ class PrivateRun:
     ) -> None:
         engine = rehearsal.engine
         self.model = engine.gradient.model
-        self.optimizer, self.loader, self.sampler = optimizer, loader, loader.sampler
+        self.optimizer, self.loader = optimizer, loader
         self._engine, self._rehearsal, self._modes = engine, rehearsal, modes
         self._target_delta, self._caveats = target_delta, caveats
         self.stopped_by_results = False
@@ -113,18 +110,14 @@ class PrivateRun:
         return self._engine.microbatch_size
 
     def explain(self) -> Explanation:
-        """Return how steps are taken: way, micro-batch, memory, and a table of tensors with rule and share of the time.
+        """Return how steps are taken: way, micro-batch, memory, and a table of tensors with rule and bytes.
 
-        Measured now, on made-up examples, which takes the time of a few steps. Nothing is drawn or released: it costs
-        no privacy, and the run goes on as if it had not been asked. ``print(private.explain())`` shows it.
+        It follows from sizes: nothing is drawn, computed or released. ``print(private.explain())`` shows it.
         """
-        self._engine.check_not_swapped("private.explain")
-        with self._engine.mechanism.turns.lock:
-            self._engine.take_up_parameters()
-            return explain(self._rehearsal)
+        return explain(self._rehearsal)
 
     def step(self, batch: Tree, public: Tree | None = None) -> None:
-        """Take one private step on a batch from the loader, or on what `sampler.collate` made.
+        """Take one private step on a batch from the loader.
 
         Per-example gradients, clip, sum, noise, filter, update. The loss is not computed: it is a private diagnostic.
 
@@ -231,12 +224,6 @@ class PrivateRun:
         """The clip norm of every step so far and of the next one, where it is adapted; they are released."""
         return self._engine.mechanism.clip_norms
 
-    @property
-    def private_diagnostics(self) -> dict[str, NDArray[np.float64]] | None:
-        """The norm of each step's clipped average over the clip norm, where it was asked for. **Private**."""
-        taken = self._engine.diagnostics
-        return None if taken is None else {"clipped_mean_norm": np.array(taken, dtype=np.float64)}
-
     def epsilon(self, delta: float | None = None, *, accountant: str | None = None, planned: bool = False) -> float:
         """Return the epsilon spent by all that was released so far, abandoned steps included.
 
@@ -256,10 +243,10 @@ class PrivateRun:
 
     def statement(self, delta: float | None = None, *, note: str = "") -> Statement:
         """Return the privacy statement for all that was released so far."""
-        chosen, taken = self._delta(delta), (PRIVATE_DIAGNOSTICS,) if self._engine.diagnostics is not None else ()
+        chosen = self._delta(delta)
         statement = self._engine.mechanism.statement(
             chosen,
-            caveats=(*self._caveats, *taken),
+            caveats=self._caveats,
             note=" ".join(part for part in (note, self._stop(chosen), self._rates()) if part),
             software={"torch": torch.__version__},
         )
@@ -386,10 +373,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.
 
-        The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, the
-        cursor, and private diagnostics where they are taken. Keep it as safe as the data: whoever has it can subtract
-        the noise. `dpcore.torch.save_state` writes it so that its owner alone can read it, `dpcore.torch.public_state`
-        returns a copy without it.
+        The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, and
+        the cursor. Keep it as safe as the data: whoever has it can subtract the noise. `dpcore.torch.save_state` writes
+        it so that its owner alone can read it, `dpcore.torch.public_state` returns a copy without it.
         """
         self._engine.check_not_swapped("optimizer.state_dict")
         return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}

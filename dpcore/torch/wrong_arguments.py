@@ -1,7 +1,5 @@
 """The right sentence for arguments that `make_private` does not take, as those of other libraries."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -45,22 +43,15 @@ _ELSEWHERE = {
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a call with arguments that `function` does not take, or without some that it needs, end in a sentence."""
+    """Let a call with arguments that `function` does not take end in a sentence; Python says what is missing."""
     parameters = inspect.signature(function).parameters
-    needed = [name for name, each in parameters.items() if each.default is each.empty]
-    positional = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        name = function.__name__
         unknown = [keyword for keyword in kwargs if keyword not in parameters]
         if unknown:
             told = ", no ".join(f"{keyword}= ({_hint(keyword, list(parameters))})" for keyword in unknown)
-            raise ArgumentTypeError(f"{name}() takes no {told}")
-        missing = [each for each in needed[len(args) :] if each not in kwargs]
-        if missing or len(args) > len(positional):
-            fault = f"{' and '.join(missing)} missing" if missing else "too many arguments without a name"
-            raise ArgumentTypeError(f"{name}(): {fault}; call {name}({', '.join(positional)}, ...), all else by name")
+            raise ArgumentTypeError(f"{function.__name__}() takes no {told}")
         try:
             return function(*args, **kwargs)
         except ArgumentError as refusal:

@@ -1,7 +1,5 @@
 """Memory in which an element that a kernel never wrote shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The operations on linear layers, for one layer alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dpcore.spec.pair_ops import LinearPairs

@@ -1,7 +1,5 @@
 """Whole private runs of small torch models, for the tests that train one model under several backends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A backend of torch tensors that takes and gives NumPy arrays, so that one test runs on both kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

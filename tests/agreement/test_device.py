@@ -1,7 +1,5 @@
 """What a device adds to the operations: streams, a second device, sizes beyond 2^31, and the same bits again."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -30,7 +28,7 @@ NOISE, SQUARE = NoiseRow(KEY, 3, 0, 0.7), NoiseRow(KEY, 3, 2, 0.5)
 UNIT = step_of(NOISE.scale, NOISE.bits)
 FILTER = FilterCoefficients((0.5, 0.25), (-0.25,))
 # On a device enough programs to run side by side: a race would show.
-SIZE = 5000 if INTERPRETED else 1_000_001
+SIZE = 1500 if INTERPRETED else 1_000_001
 GIB = 2**30
 
 

@@ -1,7 +1,5 @@
 """The interpreter's programs are large; a device's are half a tile. Here the interpreter takes those of the device."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import numpy as np

@@ -4,8 +4,6 @@ In the interpreter a recording is made again call by call, with the arguments it
 CUDA graph. So what these tests show of recordings holds for both, and on a device they show the graphs.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable
@@ -93,7 +91,7 @@ def replays(graphs: Graphs) -> list[int]:
     return sorted(graph.replays for graph in graphs.kept.values())
 
 
-@pytest.mark.parametrize("name", chosen(FORMS, list(METHODS)))
+@pytest.mark.parametrize("name", chosen(FORMS[::2], list(METHODS)))
 def test_replayed_runs_have_the_bits_of_others(name: str) -> None:
     @few
     @given(METHODS[name], st.integers(0, 2**32 - 1))
@@ -126,7 +124,7 @@ STEADY: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize("name", chosen(["momentum", "phases", "banded"], list(STEADY)))
 def test_launches_of_one_key_are_the_same_and_are_replayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes a replay right: all arguments are the same, addresses included; only the numbers' memory changes."""
     seen: dict[Any, list[Any]] = {}
@@ -203,12 +201,12 @@ def after(
 
 def test_another_key_stream_scale_place_or_rate_is_never_the_recorded_one() -> None:
     graphs, slot, other = Graphs(dpcore_triton, most=2), one_slot(), one_slot()
-    noise = NoiseRow(bytes(range(32)), 3, 0, 1.5)
+    noise = NoiseRow(bytes(range(32)), 3, 0, 1.5, rng="philox")
     cases = [
         (slot, noise, 0.1), (slot, noise._replace(row=4), 0.1), (slot, noise._replace(row=2**32 - 1), 0.1),
         (slot, noise._replace(scale=1.5 + 2**-10), 0.1, (1.5 + 2**-10) * 2.0**-36), (slot, noise, 0.2),
         (slot, noise._replace(key=bytes(32)), 0.1),
-        (slot, noise._replace(stream=3), 0.1), (slot, noise._replace(rng="philox"), 0.1), (other, noise, 0.1),
+        (slot, noise._replace(stream=3), 0.1), (slot, noise._replace(rng="chacha20"), 0.1), (other, noise, 0.1),
         (slot, noise._replace(scale=0.0), 0.1), (slot._replace(first=4096), noise, 0.1),
     ]  # fmt: skip
     wanted = [after(dpcore_triton, *case) for case in cases]
@@ -335,7 +333,7 @@ def test_sums_of_pairs_are_repeated_with_new_values(tables: bool) -> None:
 TRAINING = [("memf", torch.float32), ("dp_adam", torch.bfloat16)]
 
 
-@pytest.mark.parametrize(("method", "dtype"), chosen(TRAINING, [*TRAINING, ("dp_sgd", torch.float32)]))
+@pytest.mark.parametrize(("method", "dtype"), chosen(TRAINING[1:], [*TRAINING, ("dp_sgd", torch.float32)]))
 def test_a_training_run_has_the_same_bits_with_graphs(method: str, dtype: torch.dtype) -> None:
     device = launch.default_device().type
     runs = [train("triton", TRAINED[method](), device, dtype, cuda_graphs=graphs) for graphs in (False, True)]

@@ -1,7 +1,5 @@
 """What launches keep for the next call belongs to the very same arrays: other ones on the same memory get their own."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

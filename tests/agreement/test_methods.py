@@ -1,7 +1,5 @@
 """Whole runs of every method: NumPy and Triton draw the same batches and words, and end at the same place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -177,7 +175,7 @@ RUNS = [
 @pytest.mark.parametrize("name", chosen(RUNS, list(METHODS)))
 def test_whole_runs_agree(name: str) -> None:
     @few
-    @given(METHODS[name], pick([5, 1, 4097]), st.integers(0, 2**32 - 1))
+    @given(METHODS[name], pick(chosen([5, 1], [5, 1, 4097])), st.integers(0, 2**32 - 1))
     def check(method: dpcore.Method, dimension: int, seed: int) -> None:
         assume(seed)  # hypothesis begins with the simplest example, which shows least and costs as much as another
         expected, batches = run("numpy", method, dimension, seed)

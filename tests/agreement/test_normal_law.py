@@ -5,8 +5,6 @@ draws are. So the tables are changed, to choose this rest for every element; eve
 There ``|z|`` exceeds t with probability ``2 Q(t)`` over the mass of the rest, for t beyond the last staircase.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Norms, clip factors and weighted sums: Triton's kernels against the NumPy reference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import product

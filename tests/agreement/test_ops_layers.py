@@ -1,7 +1,5 @@
 """Many linear layers at once: each layer's bits are those that it has alone, and the launches do not grow with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

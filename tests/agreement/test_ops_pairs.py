@@ -1,7 +1,5 @@
 """Norms and sums of gradients given as pairs: Triton's kernels against the NumPy reference in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial

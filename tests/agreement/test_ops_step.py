@@ -1,7 +1,5 @@
 """Filter, update and the fused step: Triton's kernels against the NumPy reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Words and normals: Triton's kernels against the NumPy reference."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """How the tests of the command line run a command. They need what it may need: machines without it skip them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

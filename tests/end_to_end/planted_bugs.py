@@ -3,8 +3,6 @@
 ``python -m tests.end_to_end.planted_bugs docs/results/audit.json`` writes what docs/audit.md shows.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence

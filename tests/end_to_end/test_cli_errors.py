@@ -1,7 +1,5 @@
 """Nonsense gives one sentence and a status; what must fail is refused before torch and before anything is made."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,11 +12,8 @@ from tests.fresh import python
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
-from dpcore.accounting import Gaussian
 from dpcore.cli import main
 from dpcore.cli.train.run_folder import RunFolder
-from dpcore.cli.train.train import check_beside
-from dpcore.ledger import Ledger
 from tests.end_to_end.command_line import say
 
 PLAN = "--sample-rate 0.01 --steps 100"
@@ -53,8 +48,7 @@ CASES = {
     f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
     "compare --methods dp_sgd": "give at least one, such as --epsilon 1,8",
     "compare --epsilon 1": "name at least one method",
-    "compare --epsilon 1 --methods disk --jobs 0": "jobs=0: must be at least 1",
-    "compare --epsilon 1 --methods disk --batch-size 100k": "contestant 'disk': batch_size=100000",
+    "compare --epsilon 1 --methods disk --batch-size 100000": "contestant 'disk': batch_size=100000",
 }
 # fmt: off
 CASES |= {
@@ -71,12 +65,8 @@ CASES |= {
     f"delta {PLAN} --noise-multiplier 1e300 --epsilon 3": "'1e300' is out of range",
     "curve": "give --noise-multiplier", "curve nix --steps 3": "unknown",
     "curve --sample-rate 0.1 --steps 3 --noise-multiplier 0": "epsilon is infinite",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1e-9": "at delta = 1e-10: there is next to no guarantee",
     "curve steps --sample-rate 0.1 --steps 3 --noise-multiplier 1": "give --delta",
     "curve steps --sample-rate 0.1 --steps 0 --noise-multiplier 1 --delta 1e-5": "steps: must be at least 1",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out x.txt": "must be a file that ends in .png",
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out nix/x.png": "there is no folder nix",
-    "curve --statement nix.json": "there is no such file or folder",
 }
 LEDGER = [
     ("show absent", "does not exist; dpcore ledger create makes one"), ("verify absent", "does not exist"),
@@ -88,8 +78,7 @@ LEDGER = [
     ("create new --budget-epsilon 0 --budget-delta 1e-5", "budget_epsilon=0.0: must be greater than 0"),
     ("create new --budget-epsilon 3 --budget-delta 2", "budget_delta=2.0"),
     ("create new --budget-epsilon x --budget-delta 2", "'x' is not a number"),
-    ("create new --composition rpd", "did you mean rdp?"),
-    ("create new --order 1", "order=1.0: must be greater than 1"), ("shwo text", "Did you mean 'show'?"),
+    ("shwo text", "Did you mean 'show'?"),
     ("show", "missing argument 'FILE'"),
 ]
 INSPECT = [
@@ -97,13 +86,6 @@ INSPECT = [
     ("filter b=x", "'x' is not a number"), ("filter a=0.5", "write it as b=0.1 a=-0.9"),
     ("filter c=0.5", "write it as b=0.1 a=-0.9"), ("filter =", "write it as b=0.1 a=-0.9"),
     ("filter b=inf", "is not finite"), ("filter kappa=2", "kappa=2.0: must be greater than 0 and at most 1"),
-    ("filter b=0.1 --order 2", "--order cannot be used here"),
-    ("filter momentum --cutoff 0.1", "--cutoff cannot be used here"),
-    ("filter butterworth", "butterworth: needs --order and --cutoff"),
-    ("filter butterworth --order 9 --cutoff 0.1", "order=9: must be 1, 2 or 3"),
-    ("filter butterworth --order 2 --cutoff 1.5", "cutoff=1.5"),
-    ("filter butterworth --order 2 --cutoff 0.1 --ripple 1", "--ripple cannot be used here"),
-    ("filter chebyshev --order 2 --cutoff 0.1 --ripple 0", "ripple=0.0"),
     ("filter --out a.png", "--out cannot be used here"),
     ("filter momentum --out a.txt", "'a.txt' must be a file that ends in .png, .pdf, .svg"),
     ("filter momentum --out absent/a.png", "there is no folder absent"),
@@ -155,11 +137,6 @@ def test_a_defect_is_one_sentence_too(capsys, monkeypatch):
     )
 
 
-def test_help_shows_brackets(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")  # a narrow terminal cuts help
-    assert "[contestants.NAME]" in say(capsys, ["compare", "--help"]).out
-
-
 COMMANDS = ["", "train", "epsilon", "calibrate", "demo", "delta", "curve", "statement", "verify"]
 COMMANDS += ["inspect", "inspect filter", "inspect gradients"]
 COMMANDS += ["ledger", "ledger create", "ledger show", "ledger verify", "ledger export"]
@@ -206,11 +183,7 @@ class Refuse:
             raise ModuleNotFoundError(f"{name} was asked for", name=name)
 
 MISSING = set()
-find = __import__("importlib.util").util.find_spec
-__import__("importlib.util").util.find_spec = lambda name, *more: None if name == "tensorboard" else find(name, *more)
 sys.meta_path.insert(0, Refuse())
-import dpcore.cli.train.train as quick
-quick.find_spec = __import__("importlib.util").util.find_spec
 from dpcore.cli import main
 print(json.dumps([main(words.split()) for words in json.loads(sys.argv[1])]))
 """
@@ -223,7 +196,6 @@ REFUSED = {
     "train --epsilon 3 --out run": "out='run': already holds a run",
     "train --epsilon 3 --ledger absent": "does not exist; dpcore ledger create makes one",
     "train --epsilon 3 --ledger file": "ledger",
-    "train --epsilon 3 --tensorboard": "tensorboard=True needs tensorboard",
     "train --epsilon 3 --data npz --data-dir nix": "data_dir='nix': no such folder",
     "train --epsilon 3 --data nan --data-dir .": "nan: the train set has values that are not finite",
     "train --epsilon 3 --data held --data-dir .": "held: the test set has values that are not finite",
@@ -240,7 +212,6 @@ REFUSED = {
     "compare --methods disk --epsilon 3 --out run": "out='run': is not empty and holds no dpcore compare",
     "compare --methods disk --epsilon 3 --out file": "out='file': is a file",
     "compare --methods disk --epsilon 3 --ledger absent": "does not exist",
-    "compare --methods disk --epsilon 3 --tensorboard": "needs tensorboard",
     "compare --methods pmlf --epsilon 3 --window 1e9": "contestant 'pmlf': window=1,000,000,000",
     "compare --methods disk --epsilon 3 --data nan --data-dir .": "not finite",
     "demo --out full": "out='full': is not empty",
@@ -285,28 +256,3 @@ def test_the_row_that_is_not_finite_is_named(tmp_path, capsys):
         arrays(tmp_path / "own.npz", x_train=spoiled)
         assert main(["train", "--epsilon", "3", "--data", "own", "--data-dir", str(tmp_path)]) == 2
         assert "are not finite (NaN, or too large for float32), the first in row 3; leave" in capsys.readouterr().err
-
-
-def test_train_says_what_it_begins_before_torch_is_imported(tmp_path):
-    """By what happens without torch, not by seconds: on a loaded machine torch alone takes ten of them."""
-    code = (
-        "import sys; sys.modules['torch'] = None; from dpcore.cli import main;"
-        f"main(['train', '--epsilon', '3', '--out', {str(tmp_path / 'run')!r}])"
-    )
-    done = python("-c", code)
-    first, second = done.stderr.splitlines()
-    assert first == (
-        "Training logistic on digits by dp_sgd: 1,438 examples, 230 steps, noise for epsilon = 3 at delta = 1e-5"
-    )
-    assert "torch" in second
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_ledger_that_is_opened_early_is_not_written_to(tmp_path):
-    from dpcore.cli.train.settings import Settings
-
-    ledger = Ledger.create(tmp_path / "people.ledger", budget=(3, 1e-5))
-    ledger.charge(Gaussian(9.0), name="a count")
-    before = ledger.path.read_bytes()
-    check_beside(Settings(epsilon=3.0), ledger.path)
-    assert ledger.path.read_bytes() == before

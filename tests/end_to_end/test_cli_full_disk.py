@@ -1,7 +1,5 @@
 """A full disk: what was saved is said and what was not, errors name the files that a user knows, no drafts stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -55,7 +53,7 @@ CASES = {
         "run/statement.txt states an upper bound of what was spent: it counts the whole epoch", STATED
     ),
     ("model.safetensors", 1): ("run/statement.txt states what was spent", STATED),
-    ("learning-curve.png", 1): ("run/statement.txt states what was spent", {*STATED, "model.safetensors", "README.md"}),
+    ("README.md", 1): ("run/statement.txt states what was spent", {*STATED, "model.safetensors"}),
 }  # fmt: skip
 
 
@@ -81,29 +79,6 @@ def test_no_run_is_begun_where_its_first_file_has_no_room(disk: Disk, capsys):
     error = say(capsys, RUN, 2).err.splitlines()[-1]
     assert error == "dpcore: run/config.json: No space left on device"
     assert names("run") == []
-
-
-@pytest.mark.parametrize("words", [
-    "curve --sample-rate 0.1 --steps 3 --noise-multiplier 1 --out a.png", "inspect filter momentum --out a.png",
-])  # fmt: skip
-def test_pictures_name_their_own_file(words: str, disk: Disk, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    disk.refused = words.rsplit(maxsplit=1)[-1]
-    assert say(capsys, words.split(), 2).err == f"dpcore: {disk.refused}: No space left on device\n"
-    assert names(str(tmp_path)) == []
-
-
-def test_a_comparison_says_what_it_keeps(disk: Disk, capsys):
-    pytest.importorskip("torch")
-    pytest.importorskip("matplotlib")
-    words = ("compare", "--methods", "dp_sgd", "--epsilon", "3", "--epochs", "1", "--seeds", "2", "--out", "c")
-    disk.refused, disk.first = "model.safetensors", 2
-    *_, remark, error = say(capsys, words, 2).err.splitlines()
-    assert remark == "remark: 1 of 2 runs is complete in c, and is kept; the same command goes on from there"
-    assert error == "dpcore: c/runs/002-dp-sgd/model.safetensors: No space left on device"
-    assert not list(Path("c").rglob(".*"))
-    disk.refused = ""
-    assert "made before and" in say(capsys, words).err
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`dpcore inspect` says what SciPy says, in tables, JSON and pictures, and refuses nonsense in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -56,22 +54,6 @@ def test_every_named_filter_in_one_table(capsys):
     lines = say(capsys, ["inspect", "filter"]).out.splitlines()
     for name in NAMED_FILTERS:
         assert sum(line.startswith(f"{name}  ") for line in lines) == 1
-
-
-def test_designs_and_disks_filters(capsys):
-    told = ask("inspect", "filter", "butterworth", "--order", 2, "--cutoff", 0.1)
-    assert told["cutoff"] == pytest.approx(0.05)
-    b, a = scipy.signal.butter(2, 0.1)
-    assert (told["b"], told["a"]) == (pytest.approx(b), pytest.approx(a[1:]))
-    told = ask("inspect", "filter", "chebyshev", "--order", 3, "--cutoff", 0.2)
-    assert told["a"] == pytest.approx(scipy.signal.cheby1(3, 1, 0.2)[1][1:])
-    told = ask("inspect", "filter", "kappa=0.7")
-    assert told["noise_factor"] == pytest.approx(
-        {"1": 1, "10": 0.7 / 1.3, "100": 0.7 / 1.3, "limit": 0.7 / 1.3}, rel=1e-4
-    )
-    told = ask("inspect", "filter", "sigma_H=0", "sigma_v=0.1", "sigma_w=1")
-    # k solves k^2 = v (1 - k), v the variance of the motion over that of the noise.
-    assert told["b"] == pytest.approx([(-0.01 + np.sqrt(0.01**2 + 4 * 0.01)) / 2])
 
 
 @pytest.mark.parametrize(("words", "why", "numbers"), [
@@ -147,20 +129,5 @@ def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
     assert "is not private" in say(capsys, ["inspect", "gradients", str(tmp_path / "zero")]).out
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
-def test_very_short_runs(steps: int, capsys, tmp_path):
-    g = np.random.default_rng(0).standard_normal((steps, 1))
-    save_gradients(tmp_path / "gradients.npz", g, g, np.zeros(steps), dimension=1, noise_std=1)
-    told = ask("inspect", "gradients", tmp_path, "--out", tmp_path / "a.png")
-    assert told["steps"] == steps
-
-
 def page() -> str:
     return (Path(__file__).resolve().parents[2] / "docs" / "inspect.md").read_text()
-
-
-@pytest.mark.parametrize("words", ["filter first-order-v1"])
-def test_the_page_shows_what_the_command_prints(words: str, capsys):
-    main(["inspect", *words.split()])
-    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
-    assert f"$ dpcore inspect {words}\n{printed}\n```" in page()

@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and a plain kill: the folder stays readable and never states less than was spent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import dpcore_command
 from dpcore import accounting
 from dpcore.cli import datasets, main
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
+from tests.depth import nightly
 from tests.fresh import python
 
 EPOCHS = 2000
@@ -65,7 +63,9 @@ def read(out: Path, killed: bool = False) -> tuple[Statement, list[dict[str, flo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), pytest.param(signal.SIGTERM, "SIGTERM", marks=nightly)]
+)
 def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, name: str, tmp_path, start: Start):
     out = tmp_path / "run"
     process = start(out, "--json")
@@ -86,7 +86,7 @@ def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, nam
     assert statement.epsilon["pld"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["pld"]
     assert f"Stopped by {name}" in statement.note
     assert (out / "model.safetensors").exists()
-    assert (out / "learning-curve.png").exists()
+    assert (out / "README.md").exists()
 
 
 @pytest.mark.slow
@@ -136,23 +136,6 @@ def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, c
     assert statement.steps_taken == 46 >= len(taken)
 
 
-def test_two_signals_while_a_file_is_written_leave_no_draft(tmp_path, capsys, monkeypatch):
-    sync = os.fsync
-
-    def signaled(descriptor: int) -> None:
-        if ".learning-curve" in os.readlink(f"/proc/self/fd/{descriptor}"):
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", signaled)
-    assert main(["train", "--epsilon", "3", "--epochs", "1", "--out", str(tmp_path / "run")]) == 130
-    assert "states what was spent" in capsys.readouterr().err
-    assert not list((tmp_path / "run").glob(".*"))
-    assert not (tmp_path / "run" / "learning-curve.png").exists()
-
-
 def test_ctrl_c_while_dpcore_is_imported_is_one_sentence():
     code = """
 import os, signal, sys, time
@@ -170,13 +153,3 @@ sys.exit(dpcore_command.main())
     done = python("-c", code)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "dpcore: stopped by Ctrl-C; nothing was begun\n"
-
-
-def test_the_command_that_listens_first_is_the_command(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dpcore", "--version"])
-    former = signal.getsignal(signal.SIGINT)
-    try:
-        assert dpcore_command.main() == 0
-    finally:
-        signal.signal(signal.SIGINT, former)
-    assert capsys.readouterr().out.startswith("dpcore ")

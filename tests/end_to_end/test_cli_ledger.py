@@ -1,7 +1,5 @@
 """`dpcore ledger` says what the ledger says, as text and as JSON, and refuses nonsense in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -13,6 +11,7 @@ from dpcore.accounting import Gaussian, PoissonSampledGaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger, storage
 from tests.end_to_end.command_line import ask, say
+from tests.unit.ledger_tools import restored
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +33,8 @@ def test_create(capsys):
     made = Ledger.open("people.ledger")
     assert (made.ledger_id, made.budget, made.order) == (told["ledger"], (3, 1e-5), None)
     assert told["order"] is None
-    assert main(["ledger", "create", "other.ledger", "--composition", "gdp"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "budget  none; Gaussian (GDP) filter"
-    assert ask("ledger", "create", "third.ledger", "--order", 12)["order"] == 12
+    assert main(["ledger", "create", "other.ledger"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "budget  none; Renyi filter, whose order the first row fixes"
 
 
 def test_accepting_a_file_system(capsys, monkeypatch):
@@ -76,31 +74,6 @@ def test_show(capsys):
     assert "noise multiplier" in say(capsys, advice.split()).out
 
 
-def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
-    ledger = used()
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes this for a terminal
-    printed = say(capsys, ["ledger", "show", "people.ledger"]).out
-    assert "…" not in printed
-    for run in ledger.runs():
-        assert run.run_id.partition("-")[2] in printed
-
-
-def test_a_large_delta_is_remarked(capsys):
-    words = ["create", "people.ledger", "--budget-epsilon", "3", "--budget-delta"]
-    assert "remark: delta=0.01: ought to lie well below 1/n" in say(capsys, ["ledger", *words, "0.01"]).err
-    assert "remark" not in say(capsys, ["ledger", "show", "people.ledger"]).err
-    assert "fewer than 10 examples only" in say(capsys, ["ledger", "show", "people.ledger", "--delta", "0.1"]).err
-
-
-def test_show_an_empty_one_without_a_budget(capsys):
-    Ledger.create("people.ledger")
-    printed = say(capsys, ["ledger", "show", "people.ledger"]).out
-    assert printed.splitlines()[0] == "Spent: epsilon = 0 at delta = 1e-5 by 0 runs; there is no budget."
-    assert "epsilon = 0 at delta = 1e-5" in printed
-    assert "of the budget" not in printed
-
-
 def test_verify(capsys):
     ledger = used()
     told = ask("ledger", "verify", "people.ledger")
@@ -113,7 +86,7 @@ def test_verify(capsys):
 def test_export_of_a_whole_and_of_a_damaged_ledger(capsys):
     ledger = used()
     told = ask("ledger", "export", "people.ledger")
-    assert Ledger.restore("again.ledger", told).runs() == ledger.runs()
+    assert restored(Path("again.ledger"), told).runs() == ledger.runs()
     content = ledger.path.read_bytes()
     Path("torn").write_bytes(content[: len(content) // 2])
     rest = ask("ledger", "export", "torn", status=2)

@@ -3,8 +3,6 @@
 Commands run in forked children, which kill or interrupt themselves at a chosen step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing
@@ -29,6 +27,7 @@ from dpcore.ledger import Ledger
 from dpcore.statement import Statement, verify
 from dpcore.torch import PrivateRun, save_state
 from tests.end_to_end.command_line import say
+from tests.unit.ledger_tools import restored
 
 STEPS, EPOCH = 69, 23
 # What a checkpoint must hold: an average, a schedule's place, a clip norm, a filter's state, a record.
@@ -252,7 +251,7 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     assert "does not exist" in refused(capsys, "--resume", run, "--ledger", str(tmp_path / "none"))
     exported = json.loads(json.dumps(Ledger.open(ledger).export()))
     begun = {name: exported[name][:1] for name in ("entries", "seals")}
-    Ledger.restore(tmp_path / "older", {**exported, **begun})
+    restored(tmp_path / "older", {**exported, **begun})
     assert "is a copy from before this run" in refused(capsys, "--resume", run, "--ledger", str(tmp_path / "older"))
 
     config = Path(run, "config.json")

@@ -1,7 +1,5 @@
 """Set-ups that claim more privacy than they have: each is refused, or accounted for as what it is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

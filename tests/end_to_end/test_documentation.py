@@ -1,7 +1,5 @@
 """What README and docs show runs as it stands: the Python, and the commands as far as they cost little."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

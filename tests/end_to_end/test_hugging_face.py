@@ -1,7 +1,5 @@
 """Models of transformers, peft and torchvision, tiny and of random weights: their graphs beside autograd."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

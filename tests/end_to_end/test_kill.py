@@ -5,8 +5,6 @@ digest and the digest of the sum that the row is added to; the parent kills it a
 until the run is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os
@@ -31,12 +29,13 @@ from dpcore.errors import TrainingWarning
 from dpcore.ledger import Ledger
 from dpcore.mechanism.mechanism import Mechanism
 from tests.depth import chosen
+from tests.unit.ledger_tools import restored
 
 KEY = bytes(range(32))
 STEPS = 60
 SAVE_EVERY = 4
 EXAMPLES = 64
-KILLS = chosen(60, 200)
+KILLS = chosen(24, 200)
 RUNS = 4  # share them
 
 
@@ -258,7 +257,7 @@ def test_what_a_ledger_does_not_know_is_charged_anew_and_said_from_then_on(tmp_p
         exported = Ledger.open(ledger).export()
         first = {name: exported[name][:1] for name in ("entries", "seals")}
         other.unlink()
-        Ledger.restore(other, first)
+        restored(other, first)
     model, private = gone_on(folder, other, 2)
     (run,) = Ledger.open(other).runs()
     assert run.releases == 6, "the steps before the checkpoint are charged here too"

@@ -15,8 +15,6 @@ their noise and mu is infinite. Methods, clips, batches, gradients, checkpoints 
 extreme ones often.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from dataclasses import replace

@@ -3,8 +3,6 @@
 As in test_kill.py; the next children go on from the last checkpoint in another number of processes.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

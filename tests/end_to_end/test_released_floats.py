@@ -4,8 +4,6 @@ The attack is Mironov's: a float normal can only make some values of ``S + s z``
 each coordinate whether a candidate's sum S, noise that can be drawn and the arithmetic of the release make it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The studies of docs/studies run, and the first one's many problems at once are so many runs of dpcore.minimize."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -58,18 +56,6 @@ def test_many_problems_at_once_are_single_runs(study: Any, variant: str, strateg
         alone = dpcore.minimize(gradient, np.zeros(1), batches, method, steps=steps, noise=normals)
         np.testing.assert_allclose(together[i], alone.x[0], rtol=1e-7)  # a grid of 2^-36
     assert clipped > problems  # or the clip would not have been tested
-
-
-def test_the_excess_loss_is_exact(study: Any):
-    excess = study("logistic_1d").excess
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal(400_000)
-    likely = 1 / (1 + np.exp(-x))
-    for theta in (0.0, 0.4, 2.5):
-        sampled = np.logaddexp(0, theta * x) - np.logaddexp(0, x) - likely * (theta - 1) * x
-        assert abs(excess(theta) - sampled.mean()) < 5 * sampled.std() / np.sqrt(len(x))
-    assert excess(1.0) == 0
-    assert (excess(np.linspace(-2, 5, 51)) > 0).all()
 
 
 def test_logistic_regression(study: Any, tmp_path):
@@ -182,23 +168,6 @@ def test_the_sum_of_the_rest_is_that_of_its_places(study: Any):
 
 
 ROWS, PAGE = STUDIES.parent / "results/scattering.jsonl", STUDIES / "scattering.md"
-
-
-@pytest.mark.parametrize("peak", [-5.0, -2.0, 0.0, 1.0, 3.0, 4.5, 8.0])
-@pytest.mark.parametrize("settings", [1, 3])
-def test_the_search_spends_its_budget_and_finds_a_peak_within_reach(study: Any, peak: float, settings: int):
-    search = study("scattering_search").search
-    tried: list[tuple[int, float]] = []
-
-    def evaluate(setting: int, k: float) -> float:
-        tried.append((setting, k))
-        return setting - abs(k - peak)
-
-    setting, k = search(evaluate, settings, 9)
-    assert len(tried) == len(set(tried)) == 9
-    assert setting == settings - 1  # the best of the settings, wherever the rate is
-    assert abs(k - peak) <= (1 if abs(peak) <= 5 else 3)
-    assert (setting, k) == max(tried, key=lambda one: one[0] - abs(one[1] - peak))
 
 
 def test_the_spectrums_gradient_is_the_librarys(study: Any):

@@ -6,8 +6,6 @@ Not run by the tests: it needs Opacus, which the environment does not have.
     PYTHONPATH=/tmp/opacus python tests/golden/make_opacus.py
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

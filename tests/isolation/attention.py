@@ -1,7 +1,5 @@
 """Attention within each example: masks of all kinds, positions, and encoders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -87,27 +85,20 @@ def cached(h: Tensor, m: Any) -> Tensor:
 
 # fmt: off
 SPELLED: dict[str, Function] = {
-    "plain": lambda h, m: attend(h, h, h), "heads": lambda h, m: joined(attend(heads(h), heads(h), heads(h))),
-    "projected": lambda h, m: attend(h @ m.square, h, h * m.scale),
+    "heads": lambda h, m: joined(attend(heads(h), heads(h), heads(h))),
     "causal": lambda h, m: (h @ h.mT).masked_fill(~CAUSAL, float("-inf")).softmax(-1) @ h,
-    "causal by a bias": lambda h, m: attend(h, h, h, torch.zeros(T, T).masked_fill(~CAUSAL, -1e9)),
     "causal by triu": lambda h, m: attend(h, h, h, torch.full((T, T), float("-inf")).triu(1)),
     "own padding": lambda h, m: (h @ h.mT).masked_fill(~own_lengths(h)[:, None], -1e9).softmax(-1) @ h,
     "own padding, causal": lambda h, m: attend(h, h, h, torch.where(own_lengths(h)[:, None] & CAUSAL, 0.0, -1e9)),
-    "einsum": lambda h, m: torch.einsum("bst,btd->bsd", torch.einsum("bsd,btd->bst", h, h).softmax(-1), h),
     "cosine": lambda h, m: attend(F.normalize(h, dim=-1) * 3, F.normalize(h, dim=-1), h),
     "to one query": lambda h, m: attend(m.scale.expand(len(h), 1, D), h, h),
-    "latents": lambda h, m: attend(m.square.expand(len(h), -1, -1), h, h),
-    "pooled": lambda h, m: (h @ m.scale).softmax(1)[:, None] @ h,
     "sdpa": lambda h, m: F.scaled_dot_product_attention(h, h, h),
     "sdpa, heads": lambda h, m: joined(F.scaled_dot_product_attention(heads(h), heads(h), heads(h))),
     "sdpa, causal": lambda h, m: F.scaled_dot_product_attention(heads(h), heads(h), heads(h), is_causal=True),
     "sdpa, bool": lambda h, m: F.scaled_dot_product_attention(h, h, h, CAUSAL),
-    "sdpa, additive": lambda h, m: F.scaled_dot_product_attention(h, h, h, torch.zeros(T, T).masked_fill(~CAUSAL, -1e9)),
     "sdpa, own mask": lambda h, m: F.scaled_dot_product_attention(heads(h), heads(h), heads(h), own_lengths(h)[:, None, None]),
     "sdpa, own bias": lambda h, m: F.scaled_dot_product_attention(h, h, h, (h @ h.mT).tanh()),
     "sdpa, trained bias": lambda h, m: F.scaled_dot_product_attention(heads(h), heads(h), heads(h), m.square[:T, :T]),
-    "sdpa, scale": lambda h, m: F.scaled_dot_product_attention(h, h, h, scale=0.3),
     "sdpa, dropout": lambda h, m: F.scaled_dot_product_attention(h, h, h, dropout_p=0.2),
     "sdpa, a class query": lambda h, m: F.scaled_dot_product_attention(m.scale.expand(len(h), 1, D), h, h),
     "sdpa of three dimensions, heads first": lambda h, m: F.scaled_dot_product_attention(heads(h).reshape(-1, T, 3), heads(h).reshape(-1, T, 3), heads(h).reshape(-1, T, 3)).view(len(h), -1),
@@ -116,10 +107,7 @@ SPELLED: dict[str, Function] = {
     "windows": windowed, "linear attention": linear, "state space": recurrent, "cached keys": cached,
     "top keys": lambda h, m: attend(h, h, h, torch.where((s := h @ h.mT) >= s.topk(2, -1).values[..., -1:], 0.0, -1e9)),
     "talking heads": lambda h, m: joined(torch.einsum("bhst,hg->bgst", (heads(h) @ heads(h).mT).softmax(-1), m.square[:2, :2]) @ heads(h)),
-    "sinks": lambda h, m: F.pad(h @ h.mT, (1, 0)).softmax(-1)[..., 1:] @ h,
     "two kinds of tokens": lambda h, m: attend(torch.cat([h, m.square[None].expand(len(h), -1, -1)], 1), h, h),
-    "axial": lambda h, m: attend(h.mT, h.mT, h.mT).mT + attend(h, h, h),
-    "sigmoid": lambda h, m: (h @ h.mT).sigmoid() @ h,
     "squeezed heads": lambda h, m: attend(heads(h, 1).squeeze(1), h, h),
 }
 # fmt: on
@@ -157,29 +145,21 @@ def second(body: Any, h: Tensor) -> Tensor:
 
 # fmt: off
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Any]]] = {
-    "MHA": (attention, lambda f, h: f(h, h, h)),
-    "MHA without weights": (attention, lambda f, h: f(h, h, h, need_weights=False)),
-    "MHA, causal": (attention, lambda f, h: f(h, h, h, attn_mask=~CAUSAL)),
+    "MHA": (attention, lambda f, h: f(h, h, h)), "MHA, causal": (attention, lambda f, h: f(h, h, h, attn_mask=~CAUSAL)),
     "MHA, padding": (attention, lambda f, h: f(h, h, h, key_padding_mask=~own_lengths(h))),
     "MHA, padding and causal": (attention, lambda f, h: f(h, h, h, key_padding_mask=~own_lengths(h), attn_mask=~CAUSAL)),
-    "MHA, additive": (attention, lambda f, h: f(h, h, h, attn_mask=torch.zeros(T, T))),
-    "MHA, weights of heads": (attention, lambda f, h: f(h, h, h, average_attn_weights=False)),
     "MHA, dropout": (lambda: attention(dropout=0.2), lambda f, h: f(h, h, h)),
     "MHA, mask of each example": (attention, lambda f, h: f(h, h, h, attn_mask=(~(own_lengths(h)[:, None] | CAUSAL)).repeat_interleave(2, 0))),
     "MHA, own sizes": (lambda: attention(kdim=3, vdim=3), lambda f, h: f(h, h[..., :3], h[..., 3:])),
     "MHA, more keys": (lambda: attention(add_bias_kv=True, add_zero_attn=True), lambda f, h: f(h, h, h)),
-    "MHA, no bias": (lambda: attention(bias=False), lambda f, h: f(h, h, h)),
     "MHA, batch second": (lambda: attention(batch_first=False), lambda f, h: f(h.transpose(0, 1), h.transpose(0, 1), h.transpose(0, 1))[0].transpose(0, 1)),
     "the weights": (attention, lambda f, h: f(h, h, h)[1] @ h), "encoder": (encoder, lambda f, h: f(h)),
-    "encoder of two": (lambda: encoder(2), lambda f, h: f(h)),
     "encoder, norm first": (lambda: encoder(norm_first=True), lambda f, h: f(h)),
-    "encoder, gelu": (lambda: encoder(activation="gelu"), lambda f, h: f(h)),
     "encoder, causal": (encoder, lambda f, h: f(h, mask=~CAUSAL)),
     "encoder, is_causal": (encoder, lambda f, h: f(h, mask=nn.Transformer.generate_square_subsequent_mask(T), is_causal=True)),
     "encoder, padding": (encoder, lambda f, h: f(h, src_key_padding_mask=~own_lengths(h))),
     "encoder, dropout": (lambda: encoder(drop=0.2), lambda f, h: f(h)),
     "encoder, batch second": (lambda: encoder(batch_first=False), second),
-    "encoder, nested": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 8, 0.0, batch_first=True), 1), lambda f, h: f(h)),
     "decoder": (decoder, lambda f, h: f(h, h.tanh())),
     "decoder, masks": (decoder, lambda f, h: f(h, h.tanh(), tgt_mask=~CAUSAL, memory_key_padding_mask=~own_lengths(h))),
     "Transformer": (lambda: nn.Transformer(D, 2, 1, 1, 8, 0.0, batch_first=True), lambda f, h: f(h, h.flip(1))),

@@ -1,7 +1,5 @@
 """What the tables share: a model of the suite, and those of a layer, a function and a head on inputs of any kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

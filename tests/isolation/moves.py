@@ -1,7 +1,5 @@
 """How far one example moves the sum of clipped gradients, before any noise, in a run of `make_private`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass

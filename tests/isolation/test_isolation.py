@@ -5,8 +5,6 @@ sample, at least one model of each group; with ``DPCORE_ISOLATION=all``, or hypo
 with ten seeds.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

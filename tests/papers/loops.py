@@ -3,8 +3,6 @@
 What a method does is said by three functions of its test: the query, the filter and the update.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

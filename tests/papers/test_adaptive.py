@@ -1,7 +1,5 @@
 """DP-Adam and DP-AdaGrad in all variants (algorithms.md 5) against loops, with independent and correlated noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -244,11 +242,3 @@ def test_the_negative_share_is_of_the_debiased_moment() -> None:
         shares.append(np.mean(nu / (1 - B2 ** (t + 1)) < (4.0 * C / SIZE) ** 2))
     np.testing.assert_allclose(result.negative_share, shares)
     assert 0 < np.mean(shares) < 1
-
-
-def test_the_clipped_mean_norm_is_a_private_diagnostic() -> None:
-    method = methods.dp_sgd(**COMMON)
-    result = dpcore.minimize(gradient, np.zeros(D), BATCHES, method, private_diagnostics=True)
-    first = sum(v * min(1, C / np.linalg.norm(v)) for v in gradient(np.zeros(D), BATCHES[0]))
-    assert result.private_diagnostics["clipped_mean_norm"][0] == pytest.approx(np.linalg.norm(first) / SIZE / C)
-    assert any("voids" in caveat for caveat in result.statement(1e-5).caveats)

@@ -1,7 +1,5 @@
 """Stages of different papers together, and what stands around them: schedules, averages, weight decay, balls."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

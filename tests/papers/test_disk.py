@@ -1,7 +1,5 @@
 """DiSK (algorithms.md 4) against loops over every base, and its identities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

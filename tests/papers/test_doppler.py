@@ -1,7 +1,5 @@
 """DOPPLER (algorithms.md 3) against loops: over SGD and Adam, bias-corrected, in GaLore's subspaces, optimal FIR."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

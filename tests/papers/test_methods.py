@@ -1,7 +1,5 @@
 """DP-SGD against its loop in algorithms.md, and what holds for every method: denominator and noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The named filters are those that the papers print, coefficient by coefficient."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -4,8 +4,6 @@ Gradients are zero and the keys are real, so that what is released is the noise 
 says, it must be standard normal; the same tests must reject nine tenths of it. Keys are fixed, and so is the outcome.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

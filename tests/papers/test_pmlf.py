@@ -1,7 +1,5 @@
 """DP-PMLF and InnerOuter (algorithms.md 8) against loops; a window of one point is DOPPLER's loop."""
 
-from __future__ import annotations
-
 import pytest
 from loops import SIZE, assert_same, heavy_ball, loop, low_pass, run, window
 

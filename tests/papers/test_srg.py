@@ -1,7 +1,5 @@
 """DP-MEMF, DP-SRG-MEMF and Accelerated-DP-SRGD (algorithms.md 6 and 7) against loops; their identities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

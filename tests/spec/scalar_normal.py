@@ -3,8 +3,6 @@
 Written from the docstrings of `dpcore.spec.rounded_normal` and `dpcore.spec.stream`, not from a backend.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

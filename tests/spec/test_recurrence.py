@@ -1,7 +1,5 @@
 """The float64 recurrence against its definition, written as sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

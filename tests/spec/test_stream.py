@@ -1,7 +1,5 @@
 """The random stream is a contract: RFC vectors, golden words, and every way of cutting it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

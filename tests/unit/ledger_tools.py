@@ -1,7 +1,5 @@
 """What the tests of the ledger share: plain plans."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +8,8 @@ from typing import Any
 from dpcore.accounting import Adjacency, Composed, Event, Gaussian, PoissonSampledGaussian
 from dpcore.accounting.branches import Rows, count
 from dpcore.ledger import Ledger, LedgerRun
-from dpcore.ledger.state import START, seal, write
+from dpcore.ledger.state import START, Entry, seal, write
+from dpcore.ledger.storage import Storage
 
 _keys = itertools.count()
 
@@ -50,13 +49,20 @@ def released(run: LedgerRun, rows: int, first: int = 0) -> None:
         run.reserve(row)
 
 
+def restored(path: Path, exported: dict[str, Any]) -> Ledger:
+    """A ledger of what `Ledger.export` returned."""
+    pairs = enumerate(zip(exported["entries"], exported["seals"], strict=True))
+    Storage.create(path, [Entry(number, write(content), sealed) for number, (content, sealed) in pairs])
+    return Ledger.open(path)
+
+
 def resealed(exported: dict[str, Any], path: Path) -> Ledger:
     """A ledger of these entries, all of them sealed anew."""
     last, seals = START, []
     for content in exported["entries"]:
         last = seal(last, write(content))
         seals.append(last)
-    return Ledger.restore(path, {**exported, "seals": seals})
+    return restored(path, {**exported, "seals": seals})
 
 
 def new(folder: Path, **options: Any) -> Ledger:

@@ -3,8 +3,6 @@
 Tokens and their places are embedded, two layers follow, and the table of tokens is the last one too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

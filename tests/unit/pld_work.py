@@ -1,7 +1,5 @@
 """How much work a privacy-loss distribution takes, counted: a test of speed that no busy machine can fail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Imports: dpcore needs numpy and scipy and touches nothing else; what is missing is named with its extra."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -62,10 +60,9 @@ assert np.isfinite(result.x).all() and result.plan.epsilon(1e-5) > 0
     assert tried_by(code) <= {"cryptography"}
 
 
-@pytest.mark.parametrize("package", sorted(OPTIONAL - {"dpcore_triton"}))
-def test_the_probe_notices_a_hidden_import(package: str):
-    code = f"try:\n    import {package}\nexcept ImportError:\n    pass"
-    assert tried_by(code) == {package}
+def test_the_probe_notices_a_hidden_import():
+    names = OPTIONAL - {"dpcore_triton"}
+    assert tried_by("\n".join(f"try:\n    import {each}\nexcept ImportError:\n    pass" for each in names)) == names
 
 
 def modules_after(code: str) -> set[str]:
@@ -154,7 +151,7 @@ def test_accounting_needs_no_extra(words: str, tmp_path: Path):
         ("train --data digits --model mlp --method disk --epsilon 1 --delta 1e-5 --epochs 1", "torch"),
         ("compare --methods dp_sgd,disk --epsilon 1 --delta 1e-5 --epochs 1 --out compared", "torch"),
         ("demo --out demo", "torch"),
-        ("curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 100 --delta 1e-6 --out a.png", "matplotlib"),
+        ("inspect filter momentum --out a.png", "matplotlib"),
     ],
 )
 def test_what_is_missing_is_named_with_its_extra(words: str, package: str, tmp_path: Path):

@@ -1,7 +1,5 @@
 """Every mutation of tests/mutations.py still finds the line that it breaks, and the tests that notice it exist."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site's own tools: what is generated from the code, the check of the built pages, and the list of versions."""
 
-from __future__ import annotations
-
 import ast
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the tests of the PyTorch edge share: a small problem, runs on it, and every method that there is."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """One piece of work in two threads at once, with switches as often as the interpreter can."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

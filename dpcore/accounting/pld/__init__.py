@@ -8,8 +8,6 @@
 (1.75, 1.75, True)
 """
 
-from __future__ import annotations
-
 from dpcore.accounting.pld.intervals import Interval, PldAccountant, delta_interval, epsilon_interval
 from dpcore.accounting.pld.tradeoff import TradeOff, curve, trade_off
 

@@ -56,8 +56,6 @@ product is above 1e-18 at few frequencies, the other steps are evaluated only th
 at most pi). What is left out is at most 1e-18 at each frequency, hence 1e-18 in L2 after the transform.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

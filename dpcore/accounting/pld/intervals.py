@@ -1,7 +1,5 @@
 """Certified epsilon and delta of events."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +58,7 @@ class Problem:
         return any(isinstance(family, Allocation) for family in self.families)
 
     @cached_property
-    def sample(self) -> Problem:
+    def sample(self) -> "Problem":
         """A problem of few distinct steps that is about the same; this one if it has few.
 
         Steps are drawn evenly along their shares of the sum of chi-squared divergences, which is what a composition is
@@ -85,7 +83,7 @@ class Problem:
         others = [family for family in found if not isinstance(family, Family)]
         return replace(self, families=(*loss.joined(exact), *others))
 
-    def aimed(self, theta: float, loss: float) -> Problem:
+    def aimed(self, theta: float, loss: float) -> "Problem":
         """Return the problem for a tilt, and the loss of all steps together that is the mean under it."""
         return replace(self, families=tuple(family.aimed(theta, loss / self.steps) for family in self.families))
 

@@ -22,8 +22,6 @@ a >= 1, and that of "add" for a < 1. Both curves agree at a = 1, where the slope
 (1-q) erf(1/(2 sqrt 2 s)).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -77,7 +75,7 @@ class Family(Steps):
     counts: npt.NDArray[np.int64]
     subset: bool
 
-    def of(self, chosen: npt.NDArray[np.intp], counts: npt.NDArray[np.int64]) -> Family:
+    def of(self, chosen: npt.NDArray[np.intp], counts: npt.NDArray[np.int64]) -> "Family":
         """Return some of the steps, with other counts."""
         return Family(self.weights[chosen], self.rates[chosen], self.sigmas[chosen], counts, self.subset)
 

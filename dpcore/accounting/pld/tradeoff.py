@@ -15,8 +15,6 @@ Bounds: any a gives an upper bound of TPR with an upper bound of D. From below, 
 above the extension of the chord of the two points to the left, and of the two to the right.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +32,7 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
 _CLOSE = 1e-2  # relative
+_POINTS = 120  # of the curve: to where delta is a tenth of the smallest rate; larger epsilons say nothing about it
 _LOOKS = 12  # at single epsilons, where all else leaves the bounds apart
 _RATES = tuple(10.0 ** (-6.0 + 0.25 * k) for k in range(24))
 
@@ -158,9 +157,7 @@ def _narrow(
         lower[these] = np.maximum(lower[these], found)
 
 
-def trade_off(
-    event: Event, false_positive_rates: float | Sequence[float] | None = None, *, points: int = 120
-) -> TradeOff:
+def trade_off(event: Event, false_positive_rates: float | Sequence[float] | None = None) -> TradeOff:
     """Return the best true-positive rates of an attacker, and the curve of delta over epsilon.
 
     Parameters
@@ -169,9 +166,6 @@ def trade_off(
         What was released.
     false_positive_rates : float or sequence of float, optional
         Each strictly between 0 and 1; the default is 24 from 1e-6 to 0.56, evenly spaced in the logarithm.
-    points : int
-        Number of epsilons of the curve, evenly spaced from 0 to where delta is a tenth of the smallest rate, or larger
-        ones tell nothing about the rates. More of them bring the bounds closer.
 
     Returns
     -------
@@ -182,15 +176,14 @@ def trade_off(
     rates = np.sort(np.array([validate.open_unit(false_positive_rates=rate) for rate in given], dtype=np.float64))
     if not len(rates):
         raise ArgumentError("false_positive_rates=(): must hold at least one rate between 0 and 1")
-    points = validate.integer(points=points, minimum=4)
     smallest = min(float(rates[0]), 1.0 - float(rates[-1]))
     end = expected_epsilon(event, 0.1 * smallest)
     # Farther out a x is above 1, and 1 - a is 1 in float64.
     end = end if math.isinf(end) else min(end, 40.0 - math.log(smallest))
     if math.isinf(end):
-        ones, grid = np.ones_like(rates), np.linspace(0.0, 1.0, points)
-        return TradeOff(rates, ones, ones, Interval(1.0, 1.0), grid, np.ones(points), np.ones(points))
-    epsilons = np.linspace(0.0, max(end, 1e-6), points)
+        ones, grid = np.ones_like(rates), np.linspace(0.0, 1.0, _POINTS)
+        return TradeOff(rates, ones, ones, Interval(1.0, 1.0), grid, np.ones(_POINTS), np.ones(_POINTS))
+    epsilons = np.linspace(0.0, max(end, 1e-6), _POINTS)
     # A gap of so much is one of 1e-2 of the rates, and of what is missing to 1.
     low, high = _curve(event, epsilons, _CLOSE * smallest)
     advantage = Interval(float(low[0]), float(high[0]))

@@ -3,8 +3,6 @@
 Other commands share the options of a plan.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -27,7 +25,7 @@ from dpcore.accounting import (
 )
 from dpcore.accounting.other_libraries import accountant_state
 from dpcore.accounting.phases import demand_phases
-from dpcore.cli.options import Json, count, flag, multiplier, name_or_file, one_of, option, real, takes
+from dpcore.cli.options import Json, count, multiplier, name_or_file, one_of, option, real, takes
 from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Remaining
@@ -272,7 +270,6 @@ class AnswerOptions(EventOptions):
     opacus: Annotated[Path | None, option(Path, "FILE",
         "A run of Opacus, not a plan: its checkpoint, or its accountant's state_dict() as JSON.")] = None
     # fmt: on
-    show_all: Annotated[bool, flag("--all", "Also show what every other accountant says.")] = False
     as_json: Json = False
 
 
@@ -350,7 +347,7 @@ def delta(epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for exam
 
 
 def _answer(
-    wanted: str, other: str, at: float, *, accountant: str | None, opacus: Path | None, show_all: bool, as_json: bool,
+    wanted: str, other: str, at: float, *, accountant: str | None, opacus: Path | None, as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
     """Write the bound on one of the two at a value of the other, the certified interval, and it by accountant."""
@@ -360,7 +357,7 @@ def _answer(
     bounds: Callable[..., tuple[float, float]] = accounting.delta_interval
     if wanted == "epsilon":
         bound, bounds = accounting.epsilon, accounting.epsilon_interval
-    name, table = bounds_of(bound, event, at, accountant, show_all or as_json)
+    name, table = bounds_of(bound, event, at, accountant, as_json)
     value = table[name]
     interval = bounds(event, at) if name == "pld" else None
     stated = value if wanted == "delta" else at
@@ -382,8 +379,6 @@ def _answer(
     if interval is not None and math.isfinite(interval[1]):
         low, high = format_lower(interval[0]), format_epsilon(interval[1])
         write_line(f"certified: the smallest {wanted} lies in [{low}, {high}]")
-    for each, found in table.items() if show_all else ():
-        write_line(f"  {each.ljust(max(map(len, table)))}  {format_epsilon(found)}")
     if isinstance(plan, OpacusHistory):
         if plan.mechanism == "gdp":
             write_line("Opacus's own gdp accountant approximates, and may report less.")

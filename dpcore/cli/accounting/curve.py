@@ -1,32 +1,25 @@
 """``dpcore curve``: delta over epsilon, what an attacker can do, epsilon over the steps."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
 
 from dpcore import accounting
-from dpcore.accounting import Event
 from dpcore.accounting.pld import curve as curve_of_deltas
 from dpcore.accounting.pld import trade_off
-from dpcore.cli import plots
 from dpcore.cli.accounting import answer
 from dpcore.cli.accounting.answer import EventOptions
-from dpcore.cli.options import Json, one_of, option, picture, real
+from dpcore.cli.options import Json, one_of, option, real
 from dpcore.cli.output import write_json, write_line, write_table
-from dpcore.cli.stored import single_statement
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.statement.text import format_epsilon, format_lower, format_number
+from dpcore.statement.text import format_epsilon, format_lower
 
 KINDS = ("delta", "trade-off", "steps")
 _LEAST_DELTA = 1e-10
-_MOST_EPSILON = 1e9
 _POINTS = 40
 
 
@@ -38,142 +31,70 @@ class Points(NamedTuple):
     beside: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """Whose curve it is."""
-
-    event: Event
-    words: str
-    delta: float | None
-    dataset_size: int | None
-    event_after: Callable[[int], Event]
-    steps: int
-    taken: int | None = None
-
-
 @answer.accounts()
 def curve(
     kind: Annotated[str, typer.Argument(parser=one_of(KINDS), metavar="delta | trade-off | steps",
         help="Which curve.")] = "delta",
-    statement: Annotated[Path | None, typer.Option(metavar="PATH",
-        help="Of a stored statement or run folder, instead of the options of a plan.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Of the curve over steps; for example 1e-5.")] = None,
-    out: Annotated[Path | None, option(picture, "FILE.png", "Draw it there (.png, .pdf, .svg).")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Draw what a plan or a run guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
-    if statement is not None:
-        extra = [name for name, value in given.items() if value != getattr(EventOptions(), name)]
-        if extra:
-            raise ArgumentError(f"{extra[0]}: must not be given with --statement, which holds it")
-        subject = _stated(statement, delta)
-    else:
-        plan = EventOptions(**given)
-        event = plan.event()
-        subject = Subject(
-            event,
-            f"{plan.words}, noise multiplier {plan.noise_multiplier:g}",
-            delta,
-            plan.dataset_size or accounting.known_dataset_size(event),
-            lambda count: replace(plan, steps=count, epochs=None).event(),
-            plan.steps_in_all,
-        )
-    event = subject.event
+    """Show what a plan guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
+    plan = EventOptions(**given)
+    event = plan.event()
     if "pld" not in accounting.accountants_for(event):
         raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")
     if math.isinf(accounting.epsilon_interval(event, 0.5).upper):
-        raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to draw")
-    most = accounting.epsilon_interval(event, _LEAST_DELTA).upper
-    if _MOST_EPSILON < most < math.inf:
-        at = f"{most:.3g} at delta = {format_number(_LEAST_DELTA)}"
-        raise PrivacyError(f"epsilon is {at}: there is next to no guarantee, and nothing to draw")
-    points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](subject)
-    if out is not None:
-        _draw(out, kind, points, subject)
+        raise PrivacyError("epsilon is infinite: there is no guarantee at all, and nothing to show")
+    points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](plan, delta)
     if as_json:
-        content = {"curve": kind, "x": points.names[0], "y": points.names[1], "points": points.rows, **points.beside,
-            "adjacency": str(subject.event.adjacency), "event": subject.event.to_dict()}  # fmt: skip
-        write_json(content)
+        axes = {"curve": kind, "x": points.names[0], "y": points.names[1]}
+        write_json({**axes, "points": points.rows, **points.beside, **answer.described(event)})
         return
-    _tell(kind, points, subject)
-    if out is not None:
-        write_line(f"written: {out}")
+    _tell(kind, points, plan)
 
 
-def _stated(path: Path, delta: float | None) -> Subject:
-    from dpcore.statement.verify.rebuild import plan_of
-
-    statement = single_statement(path)
-    event = Event.from_dict(statement.event)
-    plan = plan_of(statement)
-
-    def event_after(count: int) -> Event:
-        if plan is None:
-            raise PrivacyError(
-                "statement: a sampler known by name only, or a matrix by a digest, tells no other events"
-            )
-        return plan.event_after(count)
-
-    words = f"{statement.method.get('name', 'run')}, {statement.steps_taken:,} of {statement.steps_planned:,} steps"
-    delta, steps = statement.delta if delta is None else delta, (statement.steps_planned, statement.steps_taken)
-    return Subject(event, words, delta, statement.dataset_size, event_after, *steps)
-
-
-def _deltas(subject: Subject) -> Points:
+def _deltas(plan: EventOptions, _: float | None) -> Points:
     """Delta at epsilons from 0 to where it falls below 1e-10."""
-    last = accounting.epsilon_interval(subject.event, _LEAST_DELTA).upper
+    event = plan.event()
+    last = accounting.epsilon_interval(event, _LEAST_DELTA).upper
     x = np.linspace(0.0, last, _POINTS) if last > 0 else np.array([0.0])
-    return Points(("epsilon", "delta"), _rows(x, *curve_of_deltas(subject.event, x)), {})
+    return Points(("epsilon", "delta"), _rows(x, *curve_of_deltas(event, x)), {})
 
 
 def _rows(*columns: Iterable[float]) -> list[tuple[float, float, float]]:
     return [(float(x), float(low), float(high)) for x, low, high in zip(*columns, strict=True)]
 
 
-def _epsilons(subject: Subject) -> Points:
+def _epsilons(plan: EventOptions, delta: float | None) -> Points:
     """Epsilon at numbers of steps up to the planned one."""
-    if subject.delta is None:
+    if delta is None:
         raise ArgumentError("delta: give --delta, where epsilon is stated, for the curve over steps")
-    delta = subject.delta
+    steps = plan.steps_in_all
     # Closer together at the beginning, where epsilon rises fastest; all steps where the exact formula is instant.
-    many = 400 if "gaussian" in accounting.accountants_for(subject.event) else _POINTS
-    if subject.steps < 1:
+    many = 400 if "gaussian" in accounting.accountants_for(plan.event()) else _POINTS
+    if steps < 1:
         raise ArgumentError("steps: must be at least 1 for the curve over steps")
-    counts = sorted({max(1, round(subject.steps * share**2)) for share in np.linspace(0, 1, many)})
-    found = [accounting.epsilon_interval(subject.event_after(count), delta) for count in counts]
+    counts = sorted({max(1, round(steps * share**2)) for share in np.linspace(0, 1, many)})
+    found = [accounting.epsilon_interval(replace(plan, steps=count, epochs=None).event(), delta) for count in counts]
     ends = [item.lower for item in found], [item.upper for item in found]
     return Points(("steps", "epsilon"), _rows(counts, *ends), {"delta": delta})
 
 
-def _trade_off(subject: Subject) -> Points:
+def _trade_off(plan: EventOptions, _: float | None) -> Points:
     """An attacker's best true positive rate at false positive rates from 1e-6 to 1."""
     # Close together in both scales: between two points of a concave curve a straight line lies below it.
     rates = np.unique(np.concatenate([10.0 ** np.linspace(-6, -1, 21), np.linspace(0.05, 0.95, 37)]))
-    found = trade_off(subject.event, rates.tolist())
+    found = trade_off(plan.event(), rates.tolist())
     rows = _rows(found.false_positive_rates, found.lower, found.upper)
     # Whoever calls everybody in is right about all, and wrong about all.
     beside = {"advantage": found.advantage.upper}
     return Points(("false positive rate", "true positive rate"), [*rows, (1.0, 1.0, 1.0)], beside)
 
 
-def _draw(out: Path, kind: str, points: Points, subject: Subject) -> None:
-    x, lower, upper = zip(*points.rows, strict=True)
-    title, n, taken = subject.words, subject.dataset_size, subject.taken
-    if kind == "delta":
-        level = None if n is None else (1 / n, f"1/n, n = {n:,}")
-        plots.bound_curve(out, x, lower, upper, points.names, title=title, powers=True, level=level)
-    elif kind == "steps":
-        title = f"{title}, delta = {format_number(points.beside['delta'])}"
-        moment = None if taken is None else (taken, f"{taken:,} taken")
-        plots.bound_curve(out, x, lower, upper, points.names, title=title, moment=moment)
-    else:
-        plots.trade_off_curve(out, x, lower, upper, title=title, advantage=points.beside["advantage"])
-
-
-def _tell(kind: str, points: Points, subject: Subject) -> None:
+def _tell(kind: str, points: Points, plan: EventOptions) -> None:
     """Print a few of the points."""
-    write_line(f"{subject.words}, {subject.event.adjacency} adjacency")
+    write_line(f"{plan.words}, noise multiplier {plan.noise_multiplier:g}, {plan.event().adjacency} adjacency")
     chosen = np.unique(np.linspace(0, len(points.rows) - 1, min(9, len(points.rows))).round().astype(int))
     rows = [
         (f"{int(x):,}" if kind == "steps" else f"{x:.4g}", format_lower(low), format_epsilon(high))

@@ -1,7 +1,5 @@
 """``dpcore ledger``: make a privacy ledger, look at it, check it, write it out."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +8,7 @@ import typer
 
 from dpcore.accounting import Event
 from dpcore.cli.accounting.answer import history, large_delta
-from dpcore.cli.options import Commands, Json, flag, one_of, option, real
+from dpcore.cli.options import Commands, Json, flag, option, real
 from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line, write_table
 from dpcore.cli.stored import single_statement
 from dpcore.errors import ArgumentError, BudgetError, DataError
@@ -30,9 +28,6 @@ def create_command(
     budget_epsilon: Annotated[Any, option(real, "EPSILON", "What all runs together must not cross.")] = None,
     budget_delta: Annotated[Any, option(real, "DELTA", "Of the budget: well below 1/N; for example 1e-5.")] = None,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What you call the data set.")] = "",
-    composition: Annotated[str, option(one_of(("rdp", "gdp")), "NAME",
-        "How runs add up: rdp, or gdp for runs without secretly sampled batches, which loses nothing.")] = "rdp",
-    order: Annotated[Any, option(real, "A", "The order of rdp; the best one for the first run if left out.")] = None,
     accept_file_system: _Accept = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -42,9 +37,7 @@ def create_command(
     budget = None if budget_epsilon is None else (budget_epsilon, budget_delta)
     if budget is not None and 0 < budget_delta < 1:
         remark(large_delta(budget_delta))
-    made = Ledger.create(
-        file, budget=budget, name=name, composition=composition, order=order, accept_file_system=accept_file_system
-    )
+    made = Ledger.create(file, budget=budget, name=name, accept_file_system=accept_file_system)
     header = {"file": str(made.path), **_header(made)}
     write_answer(as_json, header, f"made    {made.path}", f"budget  {_budget(made)}")
 

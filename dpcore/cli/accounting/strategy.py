@@ -1,7 +1,5 @@
 """``dpcore strategy``: find the best correlated noise, and say how far it is from the best that there is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,8 +73,6 @@ def optimize_command(
     kind: Annotated[str, option(one_of(KINDS), "NAME", ", ".join(KINDS) + ".")] = "dense",
     bands: _Bands = None,
     buffers: _Buffers = None,
-    tolerance: Annotated[Any, option(real, "SHARE",
-        "How near a dense strategy must come; 5e-6, or 1e-6 for several epochs, if left out.")] = None,
     out: _Kept = None,
     no_cache: _NoCache = False,
     as_json: Json = False,
@@ -84,9 +80,7 @@ def optimize_command(
 ) -> None:  # fmt: skip
     """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
-    found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers,
-        keep=not no_cache,
-        **({} if tolerance is None else {"tolerance": tolerance}))  # fmt: skip
+    found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, keep=not no_cache)
     if out is not None:
         strategies.save(out, found.strategy)
     near = "how near it is to the best is not known for so many steps"
@@ -96,7 +90,7 @@ def optimize_command(
         as_json,
         {"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs,
             "error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds,
-            "finished": found.finished, "strategy": _described(found.strategy)},
+            "strategy": _described(found.strategy)},
         f"root mean squared error of {wanted.name} over {counted(steps, 'step')} at mu = 1: "
         f"{found.error:.6g} clip norms",
         near,

@@ -1,7 +1,5 @@
 """The report of a comparison: rows, a table and the lines beneath it, what a paragraph claims, and the accounting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

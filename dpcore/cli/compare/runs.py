@@ -35,7 +35,7 @@ from dpcore.cli.train.run_folder import (
     read_run,
 )
 from dpcore.cli.train.settings import Settings, settings_from
-from dpcore.cli.train.train import GONE, check_beside
+from dpcore.cli.train.train import GONE
 from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.plan.plan import Plan
@@ -47,9 +47,7 @@ SEARCH, FINAL = "search", "final"
 # Seeds of the search for learning rates start here, so that no final run begins where a search run began.
 FIRST_SEARCH_SEED = 1000
 # The same for all contestants, or decided by the comparison itself.
-SAME_FOR_ALL = frozenset(
-    ("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "seed", "backend", "tensorboard")
-)
+SAME_FOR_ALL = frozenset(("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "seed", "backend"))
 
 
 class Run(NamedTuple):
@@ -388,7 +386,8 @@ def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
     """Refuse what is known to fail of the runs, without torch."""
-    check_beside(comparison.shared, ledger)
+    if ledger is not None:
+        Ledger.open(ledger)
     for run in comparison.examples:
         with _naming(run):
             comparison.settings_for(run).plan(len(dataset))

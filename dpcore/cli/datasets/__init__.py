@@ -1,7 +1,5 @@
 """Data sets as plain NumPy arrays: built-in digits, IDX files, .npz archives."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

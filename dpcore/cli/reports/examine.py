@@ -1,8 +1,5 @@
 """``dpcore doctor`` and ``dpcore audit``: checks of a run before it trains, and canaries through the real step."""
 
-from __future__ import annotations
-
-import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +12,11 @@ from unittest.mock import patch
 import typer
 
 from dpcore.cli.accounting.answer import ACCOUNTED, EventOptions
-from dpcore.cli.datasets import load
 from dpcore.cli.options import Json, count, flag, multiplier, one_of, option, real, takes
 from dpcore.cli.output import write_answer
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.plan.plan import Plan
-from dpcore.spec import backends
 
 _NAMES = ("model", "data", "method", "loss")
 
@@ -32,39 +27,34 @@ class _Reached(BaseException):
 
 @contextmanager
 def own_run(place: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Give the keywords of a run: of a script, or of what ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` returns.
+    """Give the keywords of the run of a script, or of what ``FILE.py:FUNCTION`` returns.
 
     `arguments` are what the script finds in ``sys.argv`` after its name. ArgumentError if the script fails, or gives no
     run.
     """
     name, _, function = place.partition(":")
     path = Path(name)
-    is_file = path.suffix == ".py"
-    if is_file and not path.is_file():
+    if path.suffix != ".py":
+        raise ArgumentError(f"{place!r}: must be a file that ends in .py, or FILE.py:FUNCTION")
+    if not path.is_file():
         raise DataError(f"{name}: there is no such file")
-    if not is_file and not function:
-        raise ArgumentError(f"{place!r}: must be a file that ends in .py, FILE.py:FUNCTION or MODULE:FUNCTION")
-    folder = str(path.resolve().parent) if is_file else str(Path.cwd())
-    main = sys.modules["__main__"]
+    folder, main = str(path.resolve().parent), sys.modules["__main__"]
     try:
         with patch.object(sys, "argv", [name, *arguments]), patch.object(sys, "path", [folder, *sys.path]):
             with redirect_stdout(sys.stderr):  # standard output is for the findings
-                found = _objects(place, path if is_file else None, name, function)
+                found = _objects(place, path, function)
             yield found
     finally:
         sys.modules["__main__"] = main
 
 
-def _objects(place: str, path: Path | None, name: str, function: str) -> dict[str, Any]:
+def _objects(place: str, path: Path, function: str) -> dict[str, Any]:
     try:
         with _stopping():
-            if path is None:
-                module = importlib.import_module(name)
-            else:
-                module = ModuleType(path.stem if function else "__main__")
-                module.__file__ = str(path)
-                sys.modules[module.__name__] = module
-                exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own file
+            module = ModuleType(path.stem if function else "__main__")
+            module.__file__ = str(path)
+            sys.modules[module.__name__] = module
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own file
             if function:
                 if not callable(getattr(module, function, None)):
                     raise ArgumentError(f"{place}: has no function {function!r}")
@@ -103,43 +93,26 @@ def _stopping() -> Iterator[None]:
         yield
 
 
-Place = Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
-    help="A script that calls make_private, or a function that returns model, data, method and loss.")]  # fmt: skip
+_WORDS = "A script that calls make_private, or a function that returns model, data, method and loss"
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", show_default=False,
     help="What the script finds in sys.argv; after -- if they begin with a dash.")]  # fmt: skip
 Confidence = Annotated[float, option(real, "P", "1 minus the probability of a false alarm of the audit.")]
 Seconds = Annotated[float, option(real, "SECONDS", "The audit of a run of your own takes about so many at most.")]
 
-_OF_DOCTOR = ("data", "data_dir", "model", "seed", "epsilon", "delta", "noise_multiplier", "max_grad_norm", "clipping",
-        "clipping_groups", "sampling", "max_batch_size", "groups", "method", "epochs", "batch_size", "lr")  # fmt: skip
 
-
-@takes(Settings, without=[name for name in SETTINGS if name not in _OF_DOCTOR])
 def doctor(
-    place: Place = None,
+    place: Annotated[str, typer.Argument(metavar="FILE[:FUNCTION]", help=f"{_WORDS}.")],
     arguments: Arguments = None,
     no_audit: Annotated[bool, flag("--no-audit", "Leave the audit out: it takes most of the time.")] = False,
     confidence: Confidence = 0.99,
     seconds: Seconds = 60.0,
     as_json: Json = False,
-    **given: Any,
-) -> int:  # fmt: skip
+) -> int:
     """Examine a model, its data, a loss and a method before they train; status 1 where there is a fault."""
     from dpcore.torch import doctor as examined
 
-    how: Any = {"audit": not no_audit, "confidence": confidence, "seconds": seconds}
-    if place is not None:
-        with own_run(place, arguments or ()) as run:
-            found = examined(**run, **how)
-    else:
-        from dpcore.cli.train.training import arguments_of
-
-        settings = settings_from(given)
-        dataset = load(settings.data, settings.data_dir)
-        settings = settings.resolved(len(dataset))
-        model, keywords = arguments_of(settings, dataset)
-        with backends.use_backend(settings.backend):
-            found = examined(model, **keywords, **how)
+    with own_run(place, arguments or ()) as run:
+        found = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
     write_answer(as_json, found.to_dict(), str(found))
     return 0 if found.ok else 1
 
@@ -150,8 +123,8 @@ _OF_AUDIT = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", 
 @takes(Settings, without=[name for name in SETTINGS if name not in _OF_AUDIT])
 def audit(
     place: Annotated[str | None, typer.Argument(metavar="FILE[:FUNCTION]", show_default=False,
-        help="A script that calls make_private, or a function that returns model, data, method and loss: canaries then "
-        "go through this run's own step, and of the options only --confidence, --seconds and --json count.")] = None,
+        help=f"{_WORDS}: canaries then go through this run's own step, and of the options only --confidence, --seconds "
+        "and --json count.")] = None,
     arguments: Arguments = None,
     noise_multiplier: Annotated[float | None, option(multiplier, "SIGMA",
         "Of the audited run; 2 without it and --epsilon.")] = None,

@@ -14,10 +14,10 @@ import typer
 
 from dpcore.cli import plots
 from dpcore.cli.gradients import Gradients, load_gradients
-from dpcore.cli.options import Commands, Json, Picture, count, one_of, option, real, reals
+from dpcore.cli.options import Commands, Json, Picture, one_of, real, reals
 from dpcore.cli.output import known, write_json, write_line, write_table
 from dpcore.errors import ArgumentError, DataError
-from dpcore.stages.filters import NAMED_FILTERS, Averaging, LowPass, ScalarKalman, butterworth, chebyshev, named_filter
+from dpcore.stages.filters import NAMED_FILTERS, Averaging, LowPass, named_filter
 from dpcore.statement.text import counted
 from dpcore.theory.analysis import filters as analysis
 from dpcore.theory.analysis import recorded, spectrum
@@ -31,23 +31,19 @@ _PICTURED = 60
 
 def inspect_filter(
     words: Annotated[list[str] | None, typer.Argument(metavar="NAME | b=.. a=.. | kappa=..",
-        help="A named filter, coefficients (several with commas), DiSK's kappa or sigma_H=.. sigma_v=.. sigma_w=.. "
-        "of its Kalman gain, butterworth or chebyshev; all named filters if left out.",
+        help="A named filter, coefficients (several with commas), or DiSK's kappa; all named filters if left out.",
         show_default=False)] = None,
-    order: Annotated[Any, option(count, "N", "Of butterworth and chebyshev: 1, 2 or 3.")] = None,
-    cutoff: Annotated[Any, option(real, "F",
-        "Of the same: a fraction of the highest frequency, half a cycle a step.")] = None,
-    ripple: Annotated[Any, option(real, "DB", "Of chebyshev: its ripple in decibels, 1 if left out.")] = None,
     out: Picture = None,
     as_json: Json = False,
 ) -> int:  # fmt: skip
     """Say what a filter does to gradient and noise. Ends with status 2 for a filter that runs refuse."""
-    text, design = " ".join(words or []).strip(), {"order": order, "cutoff": cutoff, "ripple": ripple}
+    text = " ".join(words or []).strip()
     if not text:
-        refuse_options({**design, "out": out}, "give the name of a filter with it")
+        if out is not None:
+            raise typer.BadParameter("--out cannot be used here; give the name of a filter with it")
         _tell_all(as_json)
         return 0
-    asked = ask(text, design)
+    asked = ask(text)
     numbers = numbers_of_filter(asked)
     if out is not None:
         _draw_filter(asked, numbers, out)
@@ -108,7 +104,7 @@ def _rows(numbers: dict[str, Any]) -> list[tuple[str, str]]:
     if stable:
         cutoff, passes = numbers["cutoff"], "none"
         if cutoff is not None:
-            passes = f"{cutoff:.4g} cycles/step, a period of {1 / cutoff:.3g} steps; {2 * cutoff:.3g} as --cutoff"
+            passes = f"{cutoff:.4g} cycles/step, a period of {1 / cutoff:.3g} steps"
         rows += [
             ("delay", f"{_number(numbers['delay'])} steps"),
             ("half-life", f"{_number(numbers['half_life'])} steps"),
@@ -170,10 +166,6 @@ def _pole(pole: dict[str, float]) -> str:
     return f"{pole['real']:.4g}{imaginary}, modulus {pole['modulus']:.4g}"
 
 
-DESIGNS = ("butterworth", "chebyshev")
-_KALMAN = ("sigma_H", "sigma_v", "sigma_w")
-
-
 @dataclass(frozen=True)
 class Asked:
     """A filter as asked for; `refused` says why no run would take it."""
@@ -183,25 +175,12 @@ class Asked:
     refused: str = ""
 
 
-def ask(text: str, design: dict[str, float | None]) -> Asked:
-    """Return the filter of a name, of coefficients, or of a design with its order, cutoff and ripple."""
-    given = {key: value for key, value in design.items() if value is not None}
+def ask(text: str) -> Asked:
+    """Return the filter of a name or of coefficients."""
     if "=" in text:
-        refuse_options(design, "it belongs to butterworth and chebyshev")
         return _by_coefficients(text)
-    name = one_of((*NAMED_FILTERS, *DESIGNS))(text)
-    if name not in DESIGNS:
-        refuse_options(design, "it belongs to butterworth and chebyshev")
-        return Asked(name, named_filter(name))
-    missing = [f"--{key}" for key in ("order", "cutoff") if key not in given]
-    if missing:
-        raise ArgumentError(f"{name}: needs {' and '.join(missing)}, such as {name} --order 2 --cutoff 0.1")
-    order, cutoff, ripple = int(given["order"]), given["cutoff"], given.get("ripple", 1.0)
-    said = f"{name}, order {order}, cutoff {cutoff:g}"
-    if name == "chebyshev":
-        return Asked(f"{said}, ripple {ripple:g} dB", chebyshev(order, cutoff, ripple))
-    refuse_options({"ripple": design["ripple"]}, "it belongs to chebyshev")
-    return Asked(said, butterworth(order, cutoff))
+    name = one_of(NAMED_FILTERS)(text)
+    return Asked(name, named_filter(name))
 
 
 def _by_coefficients(text: str) -> Asked:
@@ -210,27 +189,14 @@ def _by_coefficients(text: str) -> Asked:
     if set(given) == {"kappa"}:
         kappa = real(given["kappa"])
         return Asked(f"kappa={kappa:g}", Averaging(kappa))
-    if set(given) == set(_KALMAN):
-        deviations = {key: real(given[key]) for key in _KALMAN}
-        return Asked(" ".join(f"{key}={value:g}" for key, value in deviations.items()), ScalarKalman(**deviations))
     if "b" not in given or not set(given) <= {"a", "b"}:
-        raise ArgumentError(
-            f"filter={text!r}: write it as b=0.1 a=-0.9, b=0.25,0.25,0.25,0.25, kappa=0.7 or "
-            "sigma_H=0 sigma_v=0.1 sigma_w=1"
-        )
+        raise ArgumentError(f"filter={text!r}: write it as b=0.1 a=-0.9, b=0.25,0.25,0.25,0.25 or kappa=0.7")
     b, a = reals(given["b"]), reals(given["a"]) if given.get("a") else ()
     name = f"b={','.join(f'{value:g}' for value in b)}" + (f" a={','.join(f'{value:g}' for value in a)}" if a else "")
     try:
         return Asked(name, LowPass(b, a))
     except ArgumentError as error:
         return Asked(name, analysis.Recurrence(b, a), refused=str(error))
-
-
-def refuse_options(options: dict[str, Any], why: str) -> None:
-    """Refuse the options that were given."""
-    for key, value in options.items():
-        if value is not None:
-            raise typer.BadParameter(f"--{key} cannot be used here; {why}")
 
 
 # ``dpcore inspect gradients``: signal and noise in the released gradients of a run.

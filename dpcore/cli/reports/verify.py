@@ -1,11 +1,9 @@
 """``dpcore statement``, ``verify`` and ``methods``: what a run says of its privacy, whether it follows, and papers."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
@@ -15,14 +13,11 @@ import typer
 
 from dpcore.cli.options import Json, flag
 from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
-from dpcore.cli.stored import as_statement, overview, stored
-from dpcore.cli.train.run_folder import COMPARISON, RUNS, holds
-from dpcore.cli.train.settings import SETTINGS, stored_settings
+from dpcore.cli.stored import as_statement, stored
+from dpcore.cli.train.run_folder import RUNS
 from dpcore.errors import DpcoreError
 from dpcore.ledger import Ledger, RunRecord
 from dpcore.methods import METHODS, PAPERS
-from dpcore.spec.canonical import read_json_file
-from dpcore.statement.card import facts
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, visible
 from dpcore.statement.verify import holds as all_hold
@@ -30,102 +25,19 @@ from dpcore.statement.verify import verify as check
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
 from dpcore.statement.verify.folder import beside, looked_at
 
-CONFIG = "config.json"
-# A calibrated run comes to its target, and not far below it: the search ends within a thousandth.
-_NEAR = 0.9
-_LARGEST_TARGET = 50.0
-# Neither a setting of the mechanism nor the sampler's own: `state` adds them.
-_ADDED = ("adjacency", "unit")
-
 
 def folder_findings(folder: Path, content: Mapping[str, Any]) -> list[Finding]:
     """Compare the files of a run's folder, or of an export, with its statement; name those that nothing looks at."""
     try:
         statement = Statement.unchecked(content)
     except (DpcoreError, LookupError, TypeError, ValueError):  # which the check of the statement itself has told
-        return [_unchecked(folder, {"statement.json"})]
-    found, looked = list(beside(folder, statement)), looked_at(folder)
-    if holds(folder):
-        looked.add(CONFIG)
-        found.append(_config(folder, statement))
-    return [*found, _unchecked(folder, looked)]
+        return [_unchecked(folder, ("statement.json",))]
+    return [*beside(folder, statement), _unchecked(folder, looked_at(folder))]
 
 
-def comparison_findings(folder: Path, content: Mapping[str, Any], runs: Mapping[str, dict[str, Any]]) -> list[Finding]:
-    """Compare the statement.txt of a comparison's folder with what it is made of."""
-    name = "statement.txt"
-    if not (folder / name).exists() and not holds(folder, COMPARISON):  # the statements alone
-        return []
-    try:
-        parts = [f"\n\n{row}\n\n{Statement.unchecked(run).text()}" for row, run in runs.items()]
-        text = (folder / name).read_bytes().decode("utf-8")
-        same = text.endswith("".join([str(content["tuning"]["words"]), "\n", *parts]))
-        found = Finding(name, OK, "what the statements of these runs say")
-        if not same:
-            found = Finding(name, FAILED, f"{name} is not what statement.json and its runs say")
-    except OSError as cause:
-        found = Finding(name, FAILED, f"{name} cannot be read ({cause.strerror})")
-    except (DpcoreError, LookupError, TypeError, ValueError):
-        found = Finding(name, FAILED, f"{name} cannot be compared with statement.json")
-    named = {str(path) for path in content["run_folders"].values()}
-    others = {path.relative_to(folder).as_posix() for path in folder.glob(f"{RUNS}/*")} - named
-    return [found, _unchecked(folder, {name, "statement.json", RUNS}, sorted(others))]
-
-
-def _unchecked(folder: Path, looked: set[str], more: list[str] | None = None) -> Finding:
-    names = [*sorted({path.name for path in folder.iterdir()} - looked), *(more or ())]
+def _unchecked(folder: Path, looked: Container[str], more: Iterable[str] = ()) -> Finding:
+    names = [*sorted(path.name for path in folder.iterdir() if path.name not in looked), *sorted(more)]
     return Finding("other files", TRUSTED, f"not checked: {', '.join(names)}" if names else "there are none")
-
-
-def _config(folder: Path, statement: Statement) -> Finding:
-    try:
-        problem = _problem(folder, read_json_file(folder / CONFIG)["settings"], statement)
-    except (DpcoreError, typer.BadParameter, OSError, LookupError, TypeError, ValueError, AttributeError) as cause:
-        words = " ".join(str(getattr(cause, "message", cause)).split())[:200]
-        return Finding(CONFIG, FAILED, f"the settings of {CONFIG} make no run: {words}")
-    if problem is not None:
-        return Finding(CONFIG, FAILED, f"{CONFIG} is of another run than the statement, or was changed: {problem}")
-    return Finding(CONFIG, OK, "its settings make this plan; data, model and seed are not in the statement")
-
-
-def _problem(folder: Path, given: Mapping[str, Any], statement: Statement) -> str | None:
-    """Say where the settings make another plan than the one that is stated."""
-    settings = stored_settings(given)
-    strange = sorted(set(given) - {*SETTINGS, "ledger"})
-    if strange:
-        return f"it has the unknown setting {strange[0]!r}"
-    plan = settings.plan(int(statement.sampler["dataset_size"]))
-    sigma = statement.method["noise"]["noise_multiplier"]
-    noisy = plan.method.with_noise_multiplier(sigma) if settings.noise_multiplier is None else plan.method
-    sampler = {name: value for name, value in statement.sampler.items() if name not in _ADDED}
-    own = {name: value for name, value in plan.sampler.describe().items() if name not in _ADDED}
-    for stated, derived, where in (
-        (statement.steps_planned, plan.steps, "steps planned"),
-        (statement.method, noisy.describe(), "method"),
-        (sampler, own, "sampler"),
-        (statement.delta, settings.delta, "delta"),
-        (statement.software.get("backend"), settings.backend, "backend"),
-    ):
-        found = difference(stated, derived, where=where)
-        if found is not None:
-            return found
-    target = settings.epsilon
-    # Noise is calibrated for the planned steps; those of branches that were left come on top.
-    if target is not None and not statement.steps_abandoned and statement.epsilon_planned and plan.steps:
-        planned = min(statement.epsilon_planned.values())
-        if planned > target * (1 + 1e-6) or (planned < _NEAR * target and target <= _LARGEST_TARGET):
-            return f"its target is epsilon = {target:g}, and the planned steps come to {planned:.4g}"
-    ledger = given.get("ledger")
-    if "ledger" in given and (ledger is None) != (not statement.ledger):
-        return f"its ledger is {ledger!r}, and the statement has {'one' if statement.ledger else 'none'}"
-    try:  # the card says which data and which model
-        rows = facts((folder / "README.md").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    for name in ("data", "model"):
-        if rows.get(name, getattr(settings, name)) != getattr(settings, name):
-            return f"its {name} is {getattr(settings, name)!r}, and README.md says {rows[name]!r}"
-    return None
 
 
 @told_if_slow("every epsilon of the statement, anew")
@@ -136,15 +48,16 @@ def verify(
     as_json: Json = False,
 ) -> int:  # fmt: skip
     """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
-    statements, whole = stored(path), overview(path)
+    statements = stored(path)
     found = {}
     for name, (folder, content) in statements.items():
         found[name] = [*check(content), *(folder_findings(folder, content) if path.is_dir() else ())]
         if ledger is not None:
             found[name] += ledger_findings(content, ledger)
-    if whole is not None:
-        runs = {name: content for name, (_, content) in statements.items()}
-        found["The comparison's own files"] = comparison_findings(path, whole, runs)
+    if path.is_dir() and "" not in statements:
+        folders = [folder for folder, _ in statements.values()]
+        others = [str(run.relative_to(path)) for run in path.glob(f"{RUNS}/*") if run not in folders]
+        found["The comparison's own files"] = [_unchecked(path, ("statement.json", RUNS), others)]
     good = all(all_hold(findings) for findings in found.values())
     if as_json:
         checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}

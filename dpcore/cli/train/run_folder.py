@@ -5,8 +5,6 @@ file or the new one. Nothing secret is ever handed to this module: no key, no in
 loss, and no duration of a step (which tells the size of its batch). A checkpoint is secret, and lies beside the folder.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -26,10 +24,10 @@ RUN = "dpcore run"
 COMPARISON = "dpcore compare"
 # Where a comparison has the folders of its runs.
 RUNS = "runs"
-# The only names that this module creates, and so the only ones that it deletes; timing.json is of earlier versions.
+# The only names that this module creates, and so the only ones that it deletes; some are of earlier versions,
+# timing.json, table.txt and learning-curve.png.
 NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "comparison.png",
     "results.json", "timing.json", "table.txt", "model.safetensors", "gradients.npz", "README.md")  # fmt: skip
-TENSORBOARD = "tensorboard"
 
 
 class RunFolder:
@@ -145,7 +143,7 @@ def _clear(path: Path, kind: str) -> None:
     """Delete the files of a run, or of a comparison and its runs, and no others."""
     if kind == RUN:
         checkpoint_of(path).unlink(missing_ok=True)
-        shutil.rmtree(path / TENSORBOARD, ignore_errors=True)
+        shutil.rmtree(path / "tensorboard", ignore_errors=True)  # of earlier versions
     else:
         for run in filter(holds, path.glob(f"{RUNS}/*")):
             _clear(run, RUN)

@@ -142,7 +142,6 @@ class Settings:
     backend: Annotated[str, option(one_of(available_backends), "NAME",
         "torch (CPU), triton (CUDA) or numpy (the reference).",
         RUN)] = field(default_factory=lambda: chosen_backend() or "torch")
-    tensorboard: Annotated[bool, flag("--tensorboard", "Also write TensorBoard events.", RUN)] = False
     record_gradients: Annotated[_Count, option(count, "N",
         "Keep N coordinates of each released gradient, for dpcore inspect gradients.", RUN)] = None
     # fmt: on

@@ -6,7 +6,6 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +24,6 @@ from dpcore.cli.train.settings import PRIVACY, RUN, Settings, settings_from, sto
 from dpcore.errors import ArgumentError, DataError, DivergenceError, DpcoreError
 from dpcore.ledger import Ledger
 from dpcore.spec.canonical import plain, read_json_file
-from dpcore.spec.extras import needs
 from dpcore.spec.validate import nearest
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
@@ -35,8 +33,8 @@ if TYPE_CHECKING:
 
 # These belong to one call of the command, not to an experiment.
 _NOT_SETTINGS = {"config", "help", "debug", "json", "overwrite"}
-# Settings of comparisons of earlier versions, which their config.json has.
-GONE = ("search_epochs", "account_for_tuning")
+# Settings of earlier versions, which a config.json or a checkpoint may have.
+GONE = ("search_epochs", "account_for_tuning", "tensorboard")
 TABLES = "contestants"
 
 
@@ -107,7 +105,8 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
     place = next_folder(Path("runs"), name) if out is None else out
     check_folder(place, overwrite=overwrite)
-    check_beside(settings, ledger)
+    if ledger is not None:
+        Ledger.open(ledger)  # refused here, before torch takes its seconds
     plan = settings.plan(len(dataset))
     remark(accounting.delta_remark(settings.delta, len(dataset)))
     with joined(settings) as rank:
@@ -132,14 +131,6 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
             folder.write_config(settings.to_dict(), ledger, training.statement(0).software)
             with locked(folder.path):
                 return train_to_end(training, folder, interruption, as_json)
-
-
-def check_beside(settings: Settings, ledger: Path | None) -> None:
-    """Refuse a ledger that cannot be used, and a package that is not there: before torch takes its seconds."""
-    if settings.tensorboard and find_spec("tensorboard") is None:
-        raise DpcoreError(needs("tensorboard=True", "tensorboard"))
-    if ledger is not None:
-        Ledger.open(ledger)
 
 
 def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str:
@@ -309,7 +300,6 @@ def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) ->
             raise DataError(f"resume={str(path)!r}: {why}")
         dataset = datasets.load(settings.data, settings.data_dir)
         settings = settings.resolved(len(dataset))
-        check_beside(settings, ledger)
         remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)
         from dpcore.cli.train.training import Training, read_checkpoint  # imports torch, which takes seconds
 
@@ -337,7 +327,7 @@ def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, An
     if (stated.get("ledger") or {}).get("run", own) != own:
         raise DataError(f"checkpoint {folder.checkpoint}: belongs to another run than the one in {folder.path}")
     held, given = saved["settings"], plain(settings.to_dict())
-    for name in {**held, **given}:
+    for name in ({**held, **given}).keys() - set(GONE):
         if held.get(name) != given.get(name):
             raise DataError(
                 f"{folder.path / 'config.json'}: its {name} is {given.get(name)!r}, and the run has "

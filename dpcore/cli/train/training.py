@@ -1,7 +1,5 @@
 """One training run: private steps, held-out evaluations, and the files of its folder, true at every moment."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -17,11 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from dpcore.cli import plots
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.train.run_folder import TENSORBOARD, RunFolder
+from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning
 from dpcore.ledger.allowance import largest
@@ -113,24 +110,6 @@ _RESERVED = (
 )
 
 
-def arguments_of(settings: Settings, dataset: Dataset) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """Return the model of some settings, fresh, and the other arguments of its `make_private`."""
-    # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
-    torch.manual_seed(settings.seed)
-    model = models.build(settings.model, dataset.shape, dataset.classes).to(_device(settings.backend))
-    return model, {
-        "data": (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)),
-        "method": settings.build_method(len(dataset)),
-        "target_epsilon": settings.epsilon,
-        "target_delta": settings.delta,
-        "epochs": settings.epochs,
-        "loss": torch.nn.functional.cross_entropy,
-        "sampling": str(settings.sampling),
-        "max_batch_size": settings.max_batch_size,
-        "groups": settings.groups,
-    }
-
-
 def _device(backend: str) -> torch.device:
     if backend != "triton":
         return torch.device("cpu")
@@ -170,12 +149,21 @@ class Training:
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.ledger = settings, ledger
         self.evaluations: list[dict[str, Any]] = []
-        self.model, arguments = arguments_of(settings, dataset)
+        # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
+        torch.manual_seed(settings.seed)
+        self.model = models.build(settings.model, dataset.shape, dataset.classes).to(_device(settings.backend))
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             self.private = make_private(
                 self.model,
-                **arguments,
+                (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)),
+                settings.build_method(len(dataset)),
+                target_epsilon=settings.epsilon,
+                target_delta=settings.delta,
+                epochs=settings.epochs,
+                sampling=str(settings.sampling),
+                max_batch_size=settings.max_batch_size,
+                groups=settings.groups,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
@@ -231,8 +219,7 @@ class Training:
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
         told, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
-        board = self._board(folder)
-        held_out = HeldOut(private, self._test, _METRICS, trackers=board, batch_size=_EVALUATION_BATCH)
+        held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
         if folder is not None:
             folder.write_metrics(self.evaluations)
             if alone and self.ledger is not None:
@@ -278,17 +265,8 @@ class Training:
             note = f"Training diverged: {diverged} no longer finite. No model was kept."
         statement = self.statement(private.steps_taken, note)
         if folder is not None:
-            self._finish(folder, statement, board, keep=not diverged)
+            self._finish(folder, statement, keep=not diverged)
         return Outcome(statement, budget, diverged)
-
-    def _board(self, folder: RunFolder | None) -> list[Any]:
-        """Return TensorBoard's writer. It gets evaluations only: values have times, which tell the sizes of batches."""
-        if folder is None or not self.settings.tensorboard:
-            return []
-        from torch.utils.tensorboard import SummaryWriter
-
-        # Of a run that goes on after a step, what stands there of later ones is shown no more.
-        return [SummaryWriter(str(folder.path / TENSORBOARD), purge_step=self.private.steps_taken + 1)]
 
     def _finite(self) -> bool:
         """Whether the parameters are numbers still: one sum, so that a device is waited for once."""
@@ -315,12 +293,9 @@ class Training:
         self.evaluations.append(found)
         return found
 
-    def _finish(self, folder: RunFolder, statement: Statement, board: list[Any], *, keep: bool) -> None:
+    def _finish(self, folder: RunFolder, statement: Statement, *, keep: bool) -> None:
         """Write the last statement, and what a run has only at its end."""
         folder.write_statement(statement)
-        for writer in board:
-            writer.add_text("privacy statement", f"```\n{statement.text()}\n```", statement.steps_taken)
-            writer.close()
         if not keep:
             return
         settings, state = self.settings, self.private.output_state_dict()
@@ -332,9 +307,6 @@ class Training:
             folder.write(name, content)
         if settings.record_gradients is not None:
             save_gradients(folder.path, **self.private.recorded)
-        curves = ([item[key] for item in self.evaluations] for key in ("epoch", "test_accuracy", "epsilon"))
-        place = folder.path / "learning-curve.png"
-        plots.learning_curve(place, *curves, title=title, target_epsilon=settings.epsilon)
 
 
 def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """A clip norm that follows a quantile of the examples' norms, which is released privately beside every sum."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

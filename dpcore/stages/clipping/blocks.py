@@ -5,8 +5,6 @@ and never for the vectors. So clip rules, groups, adaptive norms, users, the aud
 kind a block is. Arrays are NumPy's or torch's, and nothing here needs to know which.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.check import dtype_name
+from dpcore.spec.check import read_as
 from dpcore.spec.check_rows import check_rows
 from dpcore.spec.contributions import rounding_of_linear, rounding_of_rows
 from dpcore.spec.ops import Backend
@@ -48,7 +46,7 @@ class Block(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Name of the arrays' dtype."""
+        """Name of the dtype that the arrays are computed in: of 16 bits float32."""
 
     @property
     def rounding(self) -> float:
@@ -66,13 +64,13 @@ class Block(Protocol):
     def rows(self) -> Any:
         """Return the vectors, (B, d): what remains where a kind has no formula."""
 
-    def weighted(self, weight: float) -> Block:
+    def weighted(self, weight: float) -> "Block":
         """Return the block of `weight` times the vectors."""
 
-    def units(self, size: int) -> Block:
+    def units(self, size: int) -> "Block":
         """Return the sums of each `size` neighboring examples, which belong to one unit."""
 
-    def map(self, function: Callable[[Any], Any]) -> Block:
+    def map(self, function: Callable[[Any], Any]) -> "Block":
         """Return the block with `function` applied to every array, those of indices too."""
 
 
@@ -80,6 +78,13 @@ class Block(Protocol):
 
 
 _SHAPE = attrgetter("shape")
+
+
+def _at_least_float32(array: Any) -> Any:
+    """Return an array of 16 bits in float32: what is made of its numbers would be rounded to 16 bits else."""
+    if array.dtype.itemsize != 2:
+        return array
+    return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,8 @@ class Rows:
 
     @property
     def dtype(self) -> str:
-        """Name of the arrays' dtype."""
-        return dtype_name(self.values)
+        """See `Block.dtype`."""
+        return read_as(self.values)
 
     @property
     def rounding(self) -> float:
@@ -126,16 +131,18 @@ class Rows:
         return self.values
 
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
-    def weighted(self, weight: float) -> Rows:
+    def weighted(self, weight: float) -> "Rows":
         """See `Block.weighted`."""
-        return self if weight == 1 else Rows(weight * self.values)
+        return self if weight == 1 else Rows(weight * _at_least_float32(self.values))
 
     @np.errstate(all="ignore")
-    def units(self, size: int) -> Rows:
+    def units(self, size: int) -> "Rows":
         """See `Block.units`."""
-        return self if size == 1 else Rows(self.values.reshape(self.examples // size, size, *self.shape).sum(1))
+        if size == 1:
+            return self
+        return Rows(_at_least_float32(self.values).reshape(self.examples // size, size, *self.shape).sum(1))
 
-    def map(self, function: Callable[[Any], Any]) -> Rows:
+    def map(self, function: Callable[[Any], Any]) -> "Rows":
         """See `Block.map`."""
         return Rows(function(self.values))
 
@@ -172,8 +179,8 @@ class _Pairs:
 
     @property
     def dtype(self) -> str:
-        """Name of the gradients' dtype."""
-        return dtype_name(self.gradients[0])
+        """See `Block.dtype`."""
+        return read_as(self.gradients[0])
 
     def weighted(self, weight: float) -> Self:
         """See `Block.weighted`."""
@@ -248,11 +255,12 @@ class Linear(_Pairs):
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:
         """See `Block.rows`."""
-        parts = zip(self.inputs, self.gradients, self.point_weights, strict=True)
+        sides = (map(_at_least_float32, side) for side in (self.inputs, self.gradients))
+        parts = zip(*sides, self.point_weights, strict=True)
         tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
         return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
 
-    def beside(self, other: Linear) -> Linear:
+    def beside(self, other: "Linear") -> "Linear":
         """Return the sum with another block of this matrix."""
         return replace(super().beside(other), gram=self.gram and other.gram)
 
@@ -298,11 +306,11 @@ class Embedding(_Pairs):
     @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
     def rows(self) -> Any:
         """See `Block.rows`."""
-        first = self.gradients[0]
+        first = _at_least_float32(self.gradients[0][:0])
         shape = self.examples, *self.shape
         rows = np.zeros(shape, first.dtype) if isinstance(first, np.ndarray) else first.new_zeros(shape)
         for indices, gradients, weight in zip(self.indices, self.gradients, self.point_weights, strict=True):
-            for row, index, gradient in zip(rows, indices, gradients, strict=True):
+            for row, index, gradient in zip(rows, indices, map(_at_least_float32, gradients), strict=True):
                 kept = index >= 0
                 if isinstance(row, np.ndarray):
                     np.add.at(row, index[kept], weight * gradient[kept])
@@ -394,7 +402,7 @@ def _sum(first: Block, second: Block) -> Block:
     paired = (Linear, Embedding, Tied)
     if not isinstance(first, paired) or not isinstance(second, paired) or first.shape != second.shape:
         with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
-            return Rows(first.rows() + second.rows())
+            return Rows(_at_least_float32(first.rows()) + _at_least_float32(second.rows()))
     tables = [block.embedding if isinstance(block, Tied) else block for block in (first, second)]
     heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
     table = _side_by_side([block for block in tables if isinstance(block, Embedding)])
@@ -437,7 +445,7 @@ class Tied:
 
     @property
     def dtype(self) -> str:
-        """Name of the gradients' dtype."""
+        """See `Block.dtype`."""
         return self.linear.dtype
 
     @property
@@ -473,15 +481,15 @@ class Tied:
         """See `Block.rows`."""
         return self.embedding.rows() + self.linear.rows()
 
-    def weighted(self, weight: float) -> Tied:
+    def weighted(self, weight: float) -> "Tied":
         """See `Block.weighted`."""
         return Tied(self.embedding.weighted(weight), self.linear.weighted(weight))
 
-    def units(self, size: int) -> Tied:
+    def units(self, size: int) -> "Tied":
         """See `Block.units`."""
         return Tied(self.embedding.units(size), self.linear.units(size))
 
-    def map(self, function: Callable[[Any], Any]) -> Tied:
+    def map(self, function: Callable[[Any], Any]) -> "Tied":
         """See `Block.map`."""
         return Tied(self.embedding.map(function), self.linear.map(function))
 
@@ -508,13 +516,13 @@ class Part(Protocol):
     def chunk(self, first: int, last: int) -> Block:
         """Return the block of these rows of the matrix."""
 
-    def weighted(self, weight: float) -> Part:
+    def weighted(self, weight: float) -> "Part":
         """See `Block.weighted`."""
 
-    def units(self, size: int) -> Part:
+    def units(self, size: int) -> "Part":
         """See `Block.units`."""
 
-    def map(self, function: Callable[[Any], Any]) -> Part:
+    def map(self, function: Callable[[Any], Any]) -> "Part":
         """See `Block.map`; what is not of single examples stays."""
 
 
@@ -589,19 +597,19 @@ class Chunked:
             found[:, place] = own
         return found
 
-    def weighted(self, weight: float) -> Chunked:
+    def weighted(self, weight: float) -> "Chunked":
         """See `Block.weighted`."""
         return self._with(lambda part: part.weighted(weight))
 
-    def units(self, size: int) -> Chunked:
+    def units(self, size: int) -> "Chunked":
         """See `Block.units`."""
         return self._with(lambda part: part.units(size))
 
-    def map(self, function: Callable[[Any], Any]) -> Chunked:
+    def map(self, function: Callable[[Any], Any]) -> "Chunked":
         """See `Block.map`."""
         return self._with(lambda part: part.map(function))
 
-    def _with(self, changed: Callable[[Any], Any]) -> Chunked:
+    def _with(self, changed: Callable[[Any], Any]) -> "Chunked":
         return Chunked(tuple(map(changed, self.parts)), self.shape)
 
 

@@ -1,7 +1,5 @@
 """The clip's settings, the tensors that are clipped together, and the sensitivity that follows."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
@@ -32,7 +30,7 @@ class Grouping:
     bounds: tuple[float, ...]
 
     @classmethod
-    def of(cls, groups: str | Mapping[str, float], max_grad_norm: float, tensors: Sequence[str]) -> Grouping:
+    def of(cls, groups: str | Mapping[str, float], max_grad_norm: float, tensors: Sequence[str]) -> "Grouping":
         """Partition `tensors` (their names, such as "conv1.weight").
 
         "flat" is one group; "per_layer" one group for each module that directly owns parameters; "per_tensor" one for

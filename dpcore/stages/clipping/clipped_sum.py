@@ -1,7 +1,5 @@
 """The clipped sum of a micro-batch: norms, factors and weighted sums of a whole model's blocks, kind by kind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

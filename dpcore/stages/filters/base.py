@@ -1,7 +1,5 @@
 """The protocol of a filter: the coefficients of each step of a linear recurrence; none, and several in a row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 

@@ -1,7 +1,5 @@
 """DiSK's scalar Kalman filter, whose weight follows from the variances, and the full one, **not private**."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -110,8 +108,8 @@ class FullKalman:
         have no negative eigenvalue, where the gain would exceed the identity.
     observation, observation_covariance : float or (d, d) array
         E[C], the mean effect of clipping, and S_C, its spread.
-    initial_covariance, initial_estimate : array, optional
-        P, S_w by default, and g~, 0 by default, before the first step.
+    initial_estimate : (d,) array, optional
+        g~ before the first step, 0 by default; P is S_w then.
     allow_nonprivate : bool
         Must be True.
 
@@ -133,8 +131,6 @@ class FullKalman:
     section 3.1, in line 7.
     """
 
-    private: ClassVar[bool] = False
-
     def __init__(
         self,
         dimension: int,
@@ -144,7 +140,6 @@ class FullKalman:
         noise_covariance: ArrayLike,
         observation: ArrayLike = 1.0,
         observation_covariance: ArrayLike = 0.0,
-        initial_covariance: ArrayLike | None = None,
         initial_estimate: ArrayLike | None = None,
         allow_nonprivate: bool = False,
     ) -> None:
@@ -159,16 +154,17 @@ class FullKalman:
         self._S_w = self._array((d, d), noise_covariance=noise_covariance)
         self._C = self._array((d, d), "", observation=observation)
         self._S_C = self._array((d, d), observation_covariance=observation_covariance)
-        self._check_gain(self._S_H)
-        initial = self._S_w if initial_covariance is None else initial_covariance
-        self.covariance = self._array((d, d), initial_covariance=initial)
+        largest = max(np.abs(self._S_w).max(), np.abs(self._S_H).max())
+        if np.linalg.eigvalsh(self._S_w - self._S_H).min() < -1e-12 * largest:
+            raise ArgumentError(
+                "hessian_covariance: must not exceed noise_covariance in any direction, where the gain would exceed 1"
+            )
+        self.covariance = self._S_w
         start = np.zeros(d) if initial_estimate is None else initial_estimate
         self.estimate = self._array((d,), initial_estimate=start)
         self.gain: Matrix = np.zeros((d, d))
 
-    def step(
-        self, gradient: ArrayLike, displacement_product: ArrayLike, hessian_covariance: ArrayLike | None = None
-    ) -> Matrix:
+    def step(self, gradient: ArrayLike, displacement_product: ArrayLike) -> Matrix:
         """Take in one released average and return the estimate g~_t, (d,) float64.
 
         Parameters
@@ -177,14 +173,9 @@ class FullKalman:
             g_t, the private average.
         displacement_product : (d,) array
             ``H_t d_{t-1}``, from private data; zeros at the first step.
-        hessian_covariance : float or (d, d) array, optional
-            S_H of this step, where it changes.
         """
         C, S_H, size = self._C, self._S_H, (self.dimension,)
         g = self._array(size, gradient=gradient)
-        if hessian_covariance is not None:
-            S_H = self._array(2 * size, hessian_covariance=hessian_covariance)
-            self._check_gain(S_H)
         predicted = self.estimate + self._array(size, displacement_product=displacement_product)
         P = self.covariance + S_H + self._S_v
         S = np.outer(predicted, predicted)
@@ -198,13 +189,6 @@ class FullKalman:
         self.estimate = predicted + self.gain @ (g - C @ predicted)
         self.covariance = P - self.gain @ C @ P
         return self.estimate.copy()
-
-    def _check_gain(self, S_H: Matrix) -> None:
-        difference = self._S_w - S_H
-        if np.linalg.eigvalsh(difference).min() < -1e-12 * max(np.abs(self._S_w).max(), np.abs(S_H).max()):
-            raise ArgumentError(
-                "hessian_covariance: must not exceed noise_covariance in any direction, where the gain would exceed 1"
-            )
 
     @staticmethod
     def _array(shape: tuple[int, ...], kind: str = "covariance", **values: ArrayLike) -> Matrix:

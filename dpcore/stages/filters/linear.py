@@ -1,7 +1,5 @@
 """Filters of known coefficients: the papers' low-pass filters, textbook ones, DiSK's average, an accumulation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final

@@ -1,7 +1,5 @@
 """DOPPLER's optimal FIR filter: weights estimated from the released gradients themselves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

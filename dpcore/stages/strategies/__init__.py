@@ -1,7 +1,5 @@
 """Strategies: matrices that correlate the noise of a run over its steps, and what they cost in privacy."""
 
-from __future__ import annotations
-
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.kinds import (
     BLT,
@@ -9,7 +7,6 @@ from dpcore.stages.strategies.kinds import (
     Banded,
     BandedInverseToeplitz,
     BandedToeplitz,
-    Coefficients,
     Dense,
     Identity,
     NamedStrategy,
@@ -25,16 +22,15 @@ from dpcore.stages.strategies.recommended import Recommendation, Recommended, ca
 from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.search.optimize import Optimum, lower_bound, optimal
 from dpcore.stages.strategies.search.optimize import folder as cache_folder
-from dpcore.stages.strategies.sensitivity import sensitivity, separated_sensitivity
+from dpcore.stages.strategies.sensitivity import sensitivity
 from dpcore.stages.strategies.streaming import InBlocks, StreamingCost, in_blocks, streaming_cost
-from dpcore.stages.strategies.workloads import Workload, error_of, max_error, rmse
+from dpcore.stages.strategies.workloads import Workload, error_of, rmse
 
 __all__ = [
-    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Coefficients", "Dense", "Identity",
+    "BLT", "NAMES", "Banded", "BandedInverseToeplitz", "BandedToeplitz", "Dense", "Identity",
     "InBlocks", "NamedStrategy", "Optimum", "Recommendation", "Recommended", "SquareRoot", "Strategy",
     "StreamingCost", "Tree", "TreeOptimal", "Workload", "banded_inverse_square_root", "cache_folder", "candidates",
     "check_steps", "check_streaming", "error_of", "for_run", "from_matrix", "identify", "in_blocks", "load",
-    "lower_bound", "max_error", "nodes_touched", "optimal", "recommend", "rmse", "save", "sensitivity",
-    "separated_sensitivity", "strategy",
-    "streaming_cost",
+    "lower_bound", "nodes_touched", "optimal", "recommend", "rmse", "save", "sensitivity",
+    "strategy", "streaming_cost",
 ]  # fmt: skip

@@ -5,8 +5,6 @@ a positive diagonal, and scaled so that its largest column norm is 1: an example
 the sums by at most one clip norm, whatever the strategy, and the identity is DP-SGD with its usual noise multiplier.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import fields
@@ -43,7 +41,7 @@ class Strategy(Protocol):
     def order(self) -> int:
         """Vectors that streaming keeps from step to step, each of the parameters' size."""
 
-    def of(self, steps: int) -> Strategy:
+    def of(self, steps: int) -> "Strategy":
         """Return the strategy of a run of `steps` steps: itself, unless its settings wait for that number."""
 
     @property

@@ -1,7 +1,5 @@
 """Kinds of strategies: matrices by bands, dense ones and trees, Toeplitz ones; and their names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,7 +92,7 @@ class Banded(base.Whole):
         object.__setattr__(self, "sha256", base.digest(bands))
 
     @classmethod
-    def from_matrix(cls, matrix: npt.ArrayLike) -> Banded:
+    def from_matrix(cls, matrix: npt.ArrayLike) -> "Banded":
         """Return the strategy of a (T, T) array, C up to its scale, with as many bands as have an entry."""
         full = base.lower_triangular(matrix=matrix)
         bands = np.zeros((band_count(full), len(full)))
@@ -547,38 +545,6 @@ class BandedInverseToeplitz(Rational):
         """Return the weights p_j / p_0 and the normalizer 1 / p_0 of a ring of Z."""
         t, first = base.check_row(step, self.steps), self.series[0]
         return ring_of([value / first for value in self.series[1:]], t, 1 / first, "input")
-
-
-@dataclass(frozen=True)
-class Coefficients(base.Redrawn, Toeplitz):
-    """C of any `series` c_0 .. c_{T-1}, up to its scale, c_0 > 0. Dense: N_t takes all of Z_0 .. Z_t, drawn again.
-
-    As an attribute the series is scaled to norm 1, the norm of the first column.
-    """
-
-    series: tuple[float, ...]
-    kind: ClassVar[str] = "toeplitz"
-
-    def __post_init__(self) -> None:
-        values = checked_series(series=self.series)
-        object.__setattr__(self, "series", tuple(base.scaled(values, float(np.linalg.norm(values))).tolist()))
-
-    @property
-    def steps(self) -> int:
-        """T."""
-        return len(self.series)
-
-    def first_column(self, steps: int) -> Matrix:
-        """Return c, (steps,)."""
-        return np.array(self.series[:steps])
-
-    def inverse_first_column(self, steps: int) -> Matrix:
-        """Return the series of 1/c, (steps,)."""
-        return self._inverse[:steps]
-
-    @cached_property
-    def _inverse(self) -> Matrix:
-        return response((1.0,), self.series, self.steps)
 
 
 def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:

@@ -1,7 +1,5 @@
 """The strategy to take where memory is limited: those that stream in it are searched for, and the best one is named."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

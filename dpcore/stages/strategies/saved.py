@@ -1,7 +1,5 @@
 """Strategies in files: their kind, their numbers, and nothing that runs."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path
@@ -17,7 +15,6 @@ from dpcore.stages.strategies.kinds import (
     Banded,
     BandedInverseToeplitz,
     BandedToeplitz,
-    Coefficients,
     Dense,
     from_matrix,
 )
@@ -27,7 +24,7 @@ ENDINGS: Final = (".npz", ".npy", ".txt")
 """Of files with a strategy."""
 
 _FIELDS: dict[type, tuple[str, ...]] = {
-    Dense: ("entries",), Banded: ("bands",), BandedToeplitz: ("series",), Coefficients: ("series",),
+    Dense: ("entries",), Banded: ("bands",), BandedToeplitz: ("series",),
     BandedInverseToeplitz: ("series", "steps"), BLT: ("scales", "decays", "steps"),
 }  # fmt: skip
 

@@ -33,8 +33,6 @@ Denisov, McMahan, Rush, Smith, Thakurta, "Improved Differential Privacy for SGD 
 Adaptive Streams", 2022, Theorem 2.1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -78,43 +76,6 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
     square = _squared(strategy, steps, first)
     return math.sqrt(max((square(_pattern(p, steps)) for p in patterns), default=0.0))
-
-
-def separated_sensitivity(strategy: Strategy, separation: int, participations: int, steps: int) -> float:
-    """Return the largest L2 norm by which one example moves C times the sums, whichever its steps are.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        C, of at most `separation` bands: no two columns of one example then have a row in common, and squares add up.
-    separation : int
-        b: any two steps of an example are at least so many apart.
-    participations : int
-        k, of one example at most.
-    steps : int
-        Of the run.
-
-    Raises
-    ------
-    ArgumentError
-        For a strategy of more bands, whose worst pattern is not known.
-
-    Notes
-    -----
-    Exact: the best k columns that are b apart, by dynamic programming. Fixed before the run, as all patterns.
-    """
-    separation = validate.integer(1, separation=separation)
-    participations = validate.integer(participations=participations, minimum=0)
-    steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
-    count = bands(strategy, steps)
-    if count > separation:
-        raise ArgumentError(f"separation={separation}: must be at least {count}, the bands of the strategy")
-    squares = np.concatenate([np.zeros(0), *(np.square(block).sum(axis=0) for _, block in _blocks(strategy, steps))])
-    best = np.zeros(steps + separation)  # with one participation fewer, from each step on
-    for _ in range(min(participations, -(-steps // separation))):
-        taken = np.append(squares + best[separation:], np.zeros(separation))
-        best = np.maximum.accumulate(taken[::-1])[::-1]
-    return math.sqrt(float(best[0])) if steps else 0.0
 
 
 def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int, first: int = 0) -> float:

@@ -1,7 +1,5 @@
 """How the noise of a strategy is made step by step, and what that costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -67,7 +65,7 @@ class InBlocks:
                 "each row once, and streams by itself"
             )
 
-    def of(self, steps: int) -> InBlocks:
+    def of(self, steps: int) -> "InBlocks":
         """Return the strategy of a run of `steps` steps: itself, unless its settings wait for that number."""
         whole = self.strategy.of(steps)
         return self if whole is self.strategy else InBlocks(whole, self.block)

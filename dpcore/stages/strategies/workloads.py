@@ -4,8 +4,6 @@ A maps the released averages g_0 .. g_{T-1} to what is wanted: for SGD the itera
 noise of what is wanted is A C^{-1} Z.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -212,11 +210,6 @@ def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iter
     """
     squares = np.square(row_norms(strategy, workload, steps))
     return math.sqrt(float(squares.mean())) * sensitivity(strategy, patterns, steps)
-
-
-def max_error(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iterable[npt.ArrayLike]) -> float:
-    """Return the largest error of any step at mu = 1: as `rmse`, with the largest row norm of A C^{-1}."""
-    return float(row_norms(strategy, workload, steps).max()) * sensitivity(strategy, patterns, steps)
 
 
 def error_of(strategy: Strategy, workload: Workload, epochs: int = 1) -> float:

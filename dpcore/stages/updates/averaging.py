@@ -1,7 +1,5 @@
 """Averages of the parameters over time: functions of released parameters, so they cost no privacy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol

@@ -1,7 +1,5 @@
 """GaLore: filter and moments of a matrix in the subspace of its private gradient's leading left singular vectors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Updates: rules of the port with their numbers, and what a second moment is made of."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Learning-rate schedules: a public factor for every step, on top of each parameter group's own learning rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ those have the epsilons that it states. Whether the run took place as described,
 computation can tell; what is taken on trust is listed as such.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final

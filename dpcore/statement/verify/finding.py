@@ -1,7 +1,5 @@
 """The findings of a check, and the comparison of values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,13 +1,10 @@
 """The files next to a statement.json, compared with it: the text, the card with its digests, and the model."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpcore.errors import DpcoreError
-from dpcore.spec.canonical import read_json
 from dpcore.spec.version import __version__
 from dpcore.statement.card import card_again, listed
 from dpcore.statement.statement import Statement
@@ -15,8 +12,6 @@ from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, Finding
 
 STATEMENT, TEXT, CARD, MODEL = "statement.json", "statement.txt", "README.md", "model.safetensors"
-# The longest header of a model's file that is read; a forged length would take all memory.
-_LONGEST_HEADER = 100_000_000
 _CHUNK = 1 << 20
 
 
@@ -48,8 +43,6 @@ def beside(folder: Path, statement: Statement) -> Iterator[Finding]:
     elif TEXT not in digests and any((folder / name).exists() for name in (MODEL, "config.json")):
         # If a card lists it, it is missed there; a statement.json alone is no run's folder.
         yield Finding(TEXT, FAILED, f"{TEXT} is missing, or is no text")
-    if MODEL in digests and (folder / MODEL).is_file():
-        yield _model(folder / MODEL, statement)
 
 
 def looked_at(folder: Path) -> set[str]:
@@ -84,20 +77,6 @@ def _digest(folder: Path, name: str, stated: str) -> Finding:
     if found.hexdigest() == stated:
         return Finding(f"SHA-256 of {name}", OK, f"{stated[:16]}..., as {CARD} lists it")
     return Finding(f"SHA-256 of {name}", FAILED, f"{name} is not the file whose SHA-256 {CARD} lists")
-
-
-def _model(path: Path, statement: Statement) -> Finding:
-    """The model's header names the statement that it was written with."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = read_json(file.read(min(length, _LONGEST_HEADER)))
-        named = header["__metadata__"]["statement"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return Finding(MODEL, FAILED, f"{MODEL} names no statement, or is no such file")
-    if named == statement.statement_hash:
-        return Finding(MODEL, OK, "names this statement")
-    return Finding(MODEL, FAILED, f"{MODEL} was written with another statement than the one in {STATEMENT}")
 
 
 def _read(path: Path) -> str | None:

@@ -6,8 +6,6 @@ is reported as trusted: a matrix known by a digest, stages or a sampler of the c
 """
 # ruff: noqa: D102 (the protocols say what the members of stand-ins do)
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,12 +68,6 @@ def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
         raise DataError(f"{cause.args[0]!r} is missing") from cause
     except (DpcoreError, TypeError) as cause:
         raise DataError(f"no such run is possible: {cause}") from cause
-
-
-def plan_of(statement: Statement) -> Plan | None:
-    """Return the plan that a statement describes; None if the description does not contain all of it."""
-    plan, _ = rebuilt(statement)
-    return plan if type(plan) is Plan else None
 
 
 def _made(kinds: Mapping[str, Any], description: Mapping[str, Any]) -> Any:
@@ -285,9 +277,11 @@ class StatedEvents(Plan):
         return self.stated.noise.get("sensitivity_of_run")
 
 
-class StatedSampler(sampling.BaseSampler):
+class StatedSampler(sampling.Sampler):
     """A list of batches, or a sampler of the caller's own: what a statement says of it."""
 
+    dataset_size: int
+    max_batch_size: int | None
     adjacency, steps_per_epoch = Adjacency.ZERO_OUT, 1
 
     def __init__(self, statement: Statement, max_batch_size: int | None) -> None:
@@ -296,11 +290,6 @@ class StatedSampler(sampling.BaseSampler):
         self.batch_size = statement.method["batch_size"]
         self.keeps_order = not self.said.get("secret", SECRET_BATCHES in statement.caveats)
         self.unit_of_privacy = str(self.said.get("unit", "example"))
-
-    def indices(self, key: bytes, step: int) -> Any:
-        raise NotImplementedError
-
-    event = indices
 
     def describe(self) -> dict[str, Any]:
         if self.said.get("sampler") != sampling.FixedBatches.kind:

@@ -1,7 +1,5 @@
 """The effect of a linear filter on a slow signal and on white noise, from its coefficients in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 

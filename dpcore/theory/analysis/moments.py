@@ -1,7 +1,5 @@
 """Second moments from which a noise variance was subtracted."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,7 +1,5 @@
 """Signal and noise in recorded gradients, before and after a filter, told from released numbers only."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

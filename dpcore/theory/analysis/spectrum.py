@@ -1,7 +1,5 @@
 """The power spectral density of a recorded sequence of released vectors."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

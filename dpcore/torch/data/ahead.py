@@ -9,8 +9,6 @@ its batch as it would without reading ahead, and takes what was read only if it 
 fork of the run's keys it is for others, and is dropped.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -5,8 +5,6 @@ one argument), or a sequence ``(inputs, *targets)`` whose first item is one of t
 arguments, and whose others go to the loss after the model's output.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

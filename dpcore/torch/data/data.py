@@ -1,10 +1,7 @@
 """The source of batches: any map-style dataset, read by index and moved to the model's device."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +112,6 @@ class Data:
         return [int(index) for index in indices for _ in range(self.views)]
 
     @property
-    def examples(self) -> Callable[[Sequence[int]], list[Any]]:
-        """Reads single examples; it can be sent to another process."""
-        return partial(read_examples, self.dataset) if self.tree is None else partial(_rows, self.tree)
-
-    @property
     def collate(self) -> Callable[[list[Any]], Any]:
         """Joins single examples."""
         return self._reader.collate
@@ -166,11 +158,6 @@ class Data:
                 "and the first are neighbors): by one in the place of another it shows whether the model mixes them"
             )
         return batches.Public(made)
-
-
-def _rows(tree: Tree, places: Sequence[int]) -> list[Tree]:
-    """Return rows of tensors as single examples."""
-    return [batches.tree_map(lambda tensor, place=place: tensor[place], tree) for place in places]  # type: ignore[misc]
 
 
 def _length(data: Any) -> int:
@@ -350,15 +337,3 @@ def check_example(example: Any) -> None:
             "data with lists of numbers as its examples: must be tensors or arrays, as by torch.tensor(...), or give a "
             "collate_fn that makes them"
         )
-    _check_field(example, "data[...]")
-
-
-def _check_field(value: Any, path: str) -> None:
-    if isinstance(value, (str, bytes)):
-        raise ArgumentTypeError(
-            f"{path}={type(value).__name__!r}: text is no input of a model; leave the field out of the examples, or "
-            "make numbers of it, as a tokenizer does"
-        )
-    found = None if _is_numbers(value) else batches.parts(value)
-    for name, item in zip(found.names, found.values, strict=True) if found else ():
-        _check_field(item, path + name)

@@ -4,8 +4,6 @@ Held-out data must not be trained on, and an example at several places of the tr
 people. Both are questions about one table: for each place of the data, what is read there.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -13,8 +13,6 @@ public seed, all generators are put back, and none is kept. One that cannot be r
 run says it when it draws that example.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

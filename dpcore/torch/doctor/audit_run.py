@@ -38,8 +38,6 @@ What is tested is each release *given* its batch. That batches are drawn as plan
 on the same samplers; the epsilon that a larger r stands for is that of the plan with its noise multiplier divided by r.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

@@ -1,9 +1,6 @@
 """The doctor: all checks of a user's own objects, one after the other, with nothing left behind."""
 
-from __future__ import annotations
-
 import hashlib
-import io
 import time
 import warnings
 from collections import Counter
@@ -25,14 +22,14 @@ from dpcore.stages.clipping.clipped_sum import norms_of
 from dpcore.stages.method import Method
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.data.data import Data, join
+from dpcore.torch.data.data import Data, join, read_examples
 from dpcore.torch.data.remarks import remarks
-from dpcore.torch.doctor.audit_run import add_up, audited, take
+from dpcore.torch.doctor.audit_run import add_up, audited
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
-from dpcore.torch.doctor.subject import Subject, kept_values, unchanged
+from dpcore.torch.doctor.subject import Subject, unchanged
 from dpcore.torch.gradients.per_example import WAYS, Loss
 from dpcore.torch.model.check_module import Modes, refusals
-from dpcore.torch.model.functional import in_mode, whole_state
+from dpcore.torch.model.functional import in_mode
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.peers import check_plain, is_sharded, peers_of
 from dpcore.torch.randomness import OTHER, TRIAL, seeded
@@ -109,13 +106,10 @@ def reading(subject: Subject) -> Iterator[Finding]:
     drifting = [k for k in moved if not _same(first[k], second[k])]
     relabeled = [k for k in moved if not drifting and not _same(labels(batch[k]), labels(augmented[k]))]
     if strangers or relabeled:
-        told = f"index {places[(strangers or relabeled)[0]]} "
-        if strangers:
-            told += "was another index's example at another reading: the data set orders itself anew"
-        else:
-            told += "has another target at another reading: the data set orders itself anew, or mixes examples"
+        told = "was another index's example" if strangers else "has another target"
         yield fault(
-            f"{told}, and what is counted and clipped as one example is not.",
+            f"index {places[(strangers or relabeled)[0]]} {told} at another reading: the data set orders itself anew, "
+            "or mixes examples, and what is counted and clipped as one example is not.",
             "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself",
         )
     elif drifting:
@@ -147,7 +141,7 @@ def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
             return list(batches.leaves(source.collate(of)))
 
     with seeded(source.device, TRIAL, source.generators):
-        examples = source.examples([int(place) for place in places])
+        examples = read_examples(source.dataset, [int(place) for place in places])
     alone = [rows([example], TRIAL) for example in examples]
     if any(not _same(row, rows([example], OTHER)) for row, example in zip(alone, examples, strict=True)):
         return None
@@ -311,31 +305,6 @@ def neighbours(subject: Subject) -> Iterator[Finding]:
         yield ok(f"{told}; 2 C is claimed.")
 
 
-def checkpoint(subject: Subject) -> Iterator[Finding]:
-    """Whether model and optimizer come back from a checkpoint as they were saved."""
-    model, run, other = subject.model, subject.another(), subject.another()
-    with kept_values(model):
-        take(run, batches.tree_map(lambda t: t.repeat_interleave(run.engine.views, 0), subject.made(2)))
-        stored = io.BytesIO()
-        torch.save({"model": whole_state(model), "optimizer": run.optimizer.state_dict()}, stored)
-        stored.seek(0)
-        saved = torch.load(stored, weights_only=True)
-        kept = {name: p.detach().clone() for name, p in model.named_parameters()}
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(1.0)
-        model.load_state_dict(saved["model"])
-        other.optimizer.load_state_dict(saved["optimizer"])
-        lost = [name for name, p in model.named_parameters() if not torch.equal(p, kept[name])]
-    if lost:
-        yield fault(
-            f"{len(lost)} parameters, {lost[0]!r} among them, do not come back from the model's state_dict().",
-            "let state_dict() hold every parameter, and load_state_dict() load it",
-        )
-    else:
-        yield ok(f"model and optimizer come back; the state has {len(stored.getvalue()):,} bytes.")
-
-
 class Check(NamedTuple):
     """What is looked at, and what is said where nothing is found; `private` findings may show values of the data."""
 
@@ -360,7 +329,6 @@ _OF_A_RUN = (
     Check("loss", loss),
     Check("real examples", clipping, private=True),
     Check("isolation", neighbours, private=True),
-    Check("checkpoint", checkpoint),
 )
 
 

@@ -1,7 +1,5 @@
 """Findings of the doctor."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Callable

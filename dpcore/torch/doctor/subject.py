@@ -1,7 +1,5 @@
 """The objects under examination, what is built of them for it, and how they are left as they were found."""
 
-from __future__ import annotations
-
 import inspect
 import time
 import warnings
@@ -30,7 +28,7 @@ from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import TRIAL, seeded
 from dpcore.torch.run import PrivateRun
 
-OF_A_REAL_RUN = ("ledger", "data_id", "run_name", "key", "exact_key", "private_diagnostics")
+OF_A_REAL_RUN = ("ledger", "data_id", "run_name", "key", "exact_key")
 """Keywords of `make_private` that have no meaning here: nothing is paid for, and keys are fresh and thrown away."""
 
 

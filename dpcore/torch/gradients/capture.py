@@ -82,13 +82,18 @@ class Captured:
 
 
 def capture(
-    model: nn.Module, names: Sequence[str], loss: ExampleLoss, example: Tree, made: Made | None = None
+    model: nn.Module,
+    names: Sequence[str],
+    loss: ExampleLoss,
+    example: Tree,
+    made: Made | None = None,
+    forward: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Captured:
     """Return the graph of a model in its present modes, for batches in the form of `example`.
 
     `names` are the trained parameters, and `loss` is that of one example. Of `example` only shapes, dtypes and devices
-    are read. `made` notes the tensors that the code is given and makes. Raises NotCaptured if the code does what a graph
-    cannot hold.
+    are read. `made` notes the tensors that the code is given and makes, and `forward` gives the context of the forward
+    pass and the loss. Raises NotCaptured if the code does what a graph cannot hold.
     """
     named = dict(model.named_parameters())
     trained, _ = places(model, names)
@@ -119,10 +124,11 @@ def capture(
 
             def both() -> None:
                 with numbers:
-                    replaced.loss = False
-                    output = batches.call(model, inputs)
-                    replaced.loss = True
-                    losses = example_losses(loss, output, targets, numbers.count)
+                    with forward():
+                        replaced.loss = False
+                        output = batches.call(model, inputs)
+                        replaced.loss = True
+                        losses = example_losses(loss, output, targets, numbers.count)
                     if losses.requires_grad:
                         refuse_foreign(losses, [*points, *replaced.leaves])
                         torch.autograd.backward(losses, torch.ones_like(losses))

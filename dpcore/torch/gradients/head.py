@@ -25,7 +25,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from dpcore.spec.check import dtype_name
+from dpcore.spec.check import read_as
 from dpcore.spec.contributions import FEW_ROWS, rounding_of_linear
 from dpcore.stages.clipping.blocks import CHUNK, Block, Chunked
 from dpcore.torch.gradients.axis import Axis, Op, name_of, order_of, shape_of
@@ -155,8 +155,8 @@ class Softmax:
 
     @property
     def dtype(self) -> str:
-        """Name of the arrays' dtype."""
-        return dtype_name(self.inputs)
+        """See `dpcore.stages.clipping.blocks.Block.dtype`."""
+        return read_as(self.inputs)
 
     @property
     def rounding(self) -> float:

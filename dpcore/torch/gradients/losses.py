@@ -48,6 +48,8 @@ def losses_inside(function: Any, args: Any, kwargs: Any, count: int) -> torch.Te
     held = {name: value for name, value in tensors.items() if value.shape[0] and value.shape[0] % count == 0}
     if not held:
         return None
+    if torch.is_autocast_enabled(next(iter(held.values())).device.type):
+        held = in_float32(held)
     parts = [value.unflatten(0, (count, -1)) for value in held.values()]  # type: ignore[no-untyped-call]
 
     def one(*values: torch.Tensor) -> torch.Tensor:
@@ -85,6 +87,12 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
         return loss(_with_tensors(output, iter(mine)), tree_map(lambda t: t.unsqueeze(0), its_targets)).reshape(())
 
     return vmap(one, randomness="different")(views, targets)
+
+
+def in_float32(output: Any) -> Any:
+    """Return a tree with its tensors of 16 bits in float32, as autocast casts for losses; under vmap it does not."""
+    leaves = batches.leaves(output)
+    return _with_tensors(output, (t.float() if t.is_floating_point() and t.itemsize == 2 else t for t in leaves))
 
 
 def _with_tensors(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:

@@ -26,10 +26,11 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree, trial_batch
 from dpcore.torch.gradients.capture import as_written, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotProved
-from dpcore.torch.gradients.losses import Calls, ExampleLoss, check_scalar, check_targets, loss_failed
+from dpcore.torch.gradients.losses import Calls, ExampleLoss, check_scalar, check_targets, in_float32, loss_failed
 from dpcore.torch.gradients.proved import ProvedGradient
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.memory import is_out_of_memory
+from dpcore.torch.model import precision
 from dpcore.torch.model.functional import (
     FAILURES,
     Leaves,
@@ -83,7 +84,9 @@ class PerExampleGradient:
         self.classes: int | None = None  # of the model's output, under a loss over classes
         self._calls = 0
         self._synthetic = False
-        self._autocast = autocast_of(model)
+        self._device = next(model.parameters(), torch.empty(0)).device
+        self.autocast = precision.around(self._device)  # of the forward pass
+        self._given = False  # whether it was given, whatever is around
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         if not self.names:
             raise ArgumentError(
@@ -95,6 +98,12 @@ class PerExampleGradient:
 
     def _values(self) -> Values:
         return Values(self.model, self.names)
+
+    def set_precision(self, dtype: torch.dtype | None) -> None:
+        """Let forward passes and losses run in this precision, see `dpcore.torch.model.precision`."""
+        self.proved.precision = self.one_by_one.precision = dtype
+        if dtype is not None:
+            self.autocast, self._given = dtype, True
 
     def parameters(self) -> list[torch.Tensor]:
         """See `Values.parameters`."""
@@ -151,10 +160,11 @@ class PerExampleGradient:
     def _gradients(
         self, point: Sequence[Any], batch: Tree, seed: bytes, synthetic: bool, regular: Hashable = None
     ) -> list[Block]:
-        if autocast_of(self.model) != self._autocast:
+        around = precision.around(self._device)
+        if not self._given and around != self.autocast:
             raise ArgumentError(
-                f"autocast {_words(autocast_of(self.model))} around private.step, {_words(self._autocast)} around "
-                "make_private: call both inside the same torch.autocast, or neither"
+                f"autocast {precision.words(around)} around private.step, {precision.words(self.autocast)} around "
+                "make_private: call both inside the same torch.autocast, or neither, or make_private with precision="
             )
         values = [value.detach() for value in point]
 
@@ -193,6 +203,7 @@ class PerExampleGradient:
 
     def _loss_of(self, output: Any, targets: tuple[Tree, ...]) -> torch.Tensor:
         check_targets(self.loss, targets)
+        output = output if self.autocast is None else in_float32(output)
         try:
             value: Any = self.loss(output, *targets)
         except FAILURES as cause:
@@ -222,16 +233,6 @@ def is_compiled(model: torch.nn.Module) -> bool:
     )
 
 
-def autocast_of(model: torch.nn.Module) -> torch.dtype | None:
-    """Return the dtype of the autocast that a model would run under now, None where it is off."""
-    kind = next(model.parameters()).device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-def _words(dtype: torch.dtype | None) -> str:
-    return "off" if dtype is None else f"to {str(dtype).removeprefix('torch.')}"
-
-
 class OneByOne:
     """Rows of the gradients of a model's loss for its trained parameters, which have the names of `values`.
 
@@ -243,6 +244,7 @@ class OneByOne:
         self.model = model
         self.loss = loss
         self.values = values
+        self.precision: torch.dtype | None = None
 
     def __call__(self, point: Sequence[torch.Tensor], batch: Tree) -> list[Block]:
         """Return one block for each of `names`."""
@@ -261,15 +263,16 @@ class OneByOne:
     def _one(self, point: Sequence[torch.Tensor], inputs: Tree, targets: tuple[Tree, ...]) -> list[torch.Tensor]:
         leaves, given = self.values.at(point)
         versions = {name: tensor._version for name, tensor in given.items()}
+        device = point[0].device
 
         def both() -> None:
-            with Leaves() as own:
+            with Leaves() as own, precision.forward(self.precision, device):
                 loss = self.loss(batches.call(self.model, inputs), targets)
             if loss.requires_grad:
                 refuse_foreign(loss, [*leaves, *own.leaves])
                 torch.autograd.backward(loss)
 
-        with torch.enable_grad():
+        with torch.enable_grad(), precision.apart(self.precision, device):
             within(self.model, given, both)
         check_versions(self.model, given, versions)
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]

@@ -29,6 +29,7 @@ from dpcore.torch.gradients.head import without_logits
 from dpcore.torch.gradients.losses import Calls, ExampleLoss
 from dpcore.torch.gradients.sources import RESHAPED, Finder, Source, as_captured, lies_anyhow
 from dpcore.torch.memory import Footprint
+from dpcore.torch.model import precision
 from dpcore.torch.model.functional import Values, local
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
@@ -270,6 +271,7 @@ class ProvedGradient:
         self._calls = 0
         self.lean = False  # whether heads are taken without their logits
         self.compiled = False  # whether torch.compile makes kernels of the graphs
+        self.precision: torch.dtype | None = None  # see `dpcore.torch.model.precision`
         self.changes_state = False  # whether the code changed anything that lasts while it was captured
 
     @property
@@ -302,7 +304,8 @@ class ProvedGradient:
     def _program(self, form: Hashable, batch: Tree) -> Program:
         known = self.programs.get(form)
         if known is None:
-            key = *cache.equal_models(self.model, self.loss, self.values.names), form, self.compiled, self.lean
+            options = self.compiled, self.lean, self.precision
+            key = *cache.equal_models(self.model, self.loss, self.values.names), form, *options
             known = cache.get(key, lambda: self._made(batch))
             if len(self.programs) >= _FORMS:
                 del self.programs[next(iter(self.programs))]
@@ -320,8 +323,8 @@ class ProvedGradient:
         before = self._snapshot()
         made = Made()
         try:
-            with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls:
-                found = capture(self.model, self.values.names, self._loss_of, batch, made)
+            with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls, self._apart():
+                found = capture(self.model, self.values.names, self._loss_of, batch, made, self._forward)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
@@ -333,7 +336,7 @@ class ProvedGradient:
         made.refuse_left(self.model)
         program = Program(found, self.values.gathered(found), self.lean)
         try:
-            with seeded(self._device, TRIAL), self.values.captured():
+            with seeded(self._device, TRIAL), self.values.captured(), self._apart():
                 found.check_numbers()
         finally:
             before.restore()
@@ -341,6 +344,12 @@ class ProvedGradient:
         made.refuse_left(self.model)
         program.classes = calls.classes
         return program
+
+    def _forward(self) -> AbstractContextManager[None]:
+        return precision.forward(self.precision, self._device)
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return precision.apart(self.precision, self._device)
 
     def forget(self) -> None:
         """Forget all graphs."""

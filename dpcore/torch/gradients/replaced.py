@@ -222,6 +222,7 @@ def layer_of(kind: str, x: Tensor, states: Sequence[Tensor], weights: Sequence[T
         inputs, inner = F.linear(x, w_ih, None if b_ih is None else b_ih + b_hh), w_hh.new_zeros(w_hh.shape[0])  # type: ignore[operator]
     hidden = states[0]
     cells = states[1] if len(states) > 1 else torch.zeros_like(hidden)
+    inputs, hidden, cells = (each.to(w_hh.dtype) for each in (inputs, hidden, cells))  # autocast makes 16 bits of some
     return _Recurrence.apply(kind, inputs, hidden, cells, w_hh.t(), inner, backward)  # type: ignore[no-untyped-call]
 
 

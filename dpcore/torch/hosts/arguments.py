@@ -4,8 +4,6 @@ A field that is in no table of this module is refused at any value but its defau
 transformers adds is never ignored without a word.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, Final
 
@@ -21,6 +19,8 @@ KEPT: Final = frozenset({
     "output_dir", "overwrite_output_dir", "activation_checkpointing", "activation_checkpointing_kwargs",
     "gradient_checkpointing", "gradient_checkpointing_kwargs", "remove_unused_columns", "label_names",
     "dataloader_num_workers", "do_train", "do_eval", "do_predict",
+    # make_private(precision="bf16").
+    "bf16",
     # Logging.
     "logging_strategy", "logging_steps", "logging_first_step", "logging_dir", "log_on_each_node", "log_level",
     "log_level_replica", "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id",
@@ -59,7 +59,7 @@ _REASONS: Final = {
     "optim optim_args optim_target_modules adafactor": "the update is the method's, as in dpcore.methods.dp_adam(...)",
     "label_smoothing_factor": "give compute_loss_func, as with cross_entropy(..., label_smoothing=0.1)",
     "average_tokens_across_devices": "each example's loss is the mean over its own tokens",
-    "bf16 fp16": "give the model its dtype instead, as in model.to(torch.bfloat16): gradients are clipped in float32",
+    "fp16": "its loss scale follows from gradients, which are private; take bf16=True",
     "tf32": "the bounds on norms are those of float32 products",
     "bf16_full_eval fp16_full_eval": "it would change the model that is trained; evaluate a copy of it",
     "torch_compile": "pass a model that is compiled already",
@@ -82,25 +82,10 @@ REASONS: Final = {name: reason for names, reason in _REASONS.items() for name in
 
 
 def check_arguments(args: Any, known: type, method: Method, *, processes: int) -> None:
-    """Refuse training arguments that contradict the private run, or that would be ignored.
+    """Refuse training arguments that contradict the private run, or would be ignored, each with what would be right.
 
-    Parameters
-    ----------
-    args : transformers.TrainingArguments
-    known : type
-        `transformers.TrainingArguments`: fields that a subclass adds are its own affair.
-    method : Method
-    processes : int
-        That train together.
-
-    Raises
-    ------
-    ArgumentError
-        With one sentence that names the argument, its value, and what would be right.
-
-    Notes
-    -----
-    A value that equals its default cannot be told from one that was not given, and is taken as not given.
+    `known` is `transformers.TrainingArguments`: fields that a subclass of it adds are its own affair. A value that
+    equals its default cannot be told from one that was not given, and is taken as not given.
     """
     ours, defaults = _settings_of(method), {entry.name: entry.default for entry in fields(known)}
     for name, default in defaults.items():

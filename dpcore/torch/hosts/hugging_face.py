@@ -1,7 +1,5 @@
 """`PrivateTrainer`: the Trainer of transformers, with a private step in the place of its own."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math
@@ -152,10 +150,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 f"use_cpu={self.args.use_cpu!r}: must be True where there is no GPU, since transformers counts "
                 f"{self.args.world_size} processes and torch.distributed {counted}, and each would write all files"
             )
-        if self.accelerator.mixed_precision != "no":
+        if self.accelerator.mixed_precision != ("bf16" if self.args.bf16 else "no"):
             raise ArgumentError(
-                f"mixed_precision={self.accelerator.mixed_precision!r} of accelerate: must be 'no'; give the model its "
-                "dtype instead"
+                f"mixed_precision={self.accelerator.mixed_precision!r} of accelerate: must be 'no'; give "
+                "TrainingArguments(bf16=True) instead"
             )
         if "loss" in self._chosen and self.compute_loss_func is not None:
             raise ArgumentError("loss: must be left out with compute_loss_func")
@@ -298,8 +296,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         if self._private is None or resume_from_checkpoint is None:
             args, (data, collate) = self.args, data_of(self)
             length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
-            options = {"loss": loss_of(self), "num_workers": args.dataloader_num_workers, **self._chosen, **length}
-            self._private = make_private(self.model, data, self._method, collate_fn=collate, **options)
+            options = {"loss": loss_of(self), "num_workers": args.dataloader_num_workers, "collate_fn": collate}
+            options |= {"precision": "bf16" if args.bf16 else None, **self._chosen, **length}
+            self._private = make_private(self.model, data, self._method, **options)
         private = self._private
         self.optimizer, self.lr_scheduler = private.optimizer, None
         self.create_scheduler(num_training_steps=private.plan.steps, optimizer=self.optimizer)

@@ -7,8 +7,6 @@ is another function; and running statistics of private examples would be part of
 Here known modules are told by their class and settings; `dpcore.torch.gradients.per_example.try_out` runs the model.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 

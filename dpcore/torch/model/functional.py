@@ -1,7 +1,5 @@
 """A call of a model with other values in the places of its parameters and buffers, and nothing left behind."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The models of the command line and the demos: small, without layers that mix examples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

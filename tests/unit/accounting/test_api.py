@@ -1,7 +1,5 @@
 """The public functions: names, refusals, calibration, and golden figures."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

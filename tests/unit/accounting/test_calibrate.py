@@ -1,7 +1,5 @@
 """Calibration of each unknown: never above the target, close below it, and what is left of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

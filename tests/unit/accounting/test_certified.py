@@ -1,7 +1,5 @@
 """The public functions on events of every kind: certified intervals around the truth, and no order turned round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

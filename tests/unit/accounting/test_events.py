@@ -1,7 +1,5 @@
 """Events: what they accept, and that a statement written to JSON gives the same event back."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

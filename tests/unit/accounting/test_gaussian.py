@@ -1,7 +1,5 @@
 """The exact Gaussian accountant against 50-digit arithmetic and against dp-accounting."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Histories of Opacus's accountants: what they are read as, against what Opacus and dp-accounting say of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

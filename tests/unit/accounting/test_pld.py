@@ -3,8 +3,6 @@
 Their truth is tested in test_accounting_certified.py and test_accounting_pld_oracle.py.
 """
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 import warnings

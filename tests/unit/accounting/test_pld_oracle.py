@@ -8,8 +8,6 @@ since the transform of (1 - e^-x)_+ is 1/(s (s + 1)); a composition multiplies t
 converges exponentially. Outcomes that weigh less than e^-23 delta together are left out: far in the tail M explodes.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """The rounding errors that the bounds allow for, against higher precision: each measured one with room to spare."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

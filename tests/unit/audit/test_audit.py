@@ -1,7 +1,5 @@
 """The audit's statistics against SciPy, simulations and quadrature; its step against `minimize`."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The sequential test: its false alarms, its power, and its bound, on guesses of a known law."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ program inside of its tensor, arguments that a root or quotient need not treat a
 as the cipher's turns.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter
@@ -19,8 +17,9 @@ PIPES = {
     "integer": "IADD3 VIADD LOP3 SHF ISETP SEL VIMNMX VIMNMX3 PRMT LEA I2FP IABS FSEL FSETP FMNMX PLOP3 P2R R2UR",
     "float": "FFMA FMUL FADD HFMA2 IMAD",
     "double": "DADD DMUL DFMA",
+    "tensor": "HMMA HGMMA IMMA IGMMA DMMA",
     "special": "MUFU F2F I2F",
-    "memory": "LDG STG",
+    "memory": "LDG STG LDGSTS",
 }
 
 
@@ -69,6 +68,15 @@ class Listing:
             own = 0 if instruction.name == "NOP" else weights[place]
             best[place] = (following[0] + own, following[1] + Counter({instruction.name: own}))
         return best[0][1]
+
+    def product_loop(self) -> Counter[str]:
+        """Return the instructions of the shortest loop that has tensor-core instructions; none without one."""
+        found: list[Counter[str]] = []
+        for place, instruction in enumerate(self.instructions):
+            first = self.labels.get(instruction.target or "", place)
+            loop = Counter(each.name for each in self.instructions[first : place + 1] if each.name != "NOP")
+            found += [loop] if first < place and any(loop[name] for name in PIPES["tensor"].split()) else []
+        return min(found, key=Counter.total, default=Counter())
 
     def loads_together(self) -> float:
         """Return how many loads stand between two stores, where any do: the median."""

@@ -1,7 +1,5 @@
 """What is found for an example follows from its own arrays: a further one, of zeros, moves nothing beyond float64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The state of torch and of the processor: what it may change, and what it may not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -134,5 +132,6 @@ def test_the_default_device_changes_nothing():
 
 
 def test_other_dtypes_are_named():
-    one = torch.zeros(2, 1, 3, dtype=torch.bfloat16)
-    refused(ArgumentTypeError, "bfloat16", linear_norms, dpcore_torch, [one], [one], [1.0])
+    one, ones = torch.zeros(2, 1, 3, dtype=torch.int16), torch.ones(2, dtype=torch.bfloat16)
+    refused(ArgumentTypeError, "int16", linear_norms, dpcore_torch, [one], [one], [1.0])
+    refused(ArgumentTypeError, "bfloat16", dpcore_torch.clip_factors, [ones], "standard", [1.0], [3], [0.0], 1.0)

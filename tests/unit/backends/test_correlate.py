@@ -1,7 +1,5 @@
 """Correlated noise on a grid against sums over all that was ever kept, bit for bit; and what it refuses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

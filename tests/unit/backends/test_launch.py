@@ -1,7 +1,5 @@
 """Where the Triton backend runs, and what it says where it cannot."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The sampler as the kernels compute it, word by word: the integers of the NumPy reference, at every edge."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,14 +3,12 @@
 The reference is a loop in `numpy.longdouble`: 64 bits of mantissa, and exponents that no product here leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_layer import linear_norms, linear_sum
 from tensors import OnTensors
@@ -172,6 +170,7 @@ def check(norms: Array, true: tuple[Array, Array], add: Any, kind: str, promise:
     np.testing.assert_array_equal(out, expected)
 
 
+@settings(max_examples=max(30, settings().max_examples))
 @given(seeds, kinds, dtypes, times, widths, widths, st.booleans(), st.booleans(), st.booleans())
 def test_a_linear_norm_bounds_what_the_sum_adds(
     seed: int, kind: str, dtype: str, times: list[int], p: int, q: int, scaled: bool, gram: bool, exact: bool

@@ -1,7 +1,5 @@
 """The fused step is the composition of the plain operations, whatever the threads and the pieces."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which runs a comparison makes, what its contestants are, and what its paragraph claims."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -63,7 +61,7 @@ def test_search_runs_never_share_a_seed_with_final_ones():
 
 
 def test_tables_are_read_as_the_options_are():
-    tables = {"a": {"method": "DiSK", "kappa": "1/2", "lr": [1, "2%"], "batch-size": "1k"}, "b": {"method": "memf"}}
+    tables = {"a": {"method": "DiSK", "kappa": "1/2", "lr": [1, "0.02"], "batch-size": "1e3"}, "b": {"method": "memf"}}
     first, second = from_tables(tables, (0.5,))
     assert first == Contestant("a", {"method": "disk", "kappa": 0.5, "batch_size": 1000}, (1.0, 0.02))
     assert second == Contestant("b", {"method": "memf"}, (0.5,))

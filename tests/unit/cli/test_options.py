@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("typer")
 import typer
@@ -79,40 +75,26 @@ def test_a_table_becomes_options():
     group(["--rate", "1/4", "--on"], standalone_mode=False)
     assert heard == {"rate": 0.25, "on": True}
     read = options.parsers(Table)
-    assert (read["rate"]("50%"), read["on"](False), read["left"](3)) == (0.5, False, 3.0)
-
-
-def test_an_option_of_the_commands_own_stands_in_the_fields_place():
-    @options.takes(Table)
-    def command(end: bool = False, ons: int = 3, rate: str = "x", **given: Any) -> None: ...
-
-    found = inspect.signature(command).parameters
-    assert list(found) == ["rate", "ons", "left", "end"]
-    assert (found["rate"].default, found["ons"].default, found["left"].default) == ("x", 3, 2.0)
+    assert (read["rate"]("1/2"), read["on"](False), read["left"](3)) == (0.5, False, 3.0)
 
 
 # What people type, and what it means.
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("0.1", 0.1), ("1e-5", 1e-5), ("1E-5", 1e-5), (" 60,000 ", 60000), ("1,234,567.5", 1234567.5), ("60_000", 60000),
-    ("60k", 60000), ("1.5M", 1.5e6), ("1/60,000", 1 / 60000), ("256/60k", 256 / 60000), ("1%", 0.01),
-    ("-3", -3), (3, 3), (0.25, 0.25),
+    ("0.1", 0.1), ("1e-5", 1e-5), ("1E-5", 1e-5), (" 60000 ", 60000), ("60_000", 60000),
+    ("1/60000", 1 / 60000), ("-3", -3), (3, 3), (0.25, 0.25),
 ])  # fmt: skip
 def test_numbers_as_typed(text: Any, value: float):
     assert real(text) == pytest.approx(value, rel=1e-15)
 
 
 @pytest.mark.parametrize("text", [
-    "", "x", "0,1", "1,23", "1..2", "1/0", "1/2/3", "nan", "inf", "-inf", "1e999", "k", "%", "10^", True, None, [1],
+    "", "x", "0,1", "1,23", "1..2", "1/0", "1/2/3", "nan", "inf", "-inf", "1e999",
+    "60k", "1%", "60,000", "10^", True, None, [1],
 ])  # fmt: skip
 def test_what_is_no_number_is_refused_with_a_hint(text: Any):
     refused(typer.BadParameter, "is not", real, text)
-
-
-@given(st.integers(0, 10**15))
-def test_every_count_survives_in_each_spelling(value: int):
-    assert count(str(value)) == count(f"{value:,}") == count(f"{value:_}") == count(value) == value
 
 
 def test_counts_are_whole_and_not_negative():
@@ -124,7 +106,7 @@ def test_counts_are_whole_and_not_negative():
 
 def test_whole_numbers_keep_every_digit_and_end_where_64_bits_do():
     assert count("9007199254740993") == 2**53 + 1  # no float is this number
-    assert count("9,223,372,036,854,775,807") == 2**63 - 1
+    assert count("9_223_372_036_854_775_807") == 2**63 - 1
     assert whole("-9_223_372_036_854_775_807") == 1 - 2**63
     for text in ("9223372036854775808", "1e30", "1e300", 10**400):
         refused(typer.BadParameter, "is too large|is not a number", count, text)
@@ -150,17 +132,6 @@ def test_names_in_any_spelling_and_the_nearest_one():
     refused(typer.BadParameter, r"'qqq' is unknown; known: ", parse, "qqq")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [
-    ("dop", "doppler"), ("sgd", "dp_sgd"), ("dpsgd", "dp_sgd"), ("memff", "memf"), ("inner", "inner_outer"),
-    ("adam", "dp_adam"), ("momentum", None), ("d", None), ("dp", None), ("laplace", None), ("", None), ("lion", None),
-])  # fmt: skip
-def test_only_what_was_probably_meant_is_suggested(typed: str, meant: str | None):
-    with pytest.raises(typer.BadParameter) as caught:
-        one_of(METHODS)(typed)
-    assert (f"did you mean {meant}?" in caught.value.message) == (meant is not None)
-    assert ("did you mean" in caught.value.message) == (meant is not None)
-
-
 def test_clipping_groups():
     assert group_norms("per-layer") == "per_layer"
     assert group_norms("conv*=0.5, *=1") == group_norms({"conv*": "0.5", "*": 1}) == {"conv*": 0.5, "*": 1.0}
@@ -183,10 +154,10 @@ def run_train(arguments: list[str]) -> dict[str, Any]:
         batch_size: int = 256,
         betas: Annotated[Any, typer.Option(parser=reals)] = None,
         clipping_groups: Annotated[Any, typer.Option(parser=group_norms)] = "flat",
-        tensorboard: bool = False,
+        overlay: bool = False,
         as_json: Annotated[bool, typer.Option("--json")] = False,
     ) -> None:
-        seen.update(lr=lr, batch_size=batch_size, betas=betas, groups=clipping_groups, tensorboard=tensorboard)
+        seen.update(lr=lr, batch_size=batch_size, betas=betas, groups=clipping_groups, overlay=overlay)
 
     app(arguments, standalone_mode=False)
     return seen
@@ -195,21 +166,15 @@ def run_train(arguments: list[str]) -> dict[str, Any]:
 def test_the_file_sets_defaults_and_the_command_line_wins(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
-        'lr = "1/4"\nbatch-size = 512\nbetas = [0.9, 0.99]\ntensorboard = true\n[clipping_groups]\n"0.*" = 0.5\n'
+        'lr = "1/4"\nbatch-size = 512\nbetas = [0.9, 0.99]\noverlay = true\n[clipping_groups]\n"0.*" = 0.5\n'
     )
-    expected = {"lr": 0.25, "batch_size": 512, "betas": (0.9, 0.99), "groups": {"0.*": 0.5}, "tensorboard": True}
+    expected = {"lr": 0.25, "batch_size": 512, "betas": (0.9, 0.99), "groups": {"0.*": 0.5}, "overlay": True}
     assert run_train(["--config", str(path)]) == expected
     assert run_train(["--config", str(path), "--lr", "3"]) == expected | {"lr": 3}
-    assert run_train(["--lr", "3", "--config", str(path), "--no-tensorboard"]) == expected | {
+    assert run_train(["--lr", "3", "--config", str(path), "--no-overlay"]) == expected | {
         "lr": 3,
-        "tensorboard": False,
+        "overlay": False,
     }
-
-
-def test_the_config_of_a_run_can_be_run_again(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"kind": "dpcore run_train", "settings": {"lr": 0.5, "betas": None, "batch_size": 7}}))
-    assert run_train(["--config", str(path)])["batch_size"] == 7
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -1,7 +1,5 @@
 """Lines fit a terminal, and nothing trails them in a pipe."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading
@@ -36,16 +34,6 @@ def test_a_terminal_gets_lines_that_it_shows_whole():
     assert output.fitted("one\n\ntwo", Terminal()) == "one\n\ntwo"
 
 
-def test_a_pipe_gets_each_sentence_in_one_line():
-    assert output.fitted(LONG, io.StringIO()) == LONG
-
-
-def test_what_comes_after_a_name_stays_in_its_column():
-    line = f"{'so far, however it was chosen':<30} {'epsilon = 2 at delta = 1e-5, add-remove adjacency, by 12 runs'}"
-    first, second = output.fitted(line, Terminal()).splitlines()
-    assert first.index("epsilon") == len(second) - len(second.lstrip())
-
-
 def test_a_warning_is_a_remark_without_its_line_of_code(capsys):
     former = warnings.showwarning
     with output.remarked_warnings(), warnings.catch_warnings():
@@ -59,20 +47,6 @@ def test_a_warning_is_a_remark_without_its_line_of_code(capsys):
 
 
 PLAN = ["--sample-rate", "1e-4", "--steps", "1e9"]
-
-
-def test_half_a_second_goes_by_before_a_word(capsys, monkeypatch):
-    assert 0 < output._PATIENCE <= 0.5
-    monkeypatch.setattr(output, "_PATIENCE", 0.01)
-    said = threading.Event()
-    monkeypatch.setattr(output, "fitted", lambda text, _: said.set() or text)
-    with output.told_if_slow("the sum"):
-        assert said.wait(60)
-    assert capsys.readouterr().err == "remark: still computing: the sum; Ctrl-C stops it\n"
-    monkeypatch.setattr(output, "_PATIENCE", 60.0)
-    with output.told_if_slow("the sum"):
-        pass
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The run folder: whole files, no foreign file touched, nothing overwritten unasked."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -77,8 +75,7 @@ def test_an_empty_folder_is_taken_and_names_count_up(tmp_path):
 
 def test_metrics_are_whole_lines_at_once(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.write_metrics([{"epoch": 1, "epsilon": math.inf}])
-    for epoch in (2, 3):
+    for epoch in (1, 2, 3):
         folder.log({"epoch": epoch, "epsilon": math.inf})
         read = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         assert [item["epoch"] for item in read] == list(range(1, epoch + 1))

@@ -1,7 +1,5 @@
 """A run of the command line: when it saves, in how many threads, and what is said and kept where it diverges."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -15,7 +13,6 @@ pytest.importorskip("typer")
 pytest.importorskip("torch")
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.train import training as trained
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
 from dpcore.cli.train.train import train_to_end as train
@@ -128,23 +125,3 @@ def test_a_save_in_any_case_counts():
 
 
 # Small models run in one thread, unless a person has chosen.
-
-
-@pytest.mark.parametrize(("chosen", "limit", "inside"), [(None, 1 << 24, 1), (None, 10, 3), ("3", 1 << 24, 3)])
-def test_a_small_model_runs_in_one_thread(
-    chosen: str | None, limit: int, inside: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = training()
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    monkeypatch.setattr(trained, "_SMALL", limit)
-    former = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with trained.suited(run):
-            assert torch.get_num_threads() == inside
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(former)

@@ -1,7 +1,5 @@
 """Attacks on a ledger: a row of noise meets one sum only, and whatever left a process is counted."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

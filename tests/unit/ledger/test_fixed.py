@@ -1,7 +1,5 @@
 """Runs fixed before the first release: their plans by PLD, everything else by the filter."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What a ledger grants, and how runs go on from checkpoints."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import stat
@@ -15,7 +13,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, DataErr
 from dpcore.ledger import Ledger, Total
 from dpcore.ledger.allowance import Blocks, largest
 from tests.refused import refused
-from tests.unit.ledger_tools import begin, full, new, ordered, poisson, released
+from tests.unit.ledger_tools import begin, full, new, ordered, poisson, released, restored
 
 
 @pytest.fixture(autouse=True)
@@ -339,7 +337,7 @@ def test_what_was_released_already_is_written_down_and_leaves_no_budget(tmp_path
         begin(again)
     (problem,) = again.verify().problems
     assert "the budget is exceeded" in problem
-    assert Ledger.restore(tmp_path / "again", again.export()).runs() == again.runs()
+    assert restored(tmp_path / "again", again.export()).runs() == again.runs()
 
 
 def test_a_release_beside_plans_that_keep_the_budget_ends_them(tmp_path: Path) -> None:

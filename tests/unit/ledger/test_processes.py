@@ -1,7 +1,5 @@
 """Processes that die at any moment, share a ledger, or fork: what was released is always covered."""
 
-from __future__ import annotations
-
 import os
 import signal
 import struct

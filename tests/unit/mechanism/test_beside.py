@@ -4,8 +4,6 @@ With several GPUs the current one need not be the model's. The stand-in has two 
 are in the wrong one.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +84,6 @@ def test_a_run_makes_its_arrays_beside_its_own(name: str) -> None:
     mechanism.output(x)
     mechanism.ahead(5)
     mechanism.draw()
-    mechanism.clipped_mean_norm()
     resumed, y = build(CASES[name], places)
     if mechanism.vectors.secret(mechanism.layout, list):  # made anew from the stream, before the next step
         saved["secret"]["arrays"] = {}

@@ -1,7 +1,5 @@
 """The array interface: arguments, privacy of the result, and what it refuses."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

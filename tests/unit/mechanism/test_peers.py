@@ -1,7 +1,5 @@
 """Several processes take a run's steps: the same noise bits, and the same parameters where sums are exact."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run would keep from step to step is refused before it is allocated, in one sentence."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -57,7 +55,7 @@ def _little(monkeypatch) -> None:
 
 REFUSED = {
     "window=61: keeps 60 vectors of 10 float32 coordinates, which takes 2.34 KiB, and this machine has 1.95 KiB free; "
-    "take a window of at most 51": methods.pmlf(window=61, **SHARED),
+    "take window=51 at most": methods.pmlf(window=61, **SHARED),
     "window=52: keeps 51 vectors": methods.inner_outer(window=52, **SHARED),
     "lags=60: keeps 60 vectors of 10 float32 coordinates": dpcore.Method(
         update=dpcore.updates.SGD(0.1), query=Behind(), noise=IndependentGaussian(1.0), batch_size=5

@@ -1,7 +1,5 @@
 """Pairs are clipped, combined and summed as the rows that they stand for: every rule, group, query, user and split."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

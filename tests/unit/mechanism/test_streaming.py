@@ -1,7 +1,5 @@
 """Correlated noise step by step: the same bits straight, resumed, shared out and made anew, however it is streamed."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -23,7 +21,6 @@ from dpcore.stages.strategies import (
     BLT,
     Banded,
     BandedToeplitz,
-    Coefficients,
     Dense,
     InBlocks,
     NamedStrategy,
@@ -49,7 +46,6 @@ STREAMS: dict[str, Strategy] = {
     "dense in blocks": in_blocks(DENSE, 16), "tree": Tree(STEPS), "tree in blocks": in_blocks(Tree(STEPS), 8),
     "tree-optimal in blocks": in_blocks(TreeOptimal(STEPS), 30), "square-root in blocks": in_blocks(ROOT, 7),
     "square-root in one block": in_blocks(ROOT, 1000),
-    "toeplitz in blocks": in_blocks(Coefficients((1.0, *[0.2] * (STEPS - 1))), 11),
 }  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """Sums over very large batches: one example moves a sum by no more than its clip norm, exactly."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

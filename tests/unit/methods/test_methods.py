@@ -1,7 +1,5 @@
 """Methods: NumPy numbers are the numbers that they hold, and every method cites a paper that can be found."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The plan: what fits together, what it costs, what its statement says."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace

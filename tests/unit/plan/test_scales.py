@@ -1,7 +1,5 @@
 """The noise of separately released second moments: a search for neighbors that move more than the bound allows."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cyclic Poisson sampling: groups, coins, bands, and what branches cost."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from functools import partial

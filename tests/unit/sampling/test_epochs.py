@@ -1,7 +1,5 @@
 """Epochs whose order is secret: reshuffled ones, and random allocation; what an example meets, and what it costs."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Samplers on tiny data sets, all batches with their exact probabilities: no step tells more than its event says."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

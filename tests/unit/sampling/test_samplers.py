@@ -1,7 +1,5 @@
 """The samplers: who takes part, how often, by name and by draw, and what is accounted for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

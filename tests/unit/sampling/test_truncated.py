@@ -1,7 +1,5 @@
 """Truncated Poisson sampling: the law of its batches, by enumeration, and what is accounted for it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Users as the unit of privacy: whose examples are drawn, and that one user's vectors are summed before the clip."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Choosing a backend."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The grid of a release: integers that float64 adds exactly, and what rounding to them moves."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

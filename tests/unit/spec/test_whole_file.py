@@ -1,7 +1,5 @@
 """A file is written whole or not at all, and nothing else stays behind."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

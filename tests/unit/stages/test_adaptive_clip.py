@@ -1,7 +1,5 @@
 """The adaptive clip norm: its trajectory, its noise, what it costs, what it keeps, and what it does not go with."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Blocks: each kind against loops over examples and time, in NumPy's and in torch's arrays."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from fractions import Fraction
@@ -21,6 +19,8 @@ from dpcore.stages.clipping.blocks import (
     Linear,
     Rows,
     Tied,
+    as_blocks,
+    as_rows,
     combined,
     joined,
     of_units,
@@ -287,3 +287,11 @@ def test_a_tied_matrix_is_summed_as_its_norm_was_taken(table: float, head: float
     tied.norms(port)
     tied.add_sum(port, np.ones(EXAMPLES), None)
     assert asked == [exact, exact]
+
+
+def test_rows_are_taken_quickly_or_left_to_the_long_way() -> None:
+    values = [np.ones((4, size), np.float32) for size in (3, 5)]
+    assert as_rows(values, [3, 5]) == as_blocks(values, [3, 5]) == [Rows(value) for value in values]
+    for other in ([*values[:1], Rows(values[1])], values[::-1], [values[0], values[1][:2]], [values[0][0], values[1]],
+                  [None, values[1]], [values[0].tolist(), values[1]], []):  # fmt: skip
+        assert as_rows(other, [3, 5]) is None

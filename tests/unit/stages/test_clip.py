@@ -1,7 +1,5 @@
 """Clipping: rules, groups, certified factors, non-finite rows, extreme values."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -118,16 +116,6 @@ def test_a_non_finite_row_adds_exactly_zero_in_every_group(rule: str, bad: float
         np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385])
-def test_sizes_across_blocks_and_empty_batches(size: int) -> None:
-    rows = np.full((3, size), 2.0, np.float32)
-    np.testing.assert_allclose(row_norms([rows, rows]), 2 * math.sqrt(2 * size))
-    assert row_norms([rows[:0]]).shape == (0,)
-    out = np.ones(size)
-    weighted_sum([rows[:0]], [np.ones(0)], [out])
-    assert (out == 1).all()
-
-
 def test_ten_million_entries_never_pass_where_torch_lets_them() -> None:
     """The claim of algorithms.md 11, with its contrast: torch's own float32 norm of the same row is short."""
     torch = pytest.importorskip("torch")
@@ -185,13 +173,3 @@ def test_the_sensitivity_object_bounds_every_example(rule: str, groups: str, see
         for i in members:
             squares += np.square(np.rint(factor[:, None] * blocks[i])).sum(axis=1)
     assert UNIT * np.sqrt(squares).max() <= clip.sensitivity(grouping).contribution
-
-
-def test_inputs_are_not_written() -> None:
-    rows = np.array([[3.0, np.inf], [3.0, 4.0]], np.float32)
-    rows.flags.writeable = False
-    (factors,) = clip_factors([row_norms([rows])], "standard", [1.0], [2], [1.0], UNIT)
-    factors.flags.writeable = False
-    out = np.zeros(2)
-    weighted_sum([rows], [factors], [out])
-    np.testing.assert_allclose(out * UNIT, [0.6, 0.8], rtol=1e-6)

@@ -1,7 +1,5 @@
 """The contract of every filter, and each kind against an explicit loop, scipy, or simulation."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -157,12 +155,6 @@ def test_the_gain_follows_the_recursion(sigmas: tuple[float, float, float], p: f
     assert ScalarKalman(*sigmas).gain(0) == pytest.approx((sw + sH + sv) / (2 * sw + sv))
 
 
-def test_the_gain_settles_at_kappa() -> None:
-    assert KALMAN.gain(400) == pytest.approx(KALMAN.kappa, rel=1e-12)
-    late, average = KALMAN.coefficients(400)[0], Averaging(KALMAN.kappa).coefficients(400)[0]
-    assert (*late.b, *late.a) == pytest.approx((*average.b, *average.a), rel=1e-12)
-
-
 def test_without_hessian_error_the_filter_is_the_optimal_one_for_a_random_walk() -> None:
     """The mean squared error of k_t on simulated random walks is p_t, and no constant weight does better."""
     rng = np.random.default_rng(8)
@@ -180,23 +172,6 @@ def test_without_hessian_error_the_filter_is_the_optimal_one_for_a_random_walk()
 def full(dimension: int = 3, **changes: Any) -> FullKalman:
     settings = {"hessian_covariance": 0.16, "motion_covariance": 0.01, "noise_covariance": 1.0} | changes
     return FullKalman(dimension, allow_nonprivate=True, **settings)  # type: ignore[arg-type]
-
-
-def test_the_full_filter_with_isotropic_covariances_is_the_scalar_one() -> None:
-    rng = np.random.default_rng(9)
-    gradients, products = rng.normal(size=(2, 40, 3))
-    products[0] = 0
-    kalman = full(initial_estimate=gradients[0])
-    estimate = gradients[0]
-    for t, (g, product) in enumerate(zip(gradients, products, strict=True)):
-        k = KALMAN.gain(t)
-        estimate = (1 - k) * (estimate + product) + k * g
-        np.testing.assert_allclose(kalman.step(g, product), estimate, rtol=1e-12)
-        np.testing.assert_allclose(kalman.gain, k * np.eye(3), atol=1e-12)
-    # Without a prediction it is the filter itself.
-    kalman = full(initial_estimate=gradients[0])
-    ours = [kalman.step(g, np.zeros(3)) for g in gradients]
-    np.testing.assert_allclose(ours, run(KALMAN, gradients), rtol=1e-11)
 
 
 @pytest.mark.parametrize("gamma", [-1.0, 0.5])

@@ -1,7 +1,5 @@
 """Optimal strategies, recommended ones and workloads: certificates against brute force, and published values."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -29,7 +27,7 @@ from dpcore.strategies import (
     sensitivity,
     workloads,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import eigvalsh_tridiagonal, sqrtm
 from scipy.optimize import approx_fprime, minimize
@@ -117,6 +115,7 @@ def test_several_epochs_against_brute_force(seed: int):
     assert rmse(found.strategy, workload, 4, patterns) == pytest.approx(found.error, rel=1e-9)
 
 
+@settings(max_examples=max(30, settings().max_examples))
 @given(st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_every_bracket_is_below_every_strategy(steps: int, seed: int):
     rng = np.random.default_rng(seed)
@@ -185,17 +184,6 @@ def test_many_steps():
     with pytest.raises(ArgumentError, match="at most 4096"):
         lower_bound(workloads.momentum(5000, 0.9))
     refused(ArgumentError, "at most 4096 for kind='dense'", optimal, "dense", 5000)
-
-
-def test_an_interrupted_search_keeps_the_best(monkeypatch: pytest.MonkeyPatch):
-    def told(_: Any) -> None:
-        raise KeyboardInterrupt
-
-    found = optimal("dense", workloads.momentum(40, 0.5), told=told)
-    assert not found.finished
-    assert found.lower_bound is not None
-    assert found.lower_bound <= found.error <= 1.2 * found.lower_bound
-    assert optimal("dense", workloads.momentum(40, 0.5)).finished  # it was not kept
 
 
 def test_solved_problems_are_kept_and_damage_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -345,13 +333,13 @@ def test_a_search_that_begins_with_fewer_steps_ends_where_one_without_does(
     workload, period = workloads.momentum(12_000, factor), 12_000 // epochs
     monkeypatch.setattr(series, "_INVERSE_SHORTEST", 1000)
     bands = [("banded-toeplitz", {"bands": 40}), ("banded-inverse", {"bands": 5})]
-    for kind, settings in [*bands, ("blt", {"buffers": 3})]:
-        quick = optimize.solved(kind, workload, epochs, period, settings)
+    for kind, given_settings in [*bands, ("blt", {"buffers": 3})]:
+        quick = optimize.solved(kind, workload, epochs, period, given_settings)
         with monkeypatch.context() as patch:
             patch.setattr(series, "_SHORTEST", 10**9)
             patch.setattr(series, "_SHORT", 10**9)
             patch.setattr(series, "_INVERSE_SHORTEST", 10**9)
-            slow = optimize.solved(kind, workload, epochs, period, settings)
+            slow = optimize.solved(kind, workload, epochs, period, given_settings)
         errors = [error_of(optimize.strategy_of(kind, found, 12_000), workload, epochs) for found in (quick, slow)]
         assert errors[0] <= errors[1] * (1 + 1e-6), kind
 
@@ -424,14 +412,6 @@ def test_products_are_those_of_the_matrices(steps: int, data: st.DataObject):
     np.testing.assert_allclose(np.asarray(first), np.tril(first))
 
 
-def test_what_is_constant_along_its_diagonals():
-    series = workloads.momentum(T, 0.9).series()
-    assert series is not None
-    np.testing.assert_allclose(series, [1.0, -1.9, 0.9])
-    assert workloads.learning_rates(np.linspace(1, 2, T)).series() is None
-    assert workloads.ones(1).series() is not None
-
-
 def test_nonsense_of_workloads():
     refused(ArgumentError, "rates: must be positive", workloads.learning_rates, [1.0, 0.0])
     refused(ArgumentError, "steps=0", workloads.ones, 0)
@@ -465,12 +445,6 @@ def test_what_is_recommended_fits_and_is_near_the_best_that_fits(
     assert found[0].error <= next(one.error for one in found if one.kind == "identity")
     fewer = [one for one in found if one.error <= 1.01 * min(two.error for two in found)]
     assert found[0].cost.vectors == min(one.cost.vectors for one in fewer)
-
-
-def test_more_memory_never_hurts() -> None:
-    errors = [recommend(200, epochs=4, vectors=vectors).error for vectors in (0, 1, 2, 4, 8)]
-    assert all(more <= 1.011 * less for less, more in itertools.pairwise(errors))
-    assert errors[-1] < 0.4 * errors[0]
 
 
 def test_bands_are_limited_where_sampling_amplifies_them() -> None:

@@ -1,7 +1,5 @@
 """Queries: the points that they ask for, alone and inside of each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -3,8 +3,6 @@
 A case is a call, and what its sentence must hold; " ... " stands for anything between. `TYPE` marks errors of type.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -95,7 +93,8 @@ ROWS = np.ones((2, 3), np.float32)
 ARRAYS: Calls = [
     (lambda: row_norms([]), "at least one block"), (lambda: row_norms([ROWS[0]]), "(B, d)"),
     (lambda: row_norms([ROWS, ROWS[:1]]), "rows[1].shape"), (lambda: row_norms([[1.0, 2.0]]), TYPE + "list"),
-    (lambda: row_norms([ROWS.astype(np.float16)]), TYPE + "float16"),
+    (lambda: row_norms([ROWS.astype(np.int16)]), TYPE + "rows[0].dtype=int16: must be float32 or"),
+    (lambda: weighted_sum([ROWS], [np.ones(2, np.float16)], [np.zeros(3)]), TYPE + "weights[0].dtype=float16"),
     (lambda: weighted_sum([ROWS], [np.ones(3)], [np.zeros(3)]), "weights[0].shape"),
     (lambda: weighted_sum([ROWS], [np.ones(2, np.float32)], [np.zeros(3)]), TYPE + "weights[0].dtype=float32"),
     (lambda: weighted_sum([ROWS], [np.ones(2)], [np.zeros(6)[::2]]), TYPE + "contiguous"),
@@ -275,5 +274,4 @@ def test_one_sentence_says_what_would_be_right(call: Callable[[], Any], words: s
 def test_the_full_filter_is_not_private() -> None:
     with pytest.raises(PrivacyError, match="epsilon is infinity"):
         FullKalman(2, hessian_covariance=0, motion_covariance=1, noise_covariance=1)
-    assert FullKalman.private is False
     assert not hasattr(FullKalman, "coefficients")

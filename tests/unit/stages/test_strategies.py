@@ -1,7 +1,5 @@
 """Strategies: what they stream is C^{-1} Z, for every kind, and matrices that cannot be one are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -24,7 +22,7 @@ from dpcore.stages.noise import CorrelatedGaussian
 from dpcore.stages.strategies.streaming import way
 
 from dpcore.stages.strategies import (  # isort: skip
-    BLT, Banded, BandedInverseToeplitz, BandedToeplitz, Coefficients, Dense, Identity, SquareRoot, Strategy, Tree,
+    BLT, Banded, BandedInverseToeplitz, BandedToeplitz, Dense, Identity, SquareRoot, Strategy, Tree,
     TreeOptimal, banded_inverse_square_root, check_steps, from_matrix, identify, in_blocks, nodes_touched, strategy
 )  # fmt: skip
 
@@ -46,7 +44,7 @@ KINDS: list[Strategy] = [
     Banded.from_matrix(random_lower(T, 1, 3)), Banded(np.ones((1, T))), BandedToeplitz((2.0, 1.0, -0.5)),
     BandedToeplitz((3.0,)), SquareRoot(T), BandedInverseToeplitz((1.0, -0.4, 0.3), T), banded_inverse_square_root(4, T),
     banded_inverse_square_root(1, T), Tree(T), TreeOptimal(T), BLT((0.4, 0.15), (0.9, 0.5), T),
-    Coefficients((1.0, 0.5, *[0.1] * (T - 2))), in_blocks(Dense(random_lower(T, T, 4)), 4),
+    in_blocks(Dense(random_lower(T, T, 4)), 4),
     in_blocks(banded_inverse_square_root(3, T), 1), in_blocks(Tree(T), 8), in_blocks(SquareRoot(T), 2 * T),
 ]  # fmt: skip
 NAMES = [f"{number}-{kind.describe()['kind']}" for number, kind in enumerate(KINDS)]

@@ -1,7 +1,5 @@
 """What a stream costs, by counting what a run does; blocks of steps; and what is refused."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -50,13 +48,6 @@ def test_costs(chosen: Any, expected: tuple[str, int, float, float | None], word
     assert moved is None or cost.bytes_moved == pytest.approx(moved)
     assert words in cost.words
     assert cost == StreamingCost(*(getattr(cost, name) for name in ("how", "vectors", "rows_drawn", "bytes_moved")))
-
-
-def test_blocks_divide_the_rows_by_their_size() -> None:
-    steps = 2048
-    for block in (4, 16, 64):
-        drawn = streaming_cost(in_blocks(SquareRoot(steps), block), steps).rows_drawn * steps
-        assert drawn == steps**2 / (2 * block) + steps / 2
 
 
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 2**31), st.integers(1, 30))

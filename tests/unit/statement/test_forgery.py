@@ -3,8 +3,6 @@
 `test_report_verify` changes one leaf at a time. Here the forger also renews everything that follows from the change.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The statement: nothing lost on the way to JSON and back, nothing under-stated in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """A tampered number is found: every leaf of real statements is changed, with and without a new hash."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

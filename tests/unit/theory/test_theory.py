@@ -1,7 +1,5 @@
 """The theory's numbers against brute force and simulation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

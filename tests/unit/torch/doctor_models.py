@@ -136,16 +136,6 @@ def two_parameters_in_one_memory() -> Objects:
     return objects(model)
 
 
-class Headless(nn.Sequential):
-    """Its state lacks the last layer."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return {k: v for k, v in super().state_dict(*args, **kwargs).items() if "2." not in k}
-
-    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().load_state_dict(state, strict=False)
-
-
 def centered(examples: list[Any]) -> Any:
     inputs = torch.stack([x for x, _ in examples])
     return inputs - inputs.mean(0), torch.stack([y for _, y in examples])
@@ -256,7 +246,6 @@ FAULTS: dict[str, tuple[str, Callable[[], Objects]]] = {
         "plan", lambda: objects(mlp(), method=methods.dp_sgd(**{**AT, "batch_size": 100})),
     ),
     "noise_twice": ("plan", lambda: objects(mlp(), target_epsilon=3.0, target_delta=1e-5)),
-    "state_dict_without_the_head": ("checkpoint", lambda: objects(Headless(*mlp()))),
     "inputs_of_another_width": ("forward", lambda: objects(nn.Linear(7, 3))),
 }  # fmt: skip
 

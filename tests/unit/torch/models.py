@@ -1,7 +1,5 @@
 """Models and data sets that the tests build of functions, so that each says in one line what is special about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

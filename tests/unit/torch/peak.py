@@ -1,14 +1,13 @@
 """The memory that a step's sum takes, counted while it is taken: tensors and NumPy's arrays."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from dpcore.stages.clipping.blocks import as_block, joined, of_units
+from dpcore.stages.clipping.blocks import Block, as_block, combined, joined, of_units
 from dpcore.torch import PrivateRun
+from dpcore.torch.data.batches import trial_batch
 from dpcore.torch.gradients.capture import as_written
 from dpcore.torch.memory import Peak
 
@@ -49,13 +48,27 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     return count.peak
 
 
+def blocks_of(run: PrivateRun, examples: int) -> list[Block]:
+    """The gradients of so many made-up examples: those of all points, combined."""
+    rehearsal, engine = run._rehearsal, run._engine
+    made, here = trial_batch(rehearsal.example, examples), engine.gradient.parameters()
+
+    def at(number: int) -> list[Block]:
+        # A displaced point is a copy of the parameters.
+        values = [value.clone() for value in here] if number else here
+        return [block.map(engine.to_array) for block in engine.gradient(values, made, synthetic=True)]
+
+    weights = [float(point.weight) for point in rehearsal.points]
+    return combined(engine.mechanism.backend, weights, map(at, range(len(weights))))
+
+
 def peak_of_sum(run: PrivateRun, examples: int) -> int:
     """The peak bytes of a run's sum over so many made-up examples, of which its mechanism forgets all."""
-    rehearsal, mechanism = run._rehearsal, run._engine.mechanism
+    mechanism = run._engine.mechanism
 
     def whole() -> None:
-        blocks = rehearsal.blocks(examples)
-        if not rehearsal.several:
+        blocks = blocks_of(run, examples)
+        if not run._rehearsal.several:
             mechanism.add(blocks)
             return
         for units in of_units(mechanism.backend, blocks, [1, examples - 1]):
@@ -63,7 +76,7 @@ def peak_of_sum(run: PrivateRun, examples: int) -> int:
         # A unit larger than a micro-batch is carried on as rows.
         begun = [as_block(block.units(examples).rows()) for block in blocks]
         blocks = units = []
-        blocks = rehearsal.blocks(examples)
+        blocks = blocks_of(run, examples)
         mechanism.add([joined((block.units(examples), row)) for block, row in zip(blocks, begun, strict=True)])
 
     try:

@@ -1,7 +1,5 @@
 """Batches that are read ahead in other processes: the same run, whatever happens to the workers."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -80,28 +78,6 @@ def test_reading_ahead_changes_no_number_of_a_run(workers: int, alone: list[torc
     assert same(found, alone)
     assert at_home == [1] + [0] * 11  # the first batch only
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_batch_is_read_while_the_step_runs() -> None:
-    class Slow(Drawing):
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(0.02)
-            return super().__getitem__(index)
-
-    def took(workers: int) -> float:
-        run = begun(workers, Slow(), steps=6, epochs=None, sampling="fixed_order")
-        iterator = iter(run.loader)
-        run.step(next(iterator))
-        total = 0.0
-        for _ in range(3):
-            time.sleep(0.4)  # the step of a large model
-            begin = time.perf_counter()
-            batch = next(iterator)
-            total += time.perf_counter() - begin
-            run.step(batch)
-        return total
-
-    assert took(1) < 0.5 * took(0)  # of 3 x 8 x 0.02 s nothing is left
 
 
 def test_looking_at_a_batch_is_harmless(alone: list[torch.Tensor]) -> None:

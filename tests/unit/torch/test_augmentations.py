@@ -1,7 +1,5 @@
 """Several views of an example: the mean of their gradients is clipped as one vector."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

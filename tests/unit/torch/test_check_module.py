@@ -1,7 +1,5 @@
 """Refusals of models: every one names the module, its class and the remedy; harmless models pass untouched."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

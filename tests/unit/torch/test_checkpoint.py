@@ -1,7 +1,5 @@
 """Saved states: what their public part holds, and the refusal of other settings and of damage."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math
@@ -43,7 +41,7 @@ def test_nothing_that_holds_keys_is_pickled(part: str) -> None:
 
 @pytest.mark.parametrize("name", ["memf banded", "adam independent banded", "memf tree"])
 def test_the_file_of_a_public_state_has_no_byte_of_the_secret_part(name: str) -> None:
-    run = start(model(), METHODS[name](8), sampling="fixed_order", private_diagnostics=True, stop=2)
+    run = start(model(), METHODS[name](8), sampling="fixed_order", stop=2)
     run.optimizer.load_state_dict(run.optimizer.state_dict())
     finish(run, stop=5)
     state = run.optimizer.state_dict()
@@ -52,9 +50,7 @@ def test_the_file_of_a_public_state_has_no_byte_of_the_secret_part(name: str) ->
     needles += [bytes.fromhex(key) for _, key in secret["earlier_keys"]]
     needles += [needle.hex().encode() for needle in needles]
     needles += [tensor.numpy().tobytes() for tensor in secret["arrays"].values()]
-    needles += [np.float64(norm).tobytes()[::-1] for norm in secret["diagnostics"]]  # pickle writes floats big-endian
     assert len(secret["earlier_keys"]) == 1
-    assert len(secret["diagnostics"]) == 5
     assert bool(secret["arrays"]) == (name != "memf tree")
 
     def written(what: dict[str, Any]) -> bytes:
@@ -164,7 +160,6 @@ DAMAGE = {
     "origin": ("dpcore.secret.origin", 3, "origin, forks or cursor"),
     "forks": ("dpcore.secret.forks", -1, "origin, forks or cursor"),
     "cursor": ("dpcore.secret.cursor", 1, "origin, forks or cursor"),
-    "diagnostics": ("dpcore.secret.diagnostics", [0.5], "one number for each step"),
     "branches": ("dpcore.public.branches", 1, "its branches must be"),
     "other branches": ("dpcore.public.branches", {"a": ["", 0, 2]}, "its branches must be"),
     "another branch": ("dpcore.public.branch", "a", "its branches must be"),

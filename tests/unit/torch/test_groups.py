@@ -1,7 +1,5 @@
 """The optimizer's groups: what they carry, what they must not, and torch's schedulers on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Metrics on held-out data, early stopping, and trackers."""
-
-from __future__ import annotations
+"""Metrics on held-out data, and early stopping."""
 
 import math
 from typing import Any
@@ -27,34 +25,13 @@ def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (output.argmax(1) == labels).float().mean()
 
 
-class Tracker:
-    """As wandb's runs are."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[dict[str, float], int]] = []
-
-    def log(self, data: dict[str, float], step: int) -> None:
-        self.told.append((data, step))
-
-
-class Writer:
-    """As TensorBoard's writers are."""
-
-    def __init__(self) -> None:
-        self.told: dict[tuple[str, int], float] = {}
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.told[name, step] = value
-
-
 @pytest.mark.parametrize("kind", ["tensors", "dataset", "loader"])
 def test_means_are_those_of_all_examples_and_only_released_quantities_are_logged(kind: str) -> None:
     net = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.Linear(7, 3))
     run = start(net, sgd(averaging=UniformAverage(start=0)))
     data = {"tensors": HELD, "dataset": TensorDataset(*HELD), "loader": DataLoader(TensorDataset(*HELD), 5)}[kind]
-    wandb, board = Tracker(), Writer()
     metrics = {"accuracy": accuracy, "loss": F.cross_entropy}
-    held_out = HeldOut(run, data, metrics, trackers=[wandb, board], batch_size=5)
+    held_out = HeldOut(run, data, metrics, batch_size=5)
     finish(run, stop=3)
     net.train()
     net[0].eval()
@@ -65,8 +42,6 @@ def test_means_are_those_of_all_examples_and_only_released_quantities_are_logged
         wanted = F.cross_entropy(net(HELD[0]), HELD[1]).item()
     assert found["loss"] == pytest.approx(wanted, rel=1e-6)
     told = {**found, "epsilon": run.epsilon(), "epsilon_planned": run.epsilon(planned=True), "learning_rate": 0.3}
-    assert wandb.told == [(told, 3)]
-    assert board.told == {(name, 3): value for name, value in told.items()}
     assert held_out.history == [{**told, "step": 3}]
     assert run.epsilon() < run.epsilon(planned=True)
     net.train()
@@ -152,7 +127,6 @@ def test_what_else_is_refused() -> None:
     refused(ArgumentError, r"metrics\['epsilon'\]", HeldOut, run, HELD, {"epsilon": accuracy})
     refused(ArgumentTypeError, "a=1: must be a function", HeldOut, run, HELD, {"a": 1})
     refused(ArgumentError, "patience=0", HeldOut, run, HELD, {"a": accuracy}, patience=0)
-    refused(ArgumentTypeError, "trackers: int must have log", HeldOut, run, HELD, {"a": accuracy}, trackers=[1])
 
 
 def test_a_metric_that_is_no_number_is_named() -> None:

@@ -1,7 +1,5 @@
 """Every method on a torch model is the method on arrays: one problem, the same batches, the same key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -67,7 +65,6 @@ def on_arrays(name: str, record: bool) -> Any:
         key=KEY,
         exact_key=True,
         record_gradients=record,
-        private_diagnostics=record,
         public_gradient=(lambda x: gradients(x, *PUBLIC).mean(0)) if public else None,
     )
 
@@ -75,8 +72,7 @@ def on_arrays(name: str, record: bool) -> Any:
 def on_torch(name: str, record: bool) -> dpcore.torch.PrivateRun:
     method, sampler = method_and_sampler(name)
     run = start(
-        Logistic(), method, data=(A, LABELS), loss=loss, sampling=sampler, steps=STEPS, epochs=None, microbatch_size=2,
-        private_diagnostics=record
+        Logistic(), method, data=(A, LABELS), loss=loss, sampling=sampler, steps=STEPS, epochs=None, microbatch_size=2
     )  # fmt: skip
     if record:
         run.record_gradients(1000)
@@ -102,9 +98,6 @@ def test_a_torch_run_is_minimize(name: str, record: bool) -> None:
     np.testing.assert_allclose(recorded["released"], want.gradients, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(recorded["filtered"], want.filtered, rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(recorded["negative_share"], want.negative_share)
-    diagnostics = run.private_diagnostics
-    assert diagnostics is not None
-    np.testing.assert_allclose(diagnostics["clipped_mean_norm"], want.private_diagnostics["clipped_mean_norm"])
     assert run.statement().epsilon == want.statement(1e-5).epsilon
     caveats = run.statement().caveats
     assert set(want.statement(1e-5).caveats) <= set(caveats)

@@ -1,6 +1,4 @@
-"""What a run gives: the method's output in the model, records of releases on request, and private diagnostics."""
-
-from __future__ import annotations
+"""What a run gives: the method's output in the model, and records of releases on request."""
 
 import math
 from pathlib import Path
@@ -14,7 +12,6 @@ import dpcore
 import dpcore.torch
 from dpcore.cli.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError, PrivacyError
-from dpcore.mechanism.minimize import PRIVATE_DIAGNOSTICS
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from tests.unit.torch_runs import DATA, METHODS, finish, load, model, saved, sgd, start, values
 
@@ -166,28 +163,3 @@ def test_a_record_without_noise_and_filter_is_the_mean_gradient() -> None:
     run.step((inputs, targets))
     for key in ("released", "filtered"):
         np.testing.assert_allclose(run.recorded[key][0], want.numpy(), rtol=1e-3, atol=1e-5)
-
-
-def test_private_diagnostics_are_asked_for_and_stay_secret() -> None:
-    assert start(model()).private_diagnostics is None
-    assert PRIVATE_DIAGNOSTICS not in start(model()).statement().caveats
-    run = start(model(), private_diagnostics=True, stop=3)
-    assert PRIVATE_DIAGNOSTICS in run.statement().caveats
-    state = saved(run)
-    assert "diagnostics" not in repr(dpcore.torch.public_state(state["optimizer"]))
-    norms = state["optimizer"]["dpcore"]["secret"]["diagnostics"]
-    assert run.private_diagnostics is not None
-    assert run.private_diagnostics["clipped_mean_norm"].tolist() == norms
-    assert len(norms) == 3
-    assert all(norm > 0 for norm in norms)
-    # A run that was asked for them stays one: its statement goes on saying so.
-    again = start(model())
-    again.optimizer.load_state_dict(state["optimizer"])
-    assert PRIVATE_DIAGNOSTICS in again.statement().caveats
-    late = start(model(), private_diagnostics=True)
-    plain = start(model(), stop=2)
-    late.optimizer.load_state_dict(saved(plain)["optimizer"])
-    finish(late, stop=3)
-    assert late.private_diagnostics is not None
-    taken = late.private_diagnostics["clipped_mean_norm"]
-    assert np.isnan(taken).tolist() == [True, True, False]

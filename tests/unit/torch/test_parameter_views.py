@@ -1,7 +1,5 @@
 """Working copies of parameters of 16 bits and of other memory formats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Per-example gradients equal a loop over examples with autograd, by every way and at several points."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

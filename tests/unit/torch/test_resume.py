@@ -1,7 +1,5 @@
 """Resumed runs: under fresh noise always, with nothing lost of their state, and charged in full."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """States that lie in a folder, each process's part in a file of its own: here of one process, and damage."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """A private run equals a loop over examples: autograd, clip, sum, the stream's normals, torch's own optimizer."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

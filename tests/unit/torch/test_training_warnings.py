@@ -1,7 +1,5 @@
 """Remarks before and during a run: values that are not finite, unscaled inputs, targets, a model in eval mode."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable
@@ -94,19 +92,6 @@ def test_examples_of_a_data_set_are_looked_at_as_tensors_are() -> None:
     assert not remarks(Data(targets, CPU), F.mse_loss)
 
 
-def test_few_examples_of_a_data_set_are_read_and_fewer_where_that_takes_time() -> None:
-    rows = Rows(torch.ones(1000, 5))
-    remarks(Data(rows, CPU))
-    assert len(set(rows.read)) == 64
-    assert len(rows.read) == 65  # the first one for its form, too
-    assert max(rows.read) == 999
-    slow = Rows(torch.ones(1000, 5), seconds=0.3)
-    data = Data(slow, CPU)
-    data.template()
-    remarks(data)
-    assert len(slow.read) == 3
-
-
 def test_an_example_that_cannot_be_read_ends_the_look_without_a_word() -> None:
     rows = torch.ones(10, 5)
     rows[4] = -1.0
@@ -128,16 +113,6 @@ def test_the_size_is_that_of_all_values_not_of_the_largest() -> None:
     inputs = torch.ones(30_000, 2)
     inputs[7] = 1000.0
     assert not told(inputs, torch.zeros(30_000, dtype=torch.int64))
-
-
-def test_only_a_part_of_very_large_tensors_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 50)
-    monkeypatch.setattr(module, "_PIECE", 10)
-    inputs = X.clone()
-    inputs[10:] = math.nan
-    assert not told(inputs, Y)
-    inputs[9] = math.nan
-    assert told(inputs, Y)
 
 
 def test_targets_of_floats_that_are_no_probabilities_are_remarked_on() -> None:

@@ -31,8 +31,6 @@ Hale, Higham and Trefethen, "Computing A^alpha, log(A), and related matrix funct
 method 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,12 +44,10 @@ from dpcore.stages.strategies.workloads import Workload
 # Descent by L-BFGS on an open domain, such as that of positive definite matrices: SciPy's does not bear its edge.
 
 
-_DECREASE, _SHORTEST_MOVE = 1e-4, 1e-12
+_DECREASE, _SHORTEST_MOVE, _MEMORY = 1e-4, 1e-12, 20
 
 
-def descent(
-    objective: Callable[[Matrix], tuple[float, Matrix]], start: Matrix, memory: int = 20
-) -> Iterator[tuple[Matrix, float]]:
+def descent(objective: Callable[[Matrix], tuple[float, Matrix]], start: Matrix) -> Iterator[tuple[Matrix, float]]:
     """Yield points of falling value, until no step along the direction lowers it.
 
     `objective` returns value and gradient, an infinite value outside of the domain.
@@ -83,8 +79,8 @@ def descent(
         move, turn = new - point, new_slope - slope
         product = _inner(move, turn)
         if product > 0:
-            products = [*products, product][-memory:]
-            moves, turns = [*moves, move][-memory:], [*turns, turn][-memory:]
+            products = [*products, product][-_MEMORY:]
+            moves, turns = [*moves, move][-_MEMORY:], [*turns, turn][-_MEMORY:]
         point, value, slope = new, new_value, new_slope
         yield point, value
 

@@ -1,14 +1,12 @@
 """Optimal strategies of every kind, each with its error and the least error of any mechanism."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import os
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +46,7 @@ def looked_up(problem: Mapping[str, Any]) -> dict[str, Any] | None:
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
         return None
     arrays = {name: value for name, value in found.items() if value.dtype.kind in "fb" and np.isfinite(value).all()}
-    return arrays if arrays.keys() == found.keys() and {"bound", "seconds", "finished"} <= arrays.keys() else None
+    return arrays if arrays.keys() == found.keys() and {"bound", "seconds"} <= arrays.keys() else None
 
 
 def keep_solved(problem: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -118,8 +116,6 @@ MOST_DENSE: Final = 4096
 MOST_EPOCHS: Final = 512
 """Of a bound for several epochs, which takes longer."""
 
-Told = Callable[[Bracket], None]
-
 
 @dataclass(frozen=True)
 class Optimum:
@@ -135,15 +131,12 @@ class Optimum:
         not known.
     seconds : float
         That the search took, when it was made.
-    finished : bool
-        False if it was interrupted: the best so far.
     """
 
     strategy: Strategy
     error: float
     lower_bound: float | None
     seconds: float
-    finished: bool = True
 
     @property
     def above(self) -> float | None:
@@ -161,7 +154,6 @@ def optimal(
     tolerance: float | None = None,
     keep: bool = True,
     certified: bool = True,
-    told: Told | None = None,
 ) -> Optimum:
     """Return the strategy of a kind with the least error on a workload, and the least error of any mechanism.
 
@@ -184,17 +176,11 @@ def optimal(
         Look the problem up among the solved ones on disk, and keep it there (`dpcore.strategies.cache_folder`).
     certified : bool
         Whether to look for the bound, too, which may take longer than all else.
-    told : callable, optional
-        Told of every bracket of a dense search.
 
     Raises
     ------
     ArgumentError
         For a kind that does not fit the workload or the participation.
-
-    Notes
-    -----
-    Ctrl-C ends a dense search with the best strategy so far, which is not `finished`.
     """
     workload = _workload(workload)
     steps = workload.steps
@@ -215,17 +201,17 @@ def optimal(
     if found is None:
         begun = time.monotonic()
         if kind == "dense":
-            found = _dense(workload, epochs, period, tolerance, told)
+            found = _dense(workload, epochs, period, tolerance)
         else:
-            found = {**solved(kind, workload, epochs, period, settings), "finished": True}
+            found = solved(kind, workload, epochs, period, settings)
             found["bound"] = squared_bound(workload, epochs, keep=keep) if certified else 0.0
         found["seconds"] = time.monotonic() - begun
-        if keep and found["finished"]:
+        if keep:
             keep_solved(problem, found)
     strategy, bound = strategy_of(kind, found, steps), float(found["bound"])
     error = error_of(strategy, workload, epochs)
     known = math.sqrt(bound) if bound > 0 else None
-    return Optimum(strategy, error, known, float(found["seconds"]), bool(found["finished"]))
+    return Optimum(strategy, error, known, float(found["seconds"]))
 
 
 def lower_bound(workload: Workload | int, *, epochs: int = 1, tolerance: float = 1e-4) -> float:
@@ -273,21 +259,14 @@ def _workload(workload: Any) -> Workload:
     return ones(validate.integer(1, steps=workload))
 
 
-def _dense(workload: Workload, epochs: int, period: int, tolerance: float, told: Told | None) -> dict[str, Any]:
+def _dense(workload: Workload, epochs: int, period: int, tolerance: float) -> dict[str, Any]:
     found: Iterator[Bracket] = matrices.brackets(workload)
     if epochs > 1:
         # To begin with: any with so many bands has the pattern, whatever the workload.
         root = BandedToeplitz(tuple(toeplitz(ones(workload.steps), period, epochs, period).tolist()))
         matrix = root.matrix(workload.steps)
         found = matrices.brackets_of_epochs(workload, period, matrix.T @ matrix)
-    best, finished = Bracket(np.eye(workload.steps), np.inf, 0.0), True
-    try:
-        for bracket in found:
-            best = bracket
-            if told is not None:
-                told(bracket)
-            if bracket.gap <= tolerance:
-                break
-    except KeyboardInterrupt:
-        finished = False
-    return {"matrix": factor(best.square), "bound": best.lower_bound, "finished": finished}
+    for best in found:
+        if best.gap <= tolerance:
+            break
+    return {"matrix": factor(best.square), "bound": best.lower_bound}

@@ -4,8 +4,6 @@ Power series of as many coefficients as there are steps come first: quotients, t
 takes the time of a recurrence over the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

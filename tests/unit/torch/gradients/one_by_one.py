@@ -1,7 +1,5 @@
 """Proved graphs beside autograd of one example after the other, which knows nothing of graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What mixes examples is noticed before the first step, by its line; what has no proof otherwise is taken alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

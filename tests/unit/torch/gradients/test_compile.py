@@ -1,7 +1,5 @@
 """Compiled graphs: the same masks and, but for rounding, the same run."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

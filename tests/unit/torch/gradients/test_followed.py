@@ -1,7 +1,5 @@
 """Graphs against one-by-one autograd: what models do with their parameters, losses of any form, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -362,6 +362,7 @@ def test_under_autocast_logits_have_16_bits_as_with_them(tied: bool) -> None:
         found, wanted = (blocks_of(model, flat, batch, lean) for lean in (True, False))
     assert isinstance(found["out.bias"], Chunked)
     assert found["out.bias"].parts[0].weight.dtype == torch.bfloat16
+    assert {block.dtype for block in found.values()} == {"float32"}
     for name, block in found.items():
         one, two = block.rows().float(), wanted[name].rows().float()
         assert (one - two).norm() < 0.01 * two.norm(), name

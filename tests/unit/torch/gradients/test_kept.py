@@ -1,7 +1,5 @@
 """Tables that a model's code makes once, in caches of its own and of libraries."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

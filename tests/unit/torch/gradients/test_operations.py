@@ -1,7 +1,5 @@
 """Each kind of operation with trained weights: its blocks are what autograd gives one example at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The proof on a model's graph: what mixes examples is refused, the rest gives autograd's own gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Random models, shapes, points and weights: blocks are what autograd gives alone, and no clipped vector passes C."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ all other examples' entries, and of values without examples; a sum must be one o
 order must give the same in that order; and the program for fewer examples must give the rows of those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product

@@ -3,8 +3,6 @@
 The tests read this table; a tolerance is changed here, with its reason, or not at all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Literal
 

@@ -1,0 +1,261 @@
+"""Linear layers on tensor cores: norms, and sums. `dpcore_triton.cores` says how exact they are."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+
+from dpcore_triton.cores import (
+    _INTERPRETED,
+    BATCH,
+    CORE_DEPTH,
+    LARGEST_WEIGHT,
+    MARGIN,
+    RAISED,
+    ROW,
+    SIDE,
+    SPLIT_DEPTH,
+    WORD,
+    multiplied,
+    read,
+    square_sum,
+    words_of,
+)
+from dpcore_triton.launch import ROWS, jit, kernel
+from dpcore_triton.layers import Layers, layer_at, located, sizes_of
+from dpcore_triton.pairs import FIELDS, WIDTH, rows_at, weights_at
+
+Tensor = torch.Tensor
+
+
+def tiles_of(p: int, q: int) -> int:
+    """Return how many tiles a (q, p) matrix has."""
+    return -(-p // SIDE) * -(-q // SIDE)
+
+
+def blocks_of(counts: Sequence[int]) -> int:
+    """Return how many blocks parts of so many positions are: none has positions of two."""
+    return sum(-(-count // SIDE) for count in counts)
+
+
+def fill_lengths(layers: Layers, lengths: Tensor, chosen: Sequence[bool]) -> None:
+    """Put a bound on the norm of each term, with raised coordinates, to its place: (B, T) of the chosen layers."""
+    examples = layers.parts.examples
+    units = [-(-row.total * examples // ROWS) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
+    layers.start(_lengths_kernel, units, 1, [(0, 0)] * len(units), lengths, examples, ROWS=ROWS, COLUMNS=WIDTH)
+
+
+def fill_tiles(layers: Layers, squares: Tensor, units: Sequence[int], places: Sequence[int]) -> None:
+    """Put the sum of squares of each tile of v to its place: (B, `tiles_of`), for the layers with units."""
+    examples, own = layers.parts.examples, [(place, 0) for place in places]
+    layers.start(_tiles_kernel, units, examples, own, squares, examples, SIDE=SIDE)
+
+
+def fill_gram(layers: Layers, squares: Tensor, units: Sequence[int], places: Sequence[int]) -> None:
+    """Put sums of ``(a_s . a_t)(e_s . e_t)`` that add up to |v|^2 to their places: (B, `blocks_of`)."""
+    examples, own = layers.parts.examples, list(zip(places, units, strict=True))
+    layers.start(_gram_kernel, units, examples, own, squares, examples, SIDE=SIDE)
+
+
+def add_sums(layers: Layers, units: Sequence[int], own: Sequence[tuple[int, int]]) -> None:
+    """Add the examples' vectors to the sums; `own` are the addresses of weights and sums."""
+    examples = layers.parts.examples
+    layers.start(_sum_kernel, units, -(-examples // BATCH.value), own, examples, SIDE=SIDE)
+
+
+@jit
+def counted(count):
+    """Return a number as the end of a range; the interpreter of Triton 3.6 takes none but Python's."""
+    if _INTERPRETED:
+        return int(count.handle.data.item())
+    return count
+
+
+@jit
+def weight_of(part):
+    """Return the point weight of a part."""
+    return tl.load(part + 7).to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@jit
+def side_of(part, example, FIELD: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return where an example's rows of a part begin, and how far they lie apart."""
+    at = tl.load(part + FIELD).to(tl.pointer_type(KIND)) + example * tl.load(part + FIELD + 1)
+    step = tl.load(part + FIELD + 2)
+    if ALIGNED:  # the host has seen it, and loads of 16 bytes need to know
+        at, step = tl.multiple_of(at, 16), tl.multiple_of(step, 8)
+    return at, step
+
+
+@jit
+def tile_of(
+    rows, first, last, example, row, column, p, q, used,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of an example's gradient, over the parts from `first` to `last`; zeros where not `used`."""
+    DEPTH: tl.constexpr = SPLIT_DEPTH if tl.float32 == KIND else CORE_DEPTH
+    v = tl.zeros((SIDE, SIDE), tl.float32)
+    for index in range(counted(first), counted(last + 1)):
+        part = rows + index * FIELDS
+        e, e_step = side_of(part, example, 4, KIND, ALIGNED)
+        a, a_step = side_of(part, example, 1, KIND, ALIGNED)
+        weight = weight_of(part)
+        end = tl.where(used, tl.load(part + 8), 0).to(tl.int32)
+        for start in range(0, counted(end), DEPTH):
+            position = start + tl.arange(0, DEPTH)
+            inside = position < end
+            left = read(e + (position * e_step)[None, :] + row[:, None], (row < q)[:, None] & inside[None, :])
+            right = read(a + (position * a_step)[:, None] + column[None, :], inside[:, None] & (column < p)[None, :])
+            v = tl.fma(weight, multiplied(left, right, tl.zeros((SIDE, SIDE), tl.float32), KIND), v)
+    return v
+
+
+@jit
+def parts_at(row_of, first, end):
+    """Return the first and the last part of a layer's positions."""
+    return tl.load(row_of + first), tl.load(row_of + end - 1)
+
+
+@jit
+def corners(tile, p, SIDE: tl.constexpr):
+    """Return the rows and columns of a tile."""
+    across = (p + SIDE - 1) // SIDE
+    return tile // across * SIDE + tl.arange(0, SIDE), tile % across * SIDE + tl.arange(0, SIDE)
+
+
+@kernel("examples")
+def _lengths_kernel(
+    rows, row_of, layers, layer_of, lengths, examples,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    layer = layer_at(tl.program_id(0), layers, layer_of)
+    p, q, first, end = sizes_of(layer)
+    term = (tl.program_id(0) - tl.load(layer)) * ROWS + tl.arange(0, ROWS)
+    example, position = term // (end - first), first + term % (end - first)
+    mask = example < examples
+    a = length_of(rows_at(rows, row_of, example, position, mask, 1, KIND), mask, p, ALIGNED, ROWS, COLUMNS)
+    e = length_of(rows_at(rows, row_of, example, position, mask, 4, KIND), mask, q, ALIGNED, ROWS, COLUMNS)
+    weight = tl.abs(weights_at(rows, row_of, position, mask))
+    tl.store(
+        lengths + (tl.load(layer + 4) * examples + term), weight * (a.to(tl.float64) * e.to(tl.float64)), mask=mask
+    )
+
+
+@jit
+def length_of(at, mask, width, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return a bound on the norm of each row, with raised coordinates; infinity for a long one, and for NaN."""
+    if ALIGNED:
+        width = width // 8 * 8
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, counted(width), COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        to = at[:, None] + column[None, :]
+        if ALIGNED:
+            to = tl.multiple_of(to, (16, 16))
+        x = read(to, mask[:, None] & (column < width)[None, :]).to(tl.float32)
+        sums += x * x
+    square = tl.sum(sums, axis=1)
+    raised = (tl.sqrt(square) + tl.sqrt((width + 0.0).to(tl.float32)) * RAISED) * MARGIN
+    return tl.where(square < ROW, raised, float("inf"))
+
+
+@kernel("examples")
+def _tiles_kernel(
+    rows, row_of, layers, layer_of, squares, examples,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    layer, within = located(layers, layer_of, examples)
+    p, q, first, end = sizes_of(layer)
+    if ALIGNED:
+        p, q = p // 8 * 8, q // 8 * 8
+    tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
+    row, column = corners(within % tiles, p, SIDE)
+    part, last = parts_at(row_of, first, end)
+    v = tile_of(rows, part, last, within // tiles, row, column, p, q, True, KIND, ALIGNED, SIDE)
+    tl.store(squares + (tl.load(layer + 6) * examples + within), square_sum(v))
+
+
+@kernel("examples")
+def _sum_kernel(
+    rows, row_of, layers, layer_of, examples,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    batches = (examples + BATCH - 1) // BATCH
+    layer = layer_at(tl.program_id(0) // batches, layers, layer_of)
+    p, q, first, end = sizes_of(layer)
+    if ALIGNED:
+        p, q = p // 8 * 8, q // 8 * 8
+    row, column = corners((tl.program_id(0) // batches - tl.load(layer)).to(tl.int32), p, SIDE)
+    part, last = parts_at(row_of, first, end)
+    weights, begin = tl.load(layer + 6).to(tl.pointer_type(tl.float64)), tl.program_id(0) % batches * BATCH
+    highs, lows = tl.zeros((SIDE, SIDE), tl.int32), tl.zeros((SIDE, SIDE), tl.int32)
+    for example in range(counted(begin), counted(tl.minimum(begin + BATCH, examples))):
+        weight = tl.load(weights + example)
+        # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
+        v = tile_of(rows, part, last, example, row, column, p, q, weight != 0, KIND, ALIGNED, SIDE)
+        weight = tl.minimum(tl.maximum(weight, -LARGEST_WEIGHT), LARGEST_WEIGHT).to(tl.float32)
+        high, low = words_of(weight * v)
+        highs += high
+        lows += low
+    inside = (row < q)[:, None] & (column < p)[None, :]
+    out = tl.load(layer + 7).to(tl.pointer_type(tl.float64)) + (row.to(tl.int64) * p)[:, None] + column[None, :]
+    # Other batches add to the same numbers. These are integers, so that the order makes no difference.
+    tl.atomic_add(out, highs.to(tl.float64) * WORD + lows.to(tl.float64), mask=inside, sem="relaxed")
+
+
+@kernel("examples")
+def _gram_kernel(
+    rows, row_of, layers, layer_of, squares, examples,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    layer, within = located(layers, layer_of, examples)
+    p, q, first, end = sizes_of(layer)
+    if ALIGNED:
+        p, q = p // 8 * 8, q // 8 * 8
+    blocks = tl.load(layer + 7).to(tl.int32)
+    example, block = within // blocks, within % blocks
+    own, last = parts_at(row_of, first, end)
+    count = (tl.load(rows + own * FIELDS + 8).to(tl.int32) + SIDE - 1) // SIDE
+    while block >= count:
+        block -= count
+        own += 1
+        count = (tl.load(rows + own * FIELDS + 8).to(tl.int32) + SIDE - 1) // SIDE
+    part, start = rows + own * FIELDS, block * SIDE
+    a, a_step = side_of(part, example, 1, KIND, ALIGNED)
+    e, e_step = side_of(part, example, 4, KIND, ALIGNED)
+    weight, stop = weight_of(part), tl.load(part + 8).to(tl.int32)
+    sums = tl.zeros((SIDE, SIDE), tl.float32)
+    for index in range(counted(own), counted(last + 1)):
+        other = rows + index * FIELDS
+        b, b_step = side_of(other, example, 1, KIND, ALIGNED)
+        f, f_step = side_of(other, example, 4, KIND, ALIGNED)
+        factor, end = weight_of(other), tl.load(other + 8).to(tl.int32)
+        for begin in range(counted(tl.where(own == index, start, 0)), counted(end), SIDE):
+            # Blocks off the diagonal stand for two.
+            twice = tl.where((own == index) & (start == begin), factor, 2 * factor)
+            x = inner_products(a, a_step, start, stop, b, b_step, begin, end, p, weight, KIND, SIDE)
+            y = inner_products(e, e_step, start, stop, f, f_step, begin, end, q, twice, KIND, SIDE)
+            sums += x * y
+    total = tl.sum(tl.sum(sums, axis=1).to(tl.float64), axis=0)
+    tl.store(squares + (tl.load(layer + 6) * examples + within), total)
+
+
+@jit
+def inner_products(
+    at, step, start, stop, to, other_step, begin, end, width, weight,
+    KIND: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Return inner products, times `weight`, of the rows from `start` on at `at` and those from `begin` on at `to`."""
+    DEPTH: tl.constexpr = SPLIT_DEPTH if tl.float32 == KIND else CORE_DEPTH
+    one, two = start + tl.arange(0, SIDE), begin + tl.arange(0, SIDE)
+    left, right = at + (one * step)[:, None], to + (two * other_step)[None, :]
+    sums = tl.zeros((SIDE, SIDE), tl.float32)
+    for first in range(0, counted(width), DEPTH):
+        column = first + tl.arange(0, DEPTH)
+        x = read(left + column[None, :], (one < stop)[:, None] & (column < width)[None, :])
+        y = read(right + column[:, None], (column < width)[:, None] & (two < end)[None, :])
+        sums = tl.fma(weight, multiplied(x, y, tl.zeros((SIDE, SIDE), tl.float32), KIND), sums)
+    return sums

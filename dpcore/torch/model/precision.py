@@ -1,0 +1,53 @@
+"""The precision of a model's forward pass, where the run decides it: torch's autocast, of the pass and the loss alone.
+
+torch advises against autocast around a backward pass, whose operations have the dtypes of the forward pass by
+themselves. Where a precision is given, autocast that surrounds the run's calls changes nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from dpcore.errors import ArgumentError
+from dpcore.spec import validate
+
+PRECISIONS = {"bf16": torch.bfloat16}
+CAVEAT = "Gradients come from forward passes in {} (autocast), and are clipped as they were computed."
+"""A sentence of the statement."""
+
+
+def parse(precision: str | None) -> torch.dtype | None:
+    """Return the dtype of a precision's name; None where what surrounds the run decides."""
+    if precision == "fp16":
+        raise ArgumentError(
+            "precision='fp16': must be 'bf16' or None; gradients in float16 need a loss scale, and one that follows "
+            "from gradients follows from private data"
+        )
+    return None if precision is None else PRECISIONS[validate.choice(tuple(PRECISIONS), precision=precision)]
+
+
+def forward(precision: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:
+    """Return the context of a forward pass and its loss."""
+    return nullcontext() if precision is None else torch.autocast(device.type, precision, cache_enabled=False)
+
+
+def apart(precision: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which autocast that is around changes nothing, where a precision was given."""
+    return nullcontext() if precision is None else torch.autocast(device.type, enabled=False)
+
+
+def around(device: torch.device) -> torch.dtype | None:
+    """Return the dtype of the autocast that would be at work on a device now, None where it is off."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def caveats_of(dtype: torch.dtype | None) -> tuple[str, ...]:
+    """Return the sentences that a statement needs for an autocast."""
+    return () if dtype is None else (CAVEAT.format(str(dtype).removeprefix("torch.")),)
+
+
+def words(dtype: torch.dtype | None) -> str:
+    """Return what is said of an autocast."""
+    return "off" if dtype is None else f"to {str(dtype).removeprefix('torch.')}"

@@ -1,0 +1,167 @@
+"""Linear layers on tensor cores: the kernels against float64, in the interpreter with a tensor core that truncates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from one_layer import linear_norms, linear_sum
+
+from dpcore.spec.backends import load_backend
+from dpcore.spec.contributions import rounding_of_rows
+from tests.depth import chosen
+from tests.unit.backends.tensor_core import A100, truncating
+
+pytest.importorskip("triton")
+
+import torch
+
+from dpcore_triton import chips, cores, linear, tied
+from dpcore_triton.launch import INTERPRETED
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# Across the edges of tiles (64), and of what is added up at once (16 of float32 numbers, 32 of 16 bits).
+times = st.lists(st.sampled_from([1, 15, 33, 65]), min_size=1, max_size=2).filter(lambda counts: sum(counts) > 1)
+widths = st.sampled_from([1, 8, 64, 72])
+kinds = st.sampled_from(["float32", "bfloat16", "float16"])
+ways = st.sampled_from(["core tiles", "core gram", "tiles", "gram"])
+_dot, asked = truncating(A100), linear.way_of
+
+
+def emulated(x: Any, y: Any, total: Any) -> Any:
+    """`dpcore_triton.cores.product` on the interpreter's tensors."""
+    found = _dot(*(each.handle.data.astype(np.float64) for each in (x, y, total)))
+    made = total + 0.0
+    made.handle.data = found.astype(np.float32)
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def way() -> Any:
+    """Let a chip be there, a truncating tensor core in the interpreter, and the test choose how norms are taken."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "chip_of", lambda device: chips.CHIPS["L4"])
+        if INTERPRETED:
+            patch.setattr(cores, "product", emulated)
+
+        def force(name: str) -> None:
+            patch.setattr(linear, "way_of", lambda *arguments, **options: name)
+
+        yield force
+
+
+def parts(seed: int, counts: list[int], width: int, kind: str) -> list[torch.Tensor]:
+    """Rows of three examples, of sizes from 1e-6 to 1e6."""
+    rng = np.random.default_rng(seed)
+    found = [rng.normal(size=(3, count, width)) * 10.0 ** rng.uniform(-6, 6, (3, 1, 1)) for count in counts]
+    if kind == "float16":
+        found = [np.clip(x, -1e4, 1e4) for x in found]
+    backend = load_backend("triton")
+    return [backend.from_numpy(np.float32(x)).to(getattr(torch, kind)) for x in found]
+
+
+def true(a: list[torch.Tensor], e: list[torch.Tensor], points: list[float]) -> tuple[Any, Any]:
+    """Every example's vector in float64, and the sum of its terms' norms."""
+    wide = [[x.double().cpu().numpy() for x in side] for side in (a, e)]
+    v = sum(w * np.einsum("btq,btp->bqp", y, x) for x, y, w in zip(*wide, points, strict=True))
+    norm = [[np.linalg.norm(x, axis=2) for x in side] for side in wide]
+    terms = sum(abs(w) * (x * y).sum(axis=1) for x, y, w in zip(*norm, points, strict=True))
+    return v.reshape(len(v), -1), terms
+
+
+@given(st.integers(0, 2**32 - 1), times, widths, widths, kinds, ways, st.sampled_from([1.0, -3.7, 1e-30]))
+@settings(max_examples=chosen(6, 100))
+def test_what_an_example_adds_is_its_vector_and_within_its_norm(
+    way: Callable[[str], None], seed: int, counts: list[int], p: int, q: int, kind: str, name: str, point: float
+) -> None:
+    way(name)
+    backend, points = load_backend("triton"), [2.0, point][: len(counts)]
+    a, e = parts(seed, counts, p, kind), parts(seed + 1, counts, q, kind)
+    norms = backend.to_numpy(linear_norms(backend, a, e, points))
+    v, terms = true(a, e, points)
+    length = np.linalg.norm(v, axis=1)
+    assert (norms >= length).all()
+    assert (norms <= length * (1 + 2.0**-18) + 2.0**-13 * terms + 2.0**-30).all() or name == "core gram"
+    assert (norms**2 <= length**2 + 2.0**-12 * (terms**2 + terms) + 2.0**-30).all()
+    weights = 2.0**36 / norms
+    for i in range(3):
+        out = backend.from_numpy(np.zeros(p * q))
+        linear_sum(backend, a, e, points, backend.from_numpy(weights * (np.arange(3) == i)), out)
+        k = backend.to_numpy(out)
+        np.testing.assert_array_equal(k, np.rint(k))
+        assert np.linalg.norm(k) <= 2.0**36 + rounding_of_rows(p * q)
+        assert np.linalg.norm(k - weights[i] * v[i]) <= weights[i] * 2.0**-15 * terms[i] + rounding_of_rows(p * q)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter's maximum
+@pytest.mark.parametrize("name", ["core tiles", "core gram"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_what_is_not_finite_in_one_example_changes_that_one_only(
+    way: Callable[[str], None], name: str, kind: str
+) -> None:
+    way(name)
+    backend, point = load_backend("triton"), [1.5]
+    a, e = parts(3, [18], 8, kind), parts(4, [18], 9, kind)
+    before = backend.to_numpy(linear_norms(backend, a, e, point))
+    weights = backend.from_numpy(2.0**36 / before * [1, 0, -1])
+    sums = [backend.from_numpy(np.zeros(72)) for _ in range(2)]
+    linear_sum(backend, a, e, point, weights, sums[0])
+    for side, value in ((a, np.nan), (e, np.inf), (a, 2.0**50)):
+        side[0][1, 17, 3] = value
+        after = backend.to_numpy(linear_norms(backend, a, e, point))
+        assert np.isfinite(after).tolist() == [True, False, True]
+        np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    linear_sum(backend, a, e, point, weights, sums[1])
+    np.testing.assert_array_equal(*map(backend.to_numpy, sums))
+
+
+def test_many_examples_have_one_sum_in_any_batches(way: Callable[[str], None]) -> None:
+    """Words of 23 bits and a sign leave room for 256 examples at a time; largest ones, all of one sign."""
+    way("core tiles")
+    backend, rng = load_backend("triton"), np.random.default_rng(5)
+    a, e = (backend.from_numpy(np.float32(rng.uniform(0.5, 1, (260, 2, n)))) for n in (3, 2))
+    weights = backend.from_numpy(np.where(np.arange(260) < 250, 2.0**44, -3.0))
+    whole, apart = (backend.from_numpy(np.zeros(6)) for _ in range(2))
+    linear_sum(backend, [a], [e], [0.5], weights, whole)
+    for some in (slice(0, 7), slice(7, 260)):
+        linear_sum(backend, [a[some]], [e[some]], [0.5], weights[some], apart)
+    np.testing.assert_array_equal(*map(backend.to_numpy, (whole, apart)))
+    v, _ = true([a], [e], [0.5])
+    np.testing.assert_allclose(backend.to_numpy(whole), backend.to_numpy(weights) @ v, rtol=1e-5)
+
+
+def test_a_tied_matrix_has_room_for_what_the_head_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a chip without tensor cores that are known the norm is that of float64."""
+    backend, rng = load_backend("triton"), np.random.default_rng(6)
+    a, g, e = (backend.from_numpy(np.float32(rng.normal(size=(2, 40, n)))) for n in (3, 3, 5))
+    index = [backend.from_numpy(rng.integers(0, 5, (2, 40)))]
+
+    def found(exact: bool) -> Any:
+        return backend.to_numpy(backend.tied_norms(index, [g], [1.0], [a], [e], [-2.0], 5, exact=exact))
+
+    assert (found(False) == found(True)).all() or not INTERPRETED
+    monkeypatch.setattr(tied, "chip_of", lambda device: chips.CHIPS["L4"])
+    more = found(False) - found(True)
+    _, terms = true([a], [e], [-2.0])
+    rho = cores.rounding([40], split=True)
+    assert (more >= rho * terms).all()
+    assert (more <= 1.1 * rho * terms).all()
+
+
+def test_the_way_follows_from_shapes_dtype_and_chip() -> None:
+    def found(chip: str | None, total: int, p: int, q: int, kind: Any = torch.float32, **options: bool) -> str:
+        a, e = (torch.empty((2, total, width), dtype=kind, device="meta") for width in (p, q))
+        return asked(linear.LinearPairs([a], [e], [1.0], **options), chip and chips.CHIPS[chip], scaled=False)
+
+    assert found("H100", 128, 768, 3072, torch.bfloat16) == "core gram"
+    assert found("H100", 1024, 768, 3072) == "core tiles"
+    assert found("H100", 128, 768, 3072, exact=True) == found(None, 128, 768, 3072) == "tiles"
+    assert found("H100", 1, 768, 3072) == "one"
+    # A small matrix fills a float64 tile, and a quarter of the tensor core's.
+    assert found("H100", 16, 32, 32) == "tiles"
+    assert "core" in found("4090", 16, 32, 32)
