@@ -218,7 +218,7 @@ def test_nonsense(tmp_path: Path):
         with pytest.raises(ArgumentTypeError, match=r"workload=.*: must be a number of steps"):
             optimal("dense", bad)  # type: ignore[arg-type]
     assert optimal("dense", np.int64(4)).error == optimal("dense", 4).error
-    with pytest.raises(ArgumentError, match="its name stands for it"):
+    with pytest.raises(ArgumentError, match="its name defines it"):
         strategies.save(tmp_path / "tree.npz", strategies.strategy("tree", 8))
     with pytest.raises(DataError, match="cannot be read"):
         strategies.load(tmp_path / "nothing.npz")
