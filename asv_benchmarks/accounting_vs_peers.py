@@ -1,11 +1,11 @@
-"""Time dpcore's accounting beside dp-accounting and prv-accountant, on the same settings, in one process and one run.
+"""Time the accounting of dpcore, dp-accounting and prv-accountant, on the same settings, in one process and one run.
 
 Epsilon of each setting: dpcore's certified interval, its RDP; dp-accounting's PLD accountant (as it comes, and with the
 grid at which its pessimistic and optimistic ends are as close as dpcore's) and RDP; prv-accountant's interval. Then the
 calibration of a noise multiplier, and a schedule of 200 and of 1,000 different steps. The rounds go through all of them
 in turn, so that a drift of the machine meets all of them; a task that took longer than a second is not repeated.
 
-Neither is a dependency of dpcore (dp-accounting is one of its tests). Put prv-accountant beside the environment:
+Neither is a dependency of dpcore (dp-accounting is one of its tests). Install prv-accountant next to the environment:
 
     pip install --no-deps --target /tmp/prv-accountant prv-accountant==0.2.0
     PYTHONPATH=/tmp/prv-accountant python asv_benchmarks/accounting_vs_peers.py \
@@ -35,7 +35,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-Figures = tuple[float, float]  # lower and upper; the same number twice where only an upper bound is given
+Figures = tuple[float, float]  # lower and upper; the same number twice if there is only an upper bound
 PEERS = {"dp_accounting": "dp-accounting", "prv_accountant": "prv-accountant"}
 
 # name: sample rate, noise multiplier, steps, delta. The first is that of the peers' survey.
@@ -215,7 +215,7 @@ def measure(found: dict[str, Callable[[], Figures]], rounds: int) -> dict[str, A
             row["seconds"].append(time.perf_counter() - begin)
             row["lower"], row["upper"] = (None if math.isnan(lower) else float(lower)), float(upper)
     for row in results.values():
-        # The first call of all imports and warms up; where it is the only one it is what there is.
+        # The first call imports and warms up. It counts only if there is no other.
         seconds = row.pop("seconds")
         timed = seconds[1:] or seconds
         if timed:

@@ -47,7 +47,7 @@ def nothing(call: Launch) -> None:
 
 
 def placed(fresh: bool) -> Iterator[list[torch.Tensor]]:
-    """Yield rows without end, each time 16 bytes further on where they are to be fresh."""
+    """Yield rows without end; if `fresh`, each time 16 bytes further on."""
     size = EXAMPLES * WIDTH
     memory = torch.zeros(TENSORS * size + (1 << 20))
     for step in count():

@@ -5,8 +5,8 @@
 An epoch's time is that between two lines of the run's metrics.jsonl: all its steps, drawing the batches, the evaluation
 on the test set and the statement. The first epoch begins when the run writes its first statement, which is after the
 model is built and the noise calibrated. Nothing is extrapolated. The noise is calibrated to `--epochs`; its size costs
-no time. The processor's seconds stand beside the clock's: on a busy machine they are the better figure. Which dpcore
-runs is what PYTHONPATH or the environment gives, so that one script measures before and after.
+no time. Both seconds of the clock and of the processor are printed: on a busy machine the latter are the better figure.
+PYTHONPATH or the environment chooses the dpcore that runs, so that one script measures before and after.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def main() -> None:
         seconds, processor = (list(each) for each in zip(*measured, strict=True))
         row = {"command": " ".join(["dpcore train", *given]), "seconds": seconds, "processor_seconds": processor}
         result["methods"][method] = row | {"median_s": median(seconds), "min_s": min(seconds)}
-        told = (f"{wall:.1f} (processor {used:.1f})" for wall, used in measured)
-        print(f"{method:8s} {', '.join(told)} s an epoch", flush=True)
+        figures = (f"{wall:.1f} (processor {used:.1f})" for wall, used in measured)
+        print(f"{method:8s} {', '.join(figures)} s an epoch", flush=True)
     result["load_after"] = os.getloadavg()
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -14,12 +14,12 @@ FLOPS, NETWORK, MEMORY = 4e14, 5e10, 3e12  # a second: operations, bytes sent, b
 
 
 def row(dimension: float, processes: int) -> tuple[float, ...]:
-    """Return of DP-Adam in float32, a process: GB sent, GB whole, GB of own pieces, million normals, and three times.
+    """Return a process's GB sent, GB whole, GB of own pieces, million normals and three times, by DP-Adam in float32.
 
     Sent: 8 bytes of every other process's sums and 4 of the parameters, one way each. Whole: parameters (4) and sum
-    (8). Own: two moments (8), and the summed piece (8) where there are several. Times in seconds: 8 operations a
-    parameter and token (forward, activations' gradients, norms and sums), what is sent, and noise and update (28 bytes
-    a coordinate; the arithmetic of the noise hides behind them).
+    (8). Own: two moments (8), and the summed piece (8) if there are several. Times in seconds: 8 operations per
+    parameter and token (forward, activations' gradients, norms and sums), sending, and noise and update (28 bytes per
+    coordinate; the arithmetic of the noise hides behind them).
     """
     others = (processes - 1) / processes
     sent, whole = 12 * dimension * others, 12 * dimension

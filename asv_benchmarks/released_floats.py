@@ -2,8 +2,8 @@
 
     python asv_benchmarks/released_floats.py --output released_floats.json
 
-The attack of docs/floats.md on 20,000 parameters that begin at 0, noise multiplier 1: coordinates that no noise which
-can be drawn explains, for the true data set and for its neighbor. Opacus is left out where it is not installed.
+The attack of docs/floats.md on 20,000 parameters that begin at 0, noise multiplier 1. It counts the coordinates that no
+possible noise explains, for the true data set and for its neighbor. Opacus is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def opacus_step(g: np.ndarray, n: int, noise_multiplier: float) -> np.ndarray:
 
 
 def excluded_of_opacus(y: np.ndarray, total: np.ndarray) -> int:
-    """Return the coordinates that no float32 normal explains, where Opacus adds it to this sum in float32."""
+    """Return the coordinates that no float32 normal explains, if Opacus adds it to this sum in float32."""
     possible = np.zeros(len(y), bool)
     for z in near((y.astype(np.float64) - total).astype(np.float32)):
         possible |= total + z == y
@@ -73,9 +73,9 @@ def main() -> None:
     g, found = gradients(DIMENSION), dict[str, dict[str, Any]]()
 
     def keep(name: str, learning_rate: float, count: Any) -> None:
-        told = {f"{truth} examples": [count(truth, n) for n in (truth, 2 * B + 1 - truth)] for truth in (B, B + 1)}
-        found[name] = {"learning rate": learning_rate, "excluded: truth, neighbor": told}
-        print(f"{name}, learning rate {learning_rate}: {told}", flush=True)
+        counts = {f"{truth} examples": [count(truth, n) for n in (truth, 2 * B + 1 - truth)] for truth in (B, B + 1)}
+        found[name] = {"learning rate": learning_rate, "excluded: truth, neighbor": counts}
+        print(f"{name}, learning rate {learning_rate}: {counts}", flush=True)
 
     released = {truth: float_noise(g, truth, LR) for truth in (B, B + 1)}
     keep("float noise", LR, lambda truth, n: excluded_by_floats(released[truth], g, n, LR, truth))

@@ -3,8 +3,8 @@
     git worktree add /tmp/before 0424647
     PYTHONPATH=/tmp/opacus python asv_benchmarks/setup_cost.py --before /tmp/before --output setup_cost.json
 
-A plain step is the median of some after the first one. Memory is the most that the process held during that part,
-model, data and imports included. "again" is a second model of the same kind in the same process, as in a sweep.
+A plain step is the median of some after the first one. Memory is the process's peak during that part, with model, data
+and imports. "again" is a second model of the same kind in the same process, as in a sweep.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTESTANTS = ("plain", "before", "after", "Opacus")
 
 
 class Logits(nn.Module):
-    """A Hugging Face model of which the output is the logits."""
+    """A Hugging Face model that returns only the logits."""
 
     def __init__(self, model: nn.Module, images: bool = False) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def models() -> dict[str, Case]:
 
 
 def peak(work: Any) -> tuple[float, int]:
-    """Return the seconds of some work, and the bytes that the process held at most meanwhile."""
+    """Return the seconds of some work, and the process's peak memory meanwhile, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     begin = time.perf_counter()
     work()

@@ -2,7 +2,7 @@
 
     python asv_benchmarks/step_of_checkouts.py --roots before=/tmp/before,after=. --models mlp,cnn --output out.json
 
-`before_after.py` takes two checkouts into one process, which torch allows only where one of them registers operations.
+`before_after.py` takes two checkouts into one process, which torch allows only if one of them registers operations.
 """
 
 from __future__ import annotations

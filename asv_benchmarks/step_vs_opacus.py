@@ -1,10 +1,10 @@
-"""Time one whole private step of dpcore beside Opacus's optimizer step, in one process and on one thread count.
+"""Time one whole private step of dpcore and Opacus's optimizer step, in one process and on one thread count.
 
 Both start from the sum of the clipped per-example gradients and end with new parameters: noise, division by the batch
 size, Adam, on float32 parameters. dpcore's noise is cryptographic (ChaCha20), Opacus's is
 torch.normal (Mersenne twister).
 
-Opacus is not a dependency of dpcore. Put it beside the environment, without letting it touch torch:
+Opacus is not a dependency of dpcore. Install it next to the environment, without letting it touch torch:
 
     pip install --no-deps --target /tmp/opacus opacus opt_einsum
     PYTHONPATH=/tmp/opacus python asv_benchmarks/step_vs_opacus.py --output asv_benchmarks/recorded/step_vs_opacus.json

@@ -1,4 +1,4 @@
-"""Time the search for strategies beside jax-privacy's, for the same problems, in one process and one run.
+"""Time dpcore's and jax-privacy's search for strategies, for the same problems, in one process and one run.
 
     python -m venv /tmp/jax && /tmp/jax/bin/pip install jax jax-privacy scipy
     PYTHONPATH=.:backends /tmp/jax/bin/python asv_benchmarks/strategies_vs_peers.py \
@@ -6,7 +6,7 @@
 
 Prefix sums, mean squared error at mu = 1. Every strategy is a matrix whose error dpcore computes by its definition, on
 one epoch or several. jax-privacy runs with float64 as its documentation says; its first run compiles, so the faster
-one of two is given where the first took less than 20 seconds. dpcore's includes its bound.
+one of two is given if the first took less than 20 seconds. dpcore's time includes its bound.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    ours("dense", 16)  # what is imported once
+    ours("dense", 16)  # imports happen once
     found: dict[str, Any] = {}
     for name, (steps, epochs, mine, peers) in PROBLEMS.items():
         found[name] = {"steps": steps, "epochs": epochs}

@@ -1,14 +1,14 @@
-"""Time whole training steps of dpcore beside the non-private step, Opacus, FastDP and twenty lines of torch.func.
+"""Time whole training steps of dpcore, the non-private step, Opacus, FastDP and twenty lines of torch.func.
 
-For every model one process in which all contestants take a step in turn, in random order, round after round; then one
-process for each contestant's memory; then one in which all take the same step of a small model of the kind, almost
-without noise, which shows that they do the same. A contestant that cannot train a model stands there with its reason.
+For every model there is one process in which all contestants take a step in turn, in random order, round after round;
+then one process for each contestant's memory; then one in which all take the same step of a small model of the kind,
+almost without noise, which shows that they agree. If a contestant cannot train a model, its reason is printed.
 
 The allocator. A step that gets fresh pages from the kernel for every buffer pays more for the faults than for the
-arithmetic, and whether it does depends on what the process did before. So the processes that take times keep what they
-freed (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ of glibc, in the environment, the same for all
-contestants); `--allocator default` leaves it as it is. Faults of every step are in the JSON. Memory is measured under
-the default, which gives back what is freed: a peak would else be the allocator's.
+arithmetic, depending on the process's earlier work. So the processes that measure times keep freed memory
+(MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ of glibc, in the environment, the same for all
+contestants); `--allocator default` changes nothing. Faults of every step are in the JSON. Memory is measured under the
+default, which returns freed memory: otherwise a peak would be the allocator's.
 
     pip install --no-deps --target /tmp/opacus opacus==1.6.0 opt_einsum
     PYTHONPATH=/tmp/opacus python asv_benchmarks/training_vs_peers.py --threads 2 --output training_threads2.json

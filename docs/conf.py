@@ -59,7 +59,7 @@ autodoc_default_options = {"members": True, "show-inheritance": False}
 # Code in single backticks is a link where it is the name of an object; else it is code.
 default_role = "py:obj"
 
-# Every script of docs/examples is executed anew when it changed, and one that fails fails the build.
+# Every script of docs/examples is executed again when it changed; if it fails, so does the build.
 sphinx_gallery_conf = {
     "examples_dirs": "examples",
     "gallery_dirs": "gallery",

@@ -1,4 +1,4 @@
-"""Exceptions of dpcore. Each carries one sentence that names the argument, its value and what would be right."""
+"""Exceptions of dpcore. Each has one sentence that names the argument, its value and what would be right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BackendError(DpcoreError, RuntimeError):
 
 
 class PrivacyError(DpcoreError, RuntimeError):
-    """The run asked for is not covered by the privacy analysis asked for."""
+    """The requested privacy analysis does not cover the requested run."""
 
 
 class DataError(DpcoreError, OSError):
@@ -32,7 +32,7 @@ class BudgetError(PrivacyError):
 
 
 class DivergenceError(DpcoreError, ArithmeticError):
-    """Training left the range of numbers; what was spent until then is spent."""
+    """Training left the range of numbers; what was spent by then stays spent."""
 
 
 class MissingPackageError(DpcoreError, ModuleNotFoundError):

@@ -55,7 +55,7 @@ class Epsilon:
     param_names = ("steps",)
 
     def setup(self, steps: int) -> None:
-        self.time_rdp(steps)  # scipy's parts are imported where they are first used
+        self.time_rdp(steps)  # scipy imports its parts at first use
 
     def time_rdp(self, steps: int) -> None:
         accounting.epsilon(_event(steps=steps), 1e-6, "rdp")

@@ -25,7 +25,7 @@ def gpu() -> bool:
 
 
 def require(backend: str) -> None:
-    """Skip the benchmark where `backend` cannot be timed."""
+    """Skip the benchmark if `backend` cannot be timed."""
     if backend == "triton" and not gpu():
         raise NotImplementedError("the triton backend is timed on a CUDA device only")
 

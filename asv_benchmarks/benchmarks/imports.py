@@ -13,7 +13,7 @@ class Import:
         return "import numpy, scipy"
 
     def timeraw_help(self) -> str:
-        # asv reads the time from standard output, where the help must not stand.
+        # asv reads the time from standard output, so the help must not be there.
         return """
         import contextlib, io
         with contextlib.redirect_stdout(io.StringIO()):

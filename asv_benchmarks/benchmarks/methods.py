@@ -58,7 +58,7 @@ class Minimize:
 
 
 class State:
-    """Memory that a run keeps beside the parameters, in vectors of their size."""
+    """Memory that a run keeps in addition to the parameters, in vectors of their size."""
 
     params = (tuple(METHODS),)
     param_names = ("method",)

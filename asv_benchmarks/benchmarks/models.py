@@ -1,6 +1,6 @@
 """A private step of a small model of each kind that `training_vs_peers.py` compares in full size.
 
-All are measured once, in fresh processes, beside the non-private step of the same model; the ratio drifts less from
+All are measured once, in fresh processes, with the non-private step of the same model; the ratio drifts less from
 machine to machine than the time.
 """
 
@@ -16,7 +16,7 @@ ROUNDS = 9
 
 
 class PrivateStep:
-    """Gradients, clip, noise and update by DP-SGD: the fastest of some steps, and what the first ones need."""
+    """Gradients, clip, noise and update by DP-SGD: the fastest of some steps, and the memory of the first ones."""
 
     params = ("mlp", "transformer", "cnn", "resnet-18", "bert", "bert-lora", "lstm")
     param_names = ("model",)

@@ -1,6 +1,6 @@
 """Kernels of the triton backend at sizes beyond every cache, timed by CUDA events: device work without its launch.
 
-A hundred million coordinates never run on a CPU: everything here is skipped where there is no GPU.
+A hundred million coordinates never run on a CPU: everything here is skipped if there is no GPU.
 """
 
 from __future__ import annotations

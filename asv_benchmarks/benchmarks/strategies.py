@@ -109,7 +109,7 @@ class Streaming:
         return self.ops.normal(KEY, row, 0, start, (SIZE if stop is None else stop) - start)
 
     def time_16_steps(self, backend: str, strategy: str) -> None:
-        """A block, where there are blocks."""
+        """A block, if there are blocks."""
         for step in range(112, 128):
             correlated(self.ops, self.strategy, step, self.state, self.normal, FRACTION_BITS)
         synchronize(backend)

@@ -1,4 +1,4 @@
-"""Private training steps through the PyTorch edge: the papers' CNN, and what a ledger adds."""
+"""Private training steps through the PyTorch edge: the papers' CNN, and the cost of a ledger."""
 
 from __future__ import annotations
 

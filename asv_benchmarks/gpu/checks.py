@@ -79,7 +79,7 @@ def _small_steps(setting: Setting) -> list[str]:
 
 
 def every_kernel(setting: Setting) -> dict[str, Any]:
-    """Run what the sanitizer will watch, without it: kernels are compiled then, and its time is its own."""
+    """Run the sanitizer's program without it: this compiles the kernels, so that the sanitizer's time is its own."""
     status, text = _run(_small_steps(setting), dict(os.environ), setting.out / "small_steps.log", SANITIZER_S)
     if status != 0 or RAN not in text:
         raise AssertionError(f"ended with {status}: {text[-1000:]}")
@@ -87,11 +87,11 @@ def every_kernel(setting: Setting) -> dict[str, Any]:
 
 
 def sanitized(setting: Setting, tool: str) -> dict[str, Any]:
-    """Run a few steps of every kernel under a tool of compute-sanitizer; say so where there is none."""
+    """Run a few steps of every kernel under a tool of compute-sanitizer; say so if there is none."""
     program = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *PLACES]))
     if setting.small or program is None:
         return {"tool": "not run in the interpreter" if setting.small else "compute-sanitizer is not there"}
-    # torch and Triton ask CUDA for things that it may refuse; those refusals are no errors of a kernel.
+    # torch and Triton make requests that CUDA may refuse; those refusals are no errors of a kernel.
     options = ["--report-api-errors", "no"] if tool == "memcheck" else []
     command = [program, "--tool", tool, *options, "--error-exitcode", "99", *_small_steps(setting)]
     # The caching allocator would hand out parts of one large block, in which nothing is out of bounds.
@@ -144,7 +144,7 @@ def _outcomes(text: str) -> dict[str, int]:
 
 
 def _run(command: list[str], environment: dict[str, str], log: Path, limit: float) -> tuple[int | None, str]:
-    """Run a program of at most so many seconds; return its exit status, None at the limit, and what it printed."""
+    """Run a program for at most `limit` seconds. Return its exit status, None at the limit, and its output."""
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True

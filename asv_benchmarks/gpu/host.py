@@ -51,10 +51,10 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def host_cost(run: Callable[[], object], setting: Setting) -> dict[str, Any]:
-    """Return host time without waiting for the device, launches of a run, and what CUDA was asked for."""
+    """Return host time without waiting for the device, launches of a run, and its calls of CUDA."""
     if not setting.small:
         run()
-        run()  # what is kept from step to step is there now: tables, handles
+        run()  # now tables and handles exist, which are kept from step to step
     with counted() as launches:
         run()
     found: dict[str, Any] = {"launches_of_dpcore_triton": dict(launches), "launches": sum(launches.values())}
@@ -74,7 +74,7 @@ def host_cost(run: Callable[[], object], setting: Setting) -> dict[str, Any]:
 
 
 def profiled(run: Callable[[], object]) -> dict[str, Any]:
-    """Count, by torch.profiler, what a run does on the device and what it asks of CUDA."""
+    """Count, by torch.profiler, a run's operations on the device and its calls of CUDA."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 

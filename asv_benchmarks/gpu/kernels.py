@@ -1,4 +1,4 @@
-"""The chunk of kernels: copy rate first, then everything that is held to it."""
+"""The chunk of kernels: copy rate first, then everything that is compared with it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def step(setting: Setting, case: Case) -> dict[str, Any]:
     steps = Steps(case, operations.sizes(setting), setting.device)
     checked = steps.check()
     moved = steps.bytes_moved()
-    told = "sum float64 read; float32 parameter and state read and written; see bytes_moved in steps.py"
+    traffic = "sum float64 read; float32 parameter and state read and written; see bytes_moved in steps.py"
     count = steps.coordinates()
-    return operations.measured(steps.step, setting, moved, told, coordinates=count, check=checked)
+    return operations.measured(steps.step, setting, moved, traffic, coordinates=count, check=checked)
 
 
 def parts(setting: Setting) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Put the chunks' results together: shares of the copy rate, private over plain, what failed and what was left out."""
+"""Merge the chunks' results: shares of the copy rate, private over plain, failures, and parts left out."""
 
 from __future__ import annotations
 

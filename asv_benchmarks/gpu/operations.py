@@ -34,7 +34,7 @@ def measured(
 
 
 def near(got: torch.Tensor, expected: Any, allowed: float = LARGEST_DISTANCE) -> float:
-    """Return the relative distance; raise where it is beyond what is allowed, or not a number."""
+    """Return the relative distance; raise if it is larger than allowed, or not a number."""
     wide = expected.cpu().numpy() if isinstance(expected, torch.Tensor) else expected
     found = distance(got.cpu().numpy(), wide)
     if not found <= allowed:
@@ -48,13 +48,13 @@ def poison(size: int, setting: Setting, dtype: torch.dtype = torch.float32) -> N
 
 
 def copy(setting: Setting, gigabytes: int) -> dict[str, Any]:
-    """Device to device: the rate that all others are held to."""
+    """Device to device: the rate that all others are compared with."""
     count = 1000 if setting.small else gigabytes * 10**9 // 4
     source = torch.randn(count, device=setting.device)
     target = torch.full_like(source, float("nan"))
     found = measured(lambda: target.copy_(source), setting, 2 * source.nbytes, "read once, written once")
     if not torch.equal(source, target):
-        raise AssertionError("the copy is not what was copied")
+        raise AssertionError("the copy differs from its source")
     return found
 
 
@@ -72,7 +72,7 @@ def normals(setting: Setting, rng: str) -> dict[str, Any]:
             raise AssertionError(f"normals {start} to {stop} have other bits than the reference's")
     moments = got.mean().item(), got.std().item()
     if not (abs(moments[0]) < 6 / count**0.5 and abs(moments[1] - 1) < 6 / count**0.5):
-        raise AssertionError(f"mean and deviation of {count} normals are {moments}")  # also where one is NaN
+        raise AssertionError(f"mean and deviation of {count} normals are {moments}")  # also if one is NaN
     del got
     run = lambda: ops.normal(KEY, 3, 0, 0, count, rng=rng)  # noqa: E731
     return measured(run, setting, 8 * count, "written: float64", coordinates=count)
@@ -143,7 +143,7 @@ def torch_optimizer(setting: Setting, name: str) -> dict[str, Any]:
 
 
 def peer_step(setting: Setting) -> dict[str, Any]:
-    """Noise, division and fused Adam after clipping: Opacus's own code where it is installed, else the same in torch.
+    """Noise, division and fused Adam after clipping: Opacus's own code if it is installed, else the same in torch.
 
     The bytes are those of one pass over memory, the least for this work, as they are for dpcore's step.
     """

@@ -1,4 +1,4 @@
-"""A chunk's results on disk: written anew after every part, whole or not at all."""
+"""A chunk's results on disk: written again after every part, whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ NOT_A_TIMING = "interpreter: not a timing"
 
 
 def path_of(out: Path, chunk: str) -> Path:
-    """Return where a chunk's results lie."""
+    """Return the path of a chunk's results."""
     return out / f"{chunk}.json"
 
 
 def load(out: Path, chunk: str) -> dict[str, Any]:
-    """Return what a chunk has found so far."""
+    """Return a chunk's results so far."""
     return dict(json.loads(path_of(out, chunk).read_text()))
 
 
 def save(out: Path, chunk: str, record: dict[str, Any]) -> None:
     """Write a chunk's results; by a rename, for the process may be ended at any moment."""
     path = path_of(out, chunk)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(record, indent=1) + "\n")
-    beside.replace(path)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(path)
 
 
 def machine(small: bool) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _version(package: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """Return what a program prints; nothing where it is missing or fails."""
+    """Return a program's output; an empty text if it is missing or fails."""
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

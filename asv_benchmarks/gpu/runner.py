@@ -23,13 +23,13 @@ from typing import Any
 from .record import NOT_A_TIMING, ROOT, load, machine, save
 
 LEAST_S = 10.0  # no part is started with less time left
-RESTART = 75  # a worker's exit status: CUDA is unusable in this process, go on in another
+RESTART = 75  # a worker's exit status: CUDA is unusable in this process, continue in another
 MOST_RESTARTS = 12
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What every part is given: where to leave files, whether it is small, and when the chunk ends (Unix time)."""
+    """The arguments of every part: a folder for its files, whether it is small, and when the chunk ends (Unix time)."""
 
     out: Path
     small: bool
@@ -68,17 +68,17 @@ def supervise(chunk: str, out: Path, *, small: bool, limit: float) -> None:
     print(f"=== {chunk}: at most {limit:.0f} s", flush=True)
     reason = "the chunk's time was up"
     for _ in range(MOST_RESTARTS):
-        status, told = _worker(chunk, out, small, begin + limit)
+        status, complaint = _worker(chunk, out, small, begin + limit)
         record = load(out, chunk)
         running = [name for name, part in record["parts"].items() if part["status"] == "running"]
         for name in running:
-            ended = f"the process ended with status {status} in this part (at its limit, or by itself): {told}"
+            ended = f"the process ended with status {status} in this part (at its limit, or by itself): {complaint}"
             record["parts"][name] = {"status": "failed", "error": ended}
         save(out, chunk, record)
         if status == 0 or time.time() > begin + limit - LEAST_S:
             break
         if status != RESTART and not running:
-            reason = f"the worker ended with status {status} outside of any part: {told}"
+            reason = f"the worker ended with status {status} outside of any part: {complaint}"
             record["error"] = reason
             break
     else:
@@ -91,9 +91,9 @@ def supervise(chunk: str, out: Path, *, small: bool, limit: float) -> None:
 
 
 def _worker(chunk: str, out: Path, small: bool, deadline: float) -> tuple[int, str]:
-    """Run a worker until it ends or the time is up; return its exit status and the end of what it complained."""
+    """Run a worker until it ends or the time is up. Return its exit status and the end of its standard error."""
     environment = dict(os.environ)
-    # What triton.jit reads when it decorates: it has to be right before the worker's first import.
+    # triton.jit reads this variable when it decorates: it must be set before the worker's first import.
     environment.pop("TRITON_INTERPRET", None)
     if small:
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -144,7 +144,7 @@ def work(chunk: str, out: Path) -> int:
 def _run(part: Part, setting: Setting) -> dict[str, Any]:
     """Run one part; whatever it raises is its result."""
     begin = time.perf_counter()
-    # Ends the process even where the part hangs inside of a call that no exception reaches.
+    # Ends the process even if the part hangs inside a call that no exception reaches.
     faulthandler.dump_traceback_later(min(part.seconds, max(setting.left, 1.0)), exit=True)
     try:
         found = {"status": "done", **part.run(setting)}

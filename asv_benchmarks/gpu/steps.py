@@ -72,7 +72,7 @@ WATCHED = (
 
 
 def ring_weights(bands: int) -> tuple[float, ...]:
-    """Return -c_j of the square root (1 - x)^(-1/2), cut to so many bands; c_0 is 1."""
+    """Return -c_j of the square root (1 - x)^(-1/2) for the first bands; c_0 is 1."""
     series = [1.0]
     for k in range(1, bands):
         series.append(series[-1] * (2 * k - 1) / (2 * k))
@@ -137,7 +137,7 @@ class Steps:
         )  # fmt: skip
 
     def bytes_moved(self) -> int:
-        """Return the fewest bytes of a step: each array read once, and written once where it changes."""
+        """Return the fewest bytes of a step: each array read once, and written once if it changes."""
         total = 0
         for slot in self.slots:
             changed = (slot.parameter, *slot.filter_state, *slot.moments)
@@ -153,7 +153,7 @@ class Steps:
         return sum(slot.parameter.numel() for slot in self.slots)
 
     def check(self) -> dict[str, Any]:
-        """Take a step and hold windows of it to the NumPy reference; raise where they differ, or a tile rests.
+        """Take a step and compare windows of it with the NumPy reference; raise if they differ or a tile rests.
 
         A coordinate's step depends on nothing but itself and its place in the stream, so that a window is a tensor.
         """
@@ -188,7 +188,7 @@ class Steps:
 
 
 def distance(got: Any, expected: Any) -> float:
-    """Return ||got - expected|| / ||expected||; not a number where either has one."""
+    """Return ||got - expected|| / ||expected||; NaN if either has one."""
     wide = np.asarray(expected, np.float64)
     return float(np.linalg.norm(np.asarray(got, np.float64) - wide) / max(float(np.linalg.norm(wide)), 1e-300))
 
@@ -229,7 +229,7 @@ def _cut(slot: Slot[Any], start: int, stop: int) -> Slot[Any]:
 
 
 def _check_written(before: torch.Tensor, slot: Slot[Any]) -> None:
-    """Refuse what is not finite, and 128 neighbors of which none moved: no program worked there."""
+    """Refuse values that are not finite, and 128 neighbors that did not move: no program worked there."""
     for array in _arrays(slot):
         if not bool(torch.isfinite(array).all()):
             raise AssertionError("the step left numbers that are not finite")

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return the tables of a whole result: what was checked, kernels, host, training, and what is missing."""
+    """Return the tables of a whole result: checks, kernels, host, training, and missing parts."""
     parts = [_head(result)]
     for chunk, rows in (("checks", _checks), ("kernels", _kernels), ("kernels", _host), ("training", _training)):
         found = result["chunks"].get(chunk, {}).get("parts", {})
@@ -52,8 +52,8 @@ def _times(part: dict[str, Any]) -> str:
 def _checks(result: dict[str, Any], parts: dict[str, Any]) -> str:
     rows = []
     for name, part in parts.items():
-        told = part.get("outcomes") or part.get("said") or part.get("tool") or part.get("same")
-        count = f"{sum(told.values())} of {len(told)}" if told is part.get("same") and told else told
+        outcome = part.get("outcomes") or part.get("said") or part.get("tool") or part.get("same")
+        count = f"{sum(outcome.values())} of {len(outcome)}" if outcome is part.get("same") and outcome else outcome
         rows.append([name, part["status"], _short(str(count or part.get("error") or part.get("reason") or ""))])
     return _table(["check", "result", "said"], rows)
 

@@ -87,15 +87,15 @@ def plain(setting: Setting, case: Case, compiled: bool) -> dict[str, Any]:
 def private(setting: Setting, case: Case, graphs: bool | str = False) -> dict[str, Any]:
     """A whole private step: each example's gradient, clip, sum, noise, update. Compiled models run as written.
 
-    With `graphs` its repeated launches are CUDA graphs, with "model" the model's passes, too; how many there were and
-    how often one was replayed is told.
+    With `graphs` its repeated launches are CUDA graphs, with "model" the model's passes, too. The result includes the
+    number of graphs and of replays.
     """
     model, data = _model(case, setting), case.data(BATCHES, 0)
     method = dpcore.methods.dp_sgd(
         lr=LEARNING_RATE, base=case.update, noise_multiplier=1.0, batch_size=case.batch_size, max_grad_norm=1.0
     )
     sampler = FixedOrderSampler(dataset_size=len(data[0]), batch_size=case.batch_size, shuffle=False)
-    # On a GPU the library takes this backend by itself; a model on the CPU needs to be told.
+    # On a GPU the library chooses this backend by itself; for a model on the CPU it must be set.
     with dpcore.use_backend("triton") if setting.small else nullcontext():
         # A given micro-batch spares the interpreter the steps by which its size is found.
         size = case.batch_size if setting.small else None
@@ -139,7 +139,7 @@ def _measured(
 
 
 def _memory(step: Callable[[], object], draw: Callable[[], None]) -> dict[str, int]:
-    """Return what is held before a step, and the most during it; two steps before it make the optimizer's state."""
+    """Return the memory before a step and the peak during it. Two earlier steps create the optimizer's state."""
     for _ in range(2):
         draw()
         step()
@@ -167,8 +167,8 @@ def parts(setting: Setting) -> list[Part]:
             Part(f"{name}: plain, compiled", partial(plain, case=case, compiled=True), 120),
         ]
     graphs = [
-        Part(f"{name}: private, {told}", partial(private, case=case, graphs=kind), 200)
-        for kind, told in ((True, "CUDA graphs"), ("model", "model in CUDA graphs"))
+        Part(f"{name}: private, {words}", partial(private, case=case, graphs=kind), 200)
+        for kind, words in ((True, "CUDA graphs"), ("model", "model in CUDA graphs"))
         for name, case in cases(setting.small).items()
     ]
-    return found + graphs  # last, for what was known before comes first
+    return found + graphs  # last: earlier known parts come first

@@ -27,7 +27,7 @@ class Case:
     update: str = "sgd"
 
     def data(self, batches: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of so many batches."""
+        """Return inputs and targets of `batches` batches."""
         generator = torch.Generator().manual_seed(seed)
         count = batches * self.batch_size
         targets = torch.randint(self.classes, (count, *self.shape) if self.sequence else (count,), generator=generator)
@@ -65,7 +65,7 @@ def mlp(width: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with GroupNorm beside the identity, or beside a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with GroupNorm, plus the identity, or a 1x1 convolution if the shape changes."""
 
     def __init__(self, incoming: int, outgoing: int, stride: int) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ RESULT = "result: "
 
 
 class Server:
-    """Answers tasks, each in a process of its own, with so many threads, under the allocator "keep" or "default"."""
+    """Runs tasks, each in its own process, with a number of threads, under the allocator "keep" or "default"."""
 
     def __init__(self, threads: int, allocator: str) -> None:
         number = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
@@ -39,7 +39,7 @@ class Server:
         self._process = subprocess.Popen(command, env=rest | number | kept, stdin=pipe, stdout=pipe, text=True)
 
     def ask(self, call: str, **task: Any) -> dict[str, Any]:
-        """Return what a function of `whole_step`, named as "module.function", finds in a fresh process."""
+        """Return the result of a function of `whole_step`, named as "module.function", in a fresh process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"call": call, **task}) + "\n")
@@ -74,7 +74,7 @@ def serve() -> None:
         if status:
             reason = f"the process ended with wait status {status}"
             print(RESULT + json.dumps({"refused": reason}), flush=True)
-    os._exit(0)  # what is frozen would be reported as leaked
+    os._exit(0)  # frozen objects would be reported as leaks
 
 
 def _work(task: dict[str, Any]) -> None:

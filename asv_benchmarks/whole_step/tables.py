@@ -9,7 +9,7 @@ SPLIT = ("dpcore", "dpcore per-layer", "dpcore DiSK", "torch.func")  # in the ot
 
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
-    """Return the tables of some results: time and memory for each, and what was refused."""
+    """Return the tables of some results: time and memory for each, and refusals."""
     return "\n\n".join(_of(result) for result in results)
 
 

@@ -24,17 +24,17 @@ WARM_UP = 2  # steps of each before the clock runs: optimizers allocate their st
 
 
 def attempt(name: str, setting: Setting, steps: int) -> tuple[Contestant | None, str]:
-    """Build a contestant and take so many steps: with it, "", or None and why not, in one line."""
+    """Build a contestant and take `steps` steps. Return it and "", or None and the reason in one line."""
     try:
         built = CONTESTANTS[name](setting)
         for _ in range(steps):
             built.step(built.draw())
     except Exception as cause:  # noqa: BLE001 (who cannot train a model is a result)
-        return None, told(cause)
+        return None, one_line(cause)
     return built, ""
 
 
-def told(cause: Exception) -> str:
+def one_line(cause: Exception) -> str:
     """Return an error in one line."""
     line = " ".join(str(cause).split())
     return line if isinstance(cause, Refused) else f"{type(cause).__name__}: {line}"[:300]
@@ -90,7 +90,7 @@ def summarize(row: dict[str, Any], reference: dict[str, Any] | None) -> None:
 
 
 def memory(model: str, names: list[str], quick: bool, steps: int = 3, **options: Any) -> dict[str, Any]:
-    """Return what the first steps of one contestant need, in MB of resident memory; for a process of its own."""
+    """Return the resident memory of one contestant's first steps, in MB. Call it in a separate process."""
     (name,) = names
     # The libraries' own code is no part of it: they are imported before the first reading.
     attempt(name, Setting(cases(quick=True)["mlp"], **options), 1)
@@ -109,7 +109,7 @@ def memory(model: str, names: list[str], quick: bool, steps: int = 3, **options:
         for _ in range(steps):
             built.step(built.draw())
     except Exception as cause:  # noqa: BLE001
-        return {"refused": told(cause)}
+        return {"refused": one_line(cause)}
     peak = resident("VmHWM")
     return {
         "peak_mb": max(peak, peak_of_build),
@@ -126,7 +126,7 @@ def resident(field: str = "VmRSS") -> float:
 
 
 def forget_peak() -> None:
-    """Let the kernel's peak begin anew."""
+    """Reset the kernel's peak."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -154,7 +154,7 @@ def agreement(model: str, names: list[str], **options: Any) -> dict[str, float |
         try:
             built.step(built.draw())
         except Exception as cause:  # noqa: BLE001
-            found[name] = told(cause)
+            found[name] = one_line(cause)
             continue
         moved[name] = joined(trained(built.model), order) - joined(before, order)
     if "torch.func" in moved:

@@ -97,7 +97,7 @@ assert ledger.total().budget <= 4.0 + 1e-9
 # %%
 # The book
 # --------
-# Every entry carries the seal of the one before it; ``verify`` checks all of them anew.
+# Every entry carries the seal of the one before it; ``verify`` checks all of them again.
 
 for each in ledger.runs():
     print(f"{each.name:8} {each.releases:4d} of {each.steps} steps, epsilon alone {each.epsilon(1e-5):.3f}")

@@ -46,7 +46,7 @@ for name, bound in accounting.epsilons(event, delta=1e-6).items():
 # %%
 # Checked again
 # -------------
-# ``verify`` builds the plan anew from the settings that the statement lists, states it again and compares. It is what ``dpcore verify`` runs.
+# ``verify`` builds the plan again from the settings that the statement lists, states it again and compares. It is what ``dpcore verify`` runs.
 
 text = statement.to_json()
 findings = verify(text)

@@ -1,4 +1,4 @@
-"""Privacy accounting: events say what was released, accountants say what it costs.
+"""Privacy accounting: events describe releases, accountants bound their cost.
 
 >>> from dpcore import accounting
 >>> event = accounting.PoissonSampledGaussian(sample_rate=0.01, noise_multiplier=1.1, steps=1000)
@@ -46,7 +46,7 @@ def epsilon(event: Event, delta: float, accountant: str | Accountant | None = No
     Parameters
     ----------
     event : Event
-        What was released.
+        The releases.
     delta : float
         0 < delta < 1.
     accountant : str or Accountant, optional
@@ -55,13 +55,13 @@ def epsilon(event: Event, delta: float, accountant: str | Accountant | None = No
     Returns
     -------
     float
-        An upper bound on the smallest epsilon, 0 or more; infinity when there is no guarantee. That of "pld" lies, as a
-        rule, within max(1e-3 epsilon, 1e-4) of it; `epsilon_interval` says what it is at least.
+        An upper bound on the smallest epsilon, 0 or more; infinity when there is no guarantee. That of "pld" is, as a
+        rule, within max(1e-3 epsilon, 1e-4) of it; `epsilon_interval` has a lower bound.
 
     Raises
     ------
     ArgumentError, PrivacyError
-        If delta lies outside (0, 1), or the accountant is unknown; if it does not cover the event.
+        If delta is outside (0, 1), or the accountant is unknown; if it does not cover the event.
     """
     chosen = base.find(accountant, event)
     base.demand_support(chosen, event)
@@ -72,7 +72,7 @@ def delta(event: Event, epsilon: float, accountant: str | Accountant | None = No
     """Return a delta for which the event is (epsilon, delta)-differentially private under its adjacency.
 
     The inverse of `epsilon` in the other argument: same `accountant`, errors and guarantees. `epsilon` must be
-    finite and at least 0; the result is at most 1, and 0.0 where it is too small for a float64.
+    finite and at least 0; the result is at most 1, and 0.0 if it is too small for a float64.
     """
     chosen = base.find(accountant, event)
     base.demand_support(chosen, event)
@@ -119,8 +119,7 @@ def delta_remark(delta: float, dataset_size: int | None) -> str | None:
     delta : float
         0 < delta < 1.
     dataset_size : int or None
-        n, the number of examples (or of users, where they are what is protected); None where it is not known, and
-        nothing is said then.
+        n, the number of examples (or of users, if users are protected); None if unknown, which gives no remark.
     """
     delta = validate.open_unit(delta=delta)
     if dataset_size is None:

@@ -15,7 +15,7 @@ class Accountant(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which it is asked for."""
+        """The name by which it is chosen."""
 
     @property
     def floor(self) -> str:
@@ -38,7 +38,7 @@ ACCOUNTANTS: dict[str, Accountant] = {"pld": PldAccountant(), "rdp": RdpAccounta
 def find(accountant: str | Accountant | None, event: Event) -> Accountant:
     """Return the accountant of that name, or the object itself; None is the default for the event."""
     if accountant is None:
-        # Where none covers the event, the first at all: it will say so.
+        # If none covers the event, the first of all, which will report it.
         accountant = (*accountants_for(event), *ACCOUNTANTS)[0]
     if isinstance(accountant, str):
         return ACCOUNTANTS[validate.choice(ACCOUNTANTS, accountant=accountant)]

@@ -1,7 +1,7 @@
 """The branches of a run: which rows were drawn with which noise key, and which of them were abandoned.
 
-Every load of a checkpoint begins a branch. Rows before the checkpoint are those of the branches that it grew out of;
-rows from there on are its own. What other branches drew after they were left was released too, and is charged.
+Every load of a checkpoint begins a branch. Rows before the checkpoint are those of its parent branches; rows from there
+on are its own. Rows that other branches drew after they were left were released, too, and are charged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ class Branches:
     def abandoned(self) -> tuple[Rows, ...]:
         """Rows that do not lead to the present one, a range for each branch that has some."""
         ends, name, end = {}, self.present, -1
-        while name in self.known:  # the way back: where each branch on it was left for the next one
+        while name in self.known:  # back through the parents: where each branch was left for the next one
             ends[name] = end
             name, end = self.known[name].parent, self.known[name].first
         ranges = []
@@ -47,7 +47,7 @@ class Branches:
         return Branches(self.present, {**self.known, self.present: present._replace(mark=max(present.mark, row))})
 
     def joined(self, others: Mapping[str, Branch]) -> "Branches":
-        """Return them with what is known elsewhere: of one branch, whichever knows of more rows is right."""
+        """Return them merged with branches known elsewhere: for each branch, the one with more rows is right."""
         known = dict(self.known)
         for name, other in others.items():
             mine = known.get(name, other)
@@ -59,7 +59,7 @@ class Branches:
         return Branches(name, {**self.known, name: Branch(parent, row, row)})
 
     def renamed(self, name: str) -> "Branches":
-        """Return them with the whole way to the present as one branch `name`; what was abandoned stays, apart."""
+        """Return them with the whole way to the present as one branch `name`; abandoned rows stay separate."""
         apart = {f"{name}/{number}": Branch("", *rows) for number, rows in enumerate(self.abandoned)}
         return Branches(name, {name: Branch(), **apart})
 

@@ -1,8 +1,8 @@
 """Calibration: a target (epsilon, delta) gives the one unknown setting of a plan.
 
 `calibrate` assumes that epsilon moves one way with the unknown: down with the noise multiplier; up with the steps, the
-rate and the batch size. That holds for every event of this package. Whether or not it holds, what is returned has an
-epsilon of at most the target, by the accountant asked.
+rate and the batch size. That holds for every event of this package. Even if it does not, the result has an epsilon of
+at most the target, by the chosen accountant.
 
 (Settings that depend on earlier results compose by a privacy filter, not by `spent`: see the ledger.)
 """
@@ -43,7 +43,7 @@ def calibrate(
     Parameters
     ----------
     unknown : {"noise_multiplier", "steps", "sample_rate", "batch_size"}
-        What is looked for: the least noise multiplier, or the most of one of the others.
+        The setting to find: the least noise multiplier, or the largest value of one of the others.
     target_epsilon : float
         Greater than 0.
     target_delta : float
@@ -53,7 +53,7 @@ def calibrate(
     accountant : str or Accountant, optional
         Which accountant's epsilon is meant; by default the first of `accountants_for` the event.
     spent : Event, optional
-        What was released about the same data before; the target is then that of both together.
+        Earlier releases about the same data; the target is then that of both together.
     dataset_size : int, optional
         The number of examples, at least 1: the largest batch size. Batch sizes need it.
 
@@ -63,8 +63,8 @@ def calibrate(
         A value whose epsilon is at most `target_epsilon`, always. Steps and batch sizes are whole numbers, and one more
         would be too many, unless the batch has all examples; 0 steps say that one is too many. The epsilon of a noise
         multiplier, or of a rate below 1, is at least (1 - tolerance) `target_epsilon`, unless the accountant's epsilon
-        jumps there: RDP goes to 0 at once where the divergence falls below about delta^2. Then the value lies right
-        behind the jump. The tolerance is 1e-3 for "pld" (1e-4 / `target_epsilon` for targets below 0.1), which rounds
+        jumps there: RDP drops to 0 when the divergence falls below about delta^2. Then the value is right behind the
+        jump. The tolerance is 1e-3 for "pld" (1e-4 / `target_epsilon` for targets below 0.1), which rounds
         up by as much, and 1e-6 for the others.
 
     Raises
@@ -104,13 +104,13 @@ def calibrate(
     if value == least and unknown in ("noise_multiplier", "steps"):
         raise ArgumentError(
             f"target_epsilon={target_epsilon!r}: even {unknown}={value:g} gives only epsilon={reached:.6g}, and no "
-            "less private value is tried; lower target_epsilon, or check that make_event uses what it is given"
+            "less private value is tried; lower target_epsilon, or check that make_event uses its argument"
         )
     return value
 
 
 class _Question:
-    """A target, and epsilon as a function of the unknown, each value asked once."""
+    """A target, and epsilon as a function of the unknown, computed once for each value."""
 
     def __init__(
         self,
@@ -174,11 +174,11 @@ class _Question:
 
 
 def estimated_epsilon(event: Event, delta: float) -> float:
-    """Return about how large epsilon is at delta; infinity where the event is of a kind unknown here."""
-    found = phases(event)
-    if found is None:
+    """Return an approximate epsilon at delta; infinity if the event is of an unknown kind."""
+    parts = phases(event)
+    if parts is None:
         return math.inf
-    square = found.mu * found.mu + math.fsum(count * _divergence(step) for step, count in found.steps)
+    square = parts.mu * parts.mu + math.fsum(count * _divergence(step) for step, count in parts.steps)
     return gaussian_epsilon(math.sqrt(square), delta)
 
 
@@ -193,10 +193,10 @@ def _divergence(step: Step) -> float:
 #
 # An accountant's epsilon costs milliseconds, and is nearly a power of the noise, the rate and the number of steps. So
 # the search draws straight lines in the logarithms, keeps the answer between a value that meets the target and one that
-# does not, and halves that range where a line does not shrink it.
+# does not, and halves that range if a line does not shrink it.
 
 
-_CLOSEST = 1e-12  # relative: a range this narrow holds a jump
+_CLOSEST = 1e-12  # relative: a range this narrow has a jump
 _CLAMP = 50.0
 
 
@@ -212,20 +212,20 @@ def least_private(
     """Return the least private value with epsilon <= target, between the most and the least private one, the `limits`.
 
     Epsilon must not fall from the first limit to the second; it may be 0 or infinity. With a tolerance, the result's
-    epsilon is between (1 - tolerance) target and target, or it lies within 1e-12 of a value whose epsilon is above the
-    target. Without one values are whole numbers, and the next one does not meet the target. Where no value meets it,
-    the first limit is returned, and where all do, the second.
+    epsilon is between (1 - tolerance) target and target, or it is within 1e-12 of a value whose epsilon is above the
+    target. Without one, values are whole numbers, and the next one does not meet the target. If no value meets it, the
+    first limit is returned; if all do, the second.
     """
     whole = tolerance is None
-    close = 0.5 * min(tolerance or 0.0, 1.0)  # of a target below what an accountant resolves, any epsilon will do
+    close = 0.5 * min(tolerance or 0.0, 1.0)  # for a target below an accountant's resolution, any epsilon will do
     aim, (low, high) = math.log(target) + math.log1p(-close), sorted(limits)
 
     def at(x: float, between: tuple[float, float] = (low, high)) -> _Point:
         """Look at the value of logarithm x, or at the nearest one between two."""
         value = min(max(round(math.exp(x)) if whole else math.exp(x), between[0]), between[1])
-        found = epsilon(value)
-        height = max(-_CLAMP, min(_CLAMP, math.log(found) - aim)) if found > 0.0 else -_CLAMP
-        return _Point(value, height, found <= target)
+        reached = epsilon(value)
+        height = max(-_CLAMP, min(_CLAMP, math.log(reached) - aim)) if reached > 0.0 else -_CLAMP
+        return _Point(value, height, reached <= target)
 
     here, stretch = at(math.log(min(max(start, low), high))), 1.0
     up = not here.meets  # toward more private values
@@ -254,11 +254,11 @@ def _narrowed(at: Callable[..., _Point], above: _Point, meets: _Point, close: fl
         middle = y - height_b * (y - x) / (height_b - height_a) if count % 4 else 0.5 * (x + y)
         if not min(x, y) < middle < max(x, y):
             middle = 0.5 * (x + y)
-        found = at(middle, (min(a, b) + 1, max(a, b) - 1)) if whole else at(middle)
-        if found.meets:
+        point = at(middle, (min(a, b) + 1, max(a, b) - 1)) if whole else at(middle)
+        if point.meets:
             height_a *= 0.5 if stayed == "above" else 1.0
-            b, height_b, reached, stayed = found.value, found.height, found.height, "above"
+            b, height_b, reached, stayed = point.value, point.height, point.height, "above"
         else:
             height_b *= 0.5 if stayed == "meets" else 1.0
-            a, height_a, stayed = found.value, found.height, "meets"
+            a, height_a, stayed = point.value, point.height, "meets"
     return b

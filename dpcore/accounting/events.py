@@ -1,9 +1,9 @@
-"""Events: immutable descriptions of what was released. Accountants interpret them; an event computes no epsilon.
+"""Events: immutable descriptions of releases. Accountants interpret them; an event computes no epsilon.
 
-Rules for evolution: the meaning of an event never changes once a ledger or a statement may hold one (add a class
-instead), and an event carries everything one must know to derive epsilon again. `noise_multiplier` is always the
+Rules for evolution: the meaning of an event never changes once a ledger or a statement may contain one (add a class
+instead), and an event has everything that is needed to derive epsilon again. `noise_multiplier` is always the
 standard deviation of the noise on a sum over the L2 sensitivity of that sum **under the event's own adjacency**; each
-class says which sensitivity that is.
+class states that sensitivity.
 """
 
 import math
@@ -18,7 +18,7 @@ from dpcore.spec import validate
 
 
 class Adjacency(StrEnum):
-    """Which two data sets an epsilon tells apart."""
+    """The relation between the two data sets of an epsilon."""
 
     ADD_REMOVE = "add-remove"
     """One example is added or removed. A sum of vectors of norm at most C changes by at most C."""
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def _from_plain(value: Any) -> Any:
-    """Return what `_plain` described."""
+    """Return the inverse of `_plain`."""
     if isinstance(value, (list, tuple)):
         return tuple([_from_plain(item) for item in value])
     return Event.from_dict(value) if isinstance(value, Mapping) and "event" in value else value
@@ -117,19 +117,19 @@ def check_event(**values: Any) -> Event:
     return value
 
 
-# Events of Gaussian noise where nothing is sampled in secret.
+# Events of Gaussian noise without secret sampling.
 
 
 @dataclass(frozen=True)
 class Gaussian(Event):
-    """Gaussian noise on sums of which one example touches at most `count`; nothing is sampled in secret.
+    """Gaussian noise on sums; one example touches at most `count` of them, and nothing is sampled in secret.
 
     The joint release is one Gaussian mechanism with mu = sqrt(count) / noise_multiplier: the `count` sums that an
     example touches are one vector that moves by at most sqrt(count) sensitivities. Later sums may depend on earlier
     releases.
 
     Sensitivity assumed: that of **one** sum under `adjacency`; C for add-remove and zero-out, 2C for replace-one,
-    where C bounds the norm of an example's vector.
+    C bounds the norm of an example's vector.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Gaussian(Event):
     count : int
         Number of sums one example takes part in, the largest over all examples.
     adjacency : Adjacency
-        What the sensitivity refers to. A fixed order of batches is `zero-out`: removing an example would move the
+        The adjacency of the sensitivity. A fixed order of batches is `zero-out`: removing an example would move the
         others.
     """
 
@@ -171,7 +171,7 @@ class MatrixGaussian(Event):
     strategy : str
         Name or digest of C.
     adjacency : Adjacency
-        What `sensitivity` and `noise_multiplier` refer to.
+        The adjacency of `sensitivity` and `noise_multiplier`.
 
     References
     ----------
@@ -187,7 +187,7 @@ class MatrixGaussian(Event):
 
     @property
     def mu(self) -> float:
-        """Return mu of the one Gaussian mechanism: 0 where nothing was moved, infinity without noise."""
+        """Return mu of the one Gaussian mechanism: 0 if nothing was moved, infinity without noise."""
         if self.steps == 0 or self.sensitivity == 0.0:
             return 0.0
         return self.sensitivity / self.noise_multiplier if self.noise_multiplier > 0.0 else math.inf
@@ -258,8 +258,8 @@ class FixedSizeSampledGaussian(Event):
 class TruncatedPoissonSampledGaussian(Event):
     """`steps` sums, each over a fresh secret Poisson sample that is cut down to at most `max_batch_size` examples.
 
-    Where more examples land in a step, a uniformly random subset of exactly `max_batch_size` of them is kept. The step
-    is then a mixture (`dpcore.accounting.phases`): in some steps an example is in with another probability than the
+    If more examples are drawn in a step, a uniformly random subset of exactly `max_batch_size` of them is kept. The
+    step is then a mixture (`dpcore.accounting.phases`): in some steps the probability of an example differs from the
     rate.
 
     Sensitivity assumed: C, the bound on the norm of one example's vector, under either adjacency. Under add-remove a
@@ -296,7 +296,7 @@ class TruncatedPoissonSampledGaussian(Event):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dataset_size > _MOST_EXAMPLES:
-            raise ArgumentError("dataset_size: must be at most 2^53, beyond which float64 holds no exact counts")
+            raise ArgumentError("dataset_size: must be at most 2^53, beyond which float64 has no exact counts")
         if self.adjacency is Adjacency.REPLACE_ONE:
             raise ArgumentError("adjacency='replace-one': must be 'zero-out' or 'add-remove' for truncated sampling")
 
@@ -352,10 +352,10 @@ class CyclicPoissonSampledGaussian(Event):
 
 @dataclass(frozen=True)
 class RandomAllocationGaussian(Event):
-    """Epochs in each of which every example enters one of `batches` sums, drawn in secret, with Gaussian noise on each.
+    """Epochs: in each, every example enters one of `batches` sums, drawn in secret, with Gaussian noise on each.
 
     Also known as balls in bins. The adjacency is add-remove: examples are drawn independently, so one more or less
-    leaves the batches of the others as they are. An epoch that ends early counts as a whole one.
+    does not change the batches of the others. An epoch that ends early counts as a whole one.
 
     Sensitivity assumed: C, the bound on the norm of one example's vector. Each example enters each of the sums of an
     epoch with probability exactly 1 / batches, exactly one of them, independently of all others and of all other
@@ -390,11 +390,11 @@ class RandomAllocationGaussian(Event):
 # Events made of other events, and the one that guarantees nothing.
 
 
-_DEEPEST = 100  # events within events; far below what Python's own recursion allows
+_DEEPEST = 100  # events within events; far below Python's own limit of recursion
 
 
 def _depth(parts: tuple[Event, ...]) -> int:
-    """How deep the parts lie within each other; too many levels are refused."""
+    """Return the depth of the nested parts; refuse too many levels."""
     depth = 1 + max((getattr(part, "_depth", 0) for part in parts), default=0)
     if depth > _DEEPEST:
         raise ArgumentError(f"events: nested more than {_DEEPEST} deep; put them into one Composed side by side")
@@ -453,9 +453,9 @@ class SelfComposed(Event):
     Parameters
     ----------
     repeated : Event
-        What is repeated.
+        The repeated event.
     count : int
-        How often, 0 or more.
+        Number of repetitions, 0 or more.
     """
 
     repeated: Event

@@ -27,7 +27,7 @@ from dpcore.spec import special, validate
 
 
 def log_delta(mu: float, epsilon: float) -> float:
-    """Return log(delta) of the Gaussian mechanism with parameter mu >= 0 at epsilon >= 0; -inf where delta is 0."""
+    """Return log(delta) of the Gaussian mechanism with parameter mu >= 0 at epsilon >= 0; -inf if delta is 0."""
     if mu == 0.0:
         return -math.inf
     if math.isinf(mu):
@@ -62,7 +62,7 @@ def analytic_noise_multiplier(epsilon: float, delta: float, count: int = 1) -> f
     Parameters
     ----------
     epsilon : float
-        Greater than 0; any size (the classic sqrt(2 log(1.25/delta))/epsilon holds below 1 only).
+        Greater than 0; any size (the classic sqrt(2 log(1.25/delta))/epsilon holds only below 1).
     delta : float
         0 < delta < 1.
     count : int
@@ -91,10 +91,10 @@ def analytic_noise_multiplier(epsilon: float, delta: float, count: int = 1) -> f
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of a decreasing function between low and high, on the side where it is not positive."""
+    """Return the root of a decreasing function between low and high, on the side with values not above 0."""
     from scipy.optimize import brentq  # most of dpcore's import time, were it at the top
 
-    if function(high) > 0.0:  # rounding alone can do this, at the very end of the bracket
+    if function(high) > 0.0:  # only by rounding, at the very end of the bracket
         high *= 1.0 + 1e-9
     floor = -1e300  # brentq takes no infinities
     root = float(brentq(lambda x: max(function(x), floor), low, high, xtol=1e-300, rtol=8.9e-16))
@@ -117,8 +117,8 @@ class GaussianAccountant:
 
     def supports(self, event: Event) -> bool:
         """Whether the event is a Gaussian mechanism as a whole."""
-        found = phases(event)
-        return found is not None and not found.steps
+        parts = phases(event)
+        return parts is not None and not parts.steps
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon at delta."""
@@ -134,9 +134,9 @@ def event_mu(event: Event) -> float:
 
     Raises `PrivacyError` if it is not one.
     """
-    found = demand_phases(event)
-    if found.steps:
+    parts = demand_phases(event)
+    if parts.steps:
         raise PrivacyError(
             f"event={type(event).__name__}: is not a Gaussian mechanism as a whole: it samples in secret"
         )
-    return found.mu
+    return parts.mu

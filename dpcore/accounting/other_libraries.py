@@ -9,7 +9,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError
 from dpcore.spec import validate
 
 CHECKPOINT_KEY = "privacy_accountant_state_dict"
-"""Where `PrivacyEngine.save_checkpoint` puts the accountant's state."""
+"""The key under which `PrivacyEngine.save_checkpoint` stores the accountant's state."""
 
 OPACUS_ASSUMPTIONS = (
     (
@@ -33,7 +33,7 @@ OPACUS_ASSUMPTIONS = (
         "noise_generator that starts again from its seed adds the same noise twice."
     ),
 )
-"""What a history cannot say, and what its epsilon rests on."""
+"""Facts that a history does not contain, and on which its epsilon relies."""
 
 
 def from_opacus(state: Mapping[str, Any]) -> Event:
@@ -43,17 +43,17 @@ def from_opacus(state: Mapping[str, Any]) -> Event:
     ----------
     state : mapping
         ``accountant.state_dict()`` of Opacus's "prv", "rdp" or "gdp" accountant, or a checkpoint's dictionary that has
-        it under "privacy_accountant_state_dict". The history holds (noise multiplier, sample rate, steps).
+        it under "privacy_accountant_state_dict". The history has (noise multiplier, sample rate, steps).
 
     Returns
     -------
     Event
-        Poisson-subsampled Gaussian steps, phase after phase. What it costs is true under `OPACUS_ASSUMPTIONS` only.
+        Poisson-subsampled Gaussian steps, phase after phase. Its cost is correct only under `OPACUS_ASSUMPTIONS`.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If there is no history, it is empty, or an entry is not what Opacus writes.
+        If there is no history, it is empty, or an entry is not in Opacus's form.
     """
     history = validate.sequence(history=accountant_state(state)["history"])
     if len(history) == 0:
@@ -64,12 +64,12 @@ def from_opacus(state: Mapping[str, Any]) -> Event:
 
 def accountant_state(content: Any) -> Mapping[str, Any]:
     """Return the accountant's part of a checkpoint, or the content itself if it is such a part."""
-    found = content.get(CHECKPOINT_KEY, content) if isinstance(content, Mapping) else content
-    if isinstance(found, Mapping) and "history" in found:
-        return found
-    has = f"has {reprlib.repr(sorted(map(str, found)))}" if isinstance(found, Mapping) else f"is {reprlib.repr(found)}"
+    state = content.get(CHECKPOINT_KEY, content) if isinstance(content, Mapping) else content
+    if isinstance(state, Mapping) and "history" in state:
+        return state
+    has = f"has {reprlib.repr(sorted(map(str, state)))}" if isinstance(state, Mapping) else f"is {reprlib.repr(state)}"
     raise ArgumentTypeError(
-        f"state: must be an Opacus accountant's state_dict(), with a 'history', or hold it under {CHECKPOINT_KEY!r}; "
+        f"state: must be an Opacus accountant's state_dict(), with a 'history', or have it under {CHECKPOINT_KEY!r}; "
         f"this one {has}"
     )
 

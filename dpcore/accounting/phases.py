@@ -10,7 +10,7 @@ or a uniformly random B-subset of it where |U| > B) and T = S minus i.
 
 **Zero-out.** i tosses its coin in both data sets, so S has one distribution, and they differ in whether i's vector
 enters where i is in S. Given |T|, the set T is uniform over the other examples, whether i is in S or not. So knowing T
-tells nothing of which data set it is, and given T the step is a Poisson-subsampled Gaussian whose rate is the
+reveals nothing about which data set it is, and given T the step is a Poisson-subsampled Gaussian whose rate is the
 probability of i in S given |T|:
 
     |T| < B - 1:  the coin alone: q
@@ -24,7 +24,7 @@ With binomials, sum_{k >= B} Pr[m = k] q B/(k+1) = (B/n) Pr[Bin(n, q) >= B + 1].
 C. If m >= B both have B examples, and i, if in S, stands in the place of another one: sensitivity 2C, with probability
 (B/n) Pr[Bin(n, q) >= B + 1] / Pr[m >= B] given that m >= B. (dp-accounting 0.6 has the same weights and rates, and
 takes Poisson sampling under replace-one for the steps that are cut off, at the same half multiplier: q N(1) against
-q N(-1) beside the rest, which is twice as far apart. Its epsilon is
+q N(-1) next to the rest, which is twice as far apart. Its epsilon is
 larger: by 8.7 % at its own test point (17.904 against 16.464: 3 steps of n = 4 and 2 of n = 3, q = 1/2, B = 2, sigma =
 1, delta = 1e-6), 10.5 % for 1000 steps of n = 1000, q = 0.02, B = 21, sigma = 0.9, and 0.3 % for 20 steps of n = 1000,
 q = 0.01, B = 15, sigma = 0.9, both at delta = 1e-5.)
@@ -82,7 +82,7 @@ def exactly(k: int, n: int, p: float) -> float:
 
 @dataclass(frozen=True)
 class PoissonStep:
-    """A mixture of Poisson-subsampled Gaussians, one of which is drawn in the open at each step.
+    """A mixture of Poisson-subsampled Gaussians; each step draws one of them openly.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ LEAST_ALLOCATED = 0.25
 
 @dataclass(frozen=True)
 class AllocationStep:
-    """An epoch of which an example enters one of `batches` sums, each with the same probability; 2 batches or more."""
+    """An epoch in which an example enters one of `batches` sums, each with the same probability; 2 batches or more."""
 
     batches: int
     noise_multiplier: float
@@ -143,8 +143,8 @@ class Phases:
     Attributes
     ----------
     mu : float
-        Of the one Gaussian mechanism that all unsampled parts make together: 0 where there is none, infinity where
-        anything is released without noise or without a guarantee (then `steps` does not matter).
+        Parameter of the one Gaussian mechanism of all unsampled parts: 0 if there is none, infinity if anything is
+        released without noise or without a guarantee (then `steps` does not matter).
     steps : tuple of (Step, int)
         Each sampled step and how often it occurs, at least once; no step occurs twice.
     """
@@ -154,14 +154,14 @@ class Phases:
 
 
 def phases(event: Event) -> Phases | None:
-    """Return what the event comes down to; None if some part of it is of a kind unknown here."""
+    """Return the event's phases; None if some part of it is of a kind unknown here."""
     squares: list[float] = []
     steps: Counter[Step] = Counter()
     for part, count in parts_of(event):
-        found = _part(part)
-        if found is None:
+        own = _part(part)
+        if own is None:
             return None
-        mu, step, times = found
+        mu, step, times = own
         # Not mu^2 summed with 0 * inf: a part that never happens has no mu.
         if mu > 0.0 and count > 0:
             squares.append(math.sqrt(count) * mu)
@@ -171,11 +171,11 @@ def phases(event: Event) -> Phases | None:
 
 
 def demand_phases(event: Event) -> Phases:
-    """Return what the event comes down to, or raise `PrivacyError` if some part of it is of a kind unknown here."""
-    found = phases(check_event(event=event))
-    if found is None:
+    """Return the event's phases, or raise `PrivacyError` if some part of it is of a kind unknown here."""
+    result = phases(check_event(event=event))
+    if result is None:
         raise PrivacyError(f"event={type(event).__name__}: it or a part of it is of a kind that no accountant covers")
-    return found
+    return result
 
 
 def parts_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
@@ -247,7 +247,7 @@ def truncated_components(event: TruncatedPoissonSampledGaussian) -> tuple[tuple[
         below = at_most(most - 2, n - 1, q)  # Pr[m < B - 1]
         weight = inside + outside
         parts = [(below, q, sigma), (weight, inside / weight if weight > 0.0 else 0.0, sigma)]
-    # Rounding: a weight never exceeds 1, and what it lacks is at most some 1e-16.
+    # Rounding: a weight never exceeds 1, and is too small by at most some 1e-16.
     kept = [(min(1.0, weight), rate, multiplier) for weight, rate, multiplier in parts if weight > 0.0 and rate > 0.0]
     if len(kept) == 1 and kept[0][1] < 1.0 and kept[0][0] > 1.0 - 1e-15:
         return ((1.0, *kept[0][1:]),)

@@ -1,7 +1,7 @@
 """Renyi differential privacy of the events, and the accountant built on it.
 
-A schedule has many different steps, and is asked at as few orders as lead to the best one. With K(alpha) the sum of
-the steps' log A (convex in alpha), the bounds of the conversion below are
+A schedule has many different steps, and is evaluated at only as many orders as it takes to find the best one. With
+K(alpha) the sum of the steps' log A (convex in alpha), the bounds of the conversion below are
 
     epsilon = (K(alpha) + (alpha - 1) log(1 - 1/alpha) - log alpha - log delta) / (alpha - 1),
     log delta = K(alpha) + (alpha - 1) log(1 - 1/alpha) - log alpha - epsilon (alpha - 1).
@@ -9,7 +9,7 @@ the steps' log A (convex in alpha), the bounds of the conversion below are
 (alpha - 1) log(1 - 1/alpha) - log alpha = (alpha - 1) log(alpha - 1) - alpha log alpha has second derivative
 1/(alpha - 1) - 1/alpha > 0. So log delta is convex in alpha; and {epsilon <= e} = {convex function <= e (alpha - 1)} is
 an interval, so epsilon has no local minimum but the least. The search narrows the orders down between the neighbors
-of the best of some. Whichever order it ends at, its bound holds. The bounds by Kullback-Leibler divergence get better
+of the best of some. Its bound holds at whichever order it ends. The bounds by Kullback-Leibler divergence get better
 with smaller alpha, and the smallest order is among the first.
 """
 
@@ -36,7 +36,7 @@ from dpcore.spec import special
 #
 # The first follows from delta(eps) = E[max(0, 1 - exp(eps - L))] and max(0, 1 - e^(-x)) <= e^((alpha-1) x) max_y ((1 -
 # e^-y) e^(-(alpha-1) y)), whose maximum lies at e^-y = 1 - 1/alpha. The second is the Bretagnolle-Huber inequality,
-# with KL <= R at any order above 1; it is what lets a divergence of almost nothing cost epsilon = 0.
+# with KL <= R at any order above 1; it gives epsilon = 0 for a divergence of almost nothing.
 #
 # References
 # ----------
@@ -59,7 +59,7 @@ def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> float:
 
 
 def log_delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> float:
-    """Return the logarithm of the smallest delta over the orders, above 0 where they say nothing."""
+    """Return the logarithm of the smallest delta over the orders, above 0 if they give no bound."""
     improved = (orders - 1.0) * (rdp - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
     with np.errstate(divide="ignore"):
         by_kl = 0.5 * np.log(-np.expm1(-rdp))
@@ -153,7 +153,7 @@ def _trapezoid(q: float, sigma: float, orders: Array) -> Array:
     low, high = -_TAIL * sigma, float(orders.max()) + _TAIL * sigma
     z = low + step * np.arange(math.ceil((high - low) / step) + 1, dtype=np.float64)
     exponent = (2.0 * z - 1.0) / (2.0 * sigma * sigma)
-    u = q * np.expm1(np.minimum(exponent, 600.0))  # where it is cut, only log_ratio is used
+    u = q * np.expm1(np.minimum(exponent, 600.0))  # if it is cut, only log_ratio is used
     log_ratio = np.where(u < 0.5, np.log1p(np.minimum(u, 0.5)), np.logaddexp(math.log1p(-q), math.log(q) + exponent))
     terms = _log_density(z, sigma) + math.log(step) + _log_excess(u, log_ratio, orders[:, None])
     return np.asarray(special.logsumexp(terms, axis=1))
@@ -384,10 +384,10 @@ def _masses(t: int, sigma: float, rate: float) -> tuple[Array, Array]:
     """Return values of the sum, and upper bounds on their masses in a larger convex order."""
     values, mass = [], []
     for low, high in ranges(t, sigma, FAR * t):
-        found = transformed(t, sigma, low, high, rate, _SIZE, lower=False, add=True, last=high == FAR * t)
-        here = found.plain(np.maximum(found.sums, 0.0) + found.error)
-        here[-1] += found.beyond
-        values.append(found.values)
+        law = transformed(t, sigma, low, high, rate, _SIZE, lower=False, add=True, last=high == FAR * t)
+        here = law.plain(np.maximum(law.sums, 0.0) + law.error)
+        here[-1] += law.beyond
+        values.append(law.values)
         mass.append(here)
     return np.concatenate(values), np.concatenate(mass)
 
@@ -403,7 +403,7 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(
     )
 )
 
-_FEW, _AT_ONCE = 8, 12  # steps of more kinds than the first are a schedule, asked at so many orders together
+_FEW, _AT_ONCE = 8, 12  # more kinds of steps than the first are a schedule, evaluated at the second's orders at once
 
 
 @dataclass(frozen=True)
@@ -457,11 +457,11 @@ def event_rdp(event: Event, orders: Array) -> Array:
     PrivacyError
         If the event is not covered.
     """
-    found = demand_phases(event)
-    total = gaussian_rdp(found.mu, orders)
-    if math.isinf(found.mu):
+    parts = demand_phases(event)
+    total = gaussian_rdp(parts.mu, orders)
+    if math.isinf(parts.mu):
         return total
-    for step, count in found.steps:
+    for step, count in parts.steps:
         total = total + count * step_rdp(step, orders)
     return total
 

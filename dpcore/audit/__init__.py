@@ -1,4 +1,4 @@
-"""An audit: canary gradients go through the real step, and what it releases gives a lower bound on epsilon.
+"""An audit: canary gradients go through the real step, and its releases give a lower bound on epsilon.
 
 >>> from dpcore import methods
 >>> from dpcore.audit import audit

@@ -1,7 +1,7 @@
-"""The audit of a method: runs with canaries, scores and guesses, beside direct checks of noise and batches.
+"""The audit of a method: runs with canaries, scores and guesses, and direct checks of noise and batches.
 
-What the result rests on
-------------------------
+Basis of the result
+-------------------
 **A flag** says that the run is not the planned one. Its false-alarm rate is at most 1 - confidence, and that needs
 nothing but the plan: under the planned mechanism, with vectors that do not depend on earlier releases, canaries on
 orthogonal coordinates meet independent noise, and each has a fair coin of its own; so, given public batches or under
@@ -11,11 +11,11 @@ canaries without replacement: given the coins, right guesses grow with a canary'
 associated, and so the expectation of the product of their bets is at most that of independent ones (Joag-Dev, Proschan
 1983) under a threshold that is fixed. ``canaries=1`` makes every canary a run of its own.
 
-**The lower bound** as a number holds for whatever mechanism really ran, if guesses about different canaries are
+**The lower bound** as a number holds for any mechanism that really ran, if guesses about different canaries are
 independent of each other given the coins. Privacy does not imply that, and a broken mechanism may lack it.
-``canaries=1`` with many runs needs no such assumption. (What one run with many canaries can show of any mechanism at
-all: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.) Where the event is Gaussian as a
-whole, the bound also assumes that what ran is Gaussian.
+``canaries=1`` with many runs needs no such assumption. (For what one run with many canaries can show of any mechanism,
+see Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", 2023.) If the event is Gaussian as a whole,
+the bound also assumes that the real mechanism is Gaussian.
 """
 
 import math
@@ -82,9 +82,9 @@ def audit(
     method : Method
         With a noise multiplier above 0.
     sampler, steps : Sampler, int
-        Of the run that is audited.
+        Steps of the audited run.
     delta : float
-        Where epsilon is compared; 0 < delta < 1.
+        The delta at which epsilons are compared; 0 < delta < 1.
     canaries, runs : int
         Canaries in each run (at most dataset_size), and runs of fresh keys; at least 64 canaries in all together.
     confidence : float
@@ -152,15 +152,15 @@ def audit(
             step=step,
         )
 
-    found = []
+    recorded = []
     for run in range(runs):
         one = canary_run(run)
-        found.append(records(one))
+        recorded.append(records(one))
         if run == 0 and not ends_as(one, canary_run(run)):
-            found[0] = replace(found[0], surprises=(*found[0].surprises, UNSEEN))
+            recorded[0] = replace(recorded[0], surprises=(*recorded[0].surprises, UNSEEN))
         if run == 0 and not follows_from_releases(one, canary_run(run)):
-            found[0] = replace(found[0], surprises=(*found[0].surprises, MORE))
-    return _judged(plan, joined(found), claimed, delta, confidence, dtype)
+            recorded[0] = replace(recorded[0], surprises=(*recorded[0].surprises, MORE))
+    return _judged(plan, joined(recorded), claimed, delta, confidence, dtype)
 
 
 def coins(key: bytes, run: int, size: int) -> NDArray[np.bool_]:
@@ -196,12 +196,12 @@ def _judged(plan: Plan, records: Records, claimed: float, delta: float, confiden
 def claimed_mu(event: Event, epsilon: float, delta: float) -> tuple[float, bool]:
     """Return the mu of the Gaussian mechanism that an event is as a whole, or of one that allows as many right guesses.
 
-    The second value says which. Where batches are drawn in secret, the accountants' delta at epsilon 0 bounds the share
-    of right guesses, and so does the claim itself: ``(e^epsilon + delta) / (1 + e^epsilon)`` (`dpcore.audit.verdict`).
+    The second value says which. If batches are drawn in secret, the accountants' delta at epsilon 0 bounds the share of
+    right guesses, and so does the claim itself: ``(e^epsilon + delta) / (1 + e^epsilon)`` (`dpcore.audit.verdict`).
     """
-    found = phases(event)
-    if found is not None and not found.steps:
-        return found.mu, True
+    parts = phases(event)
+    if parts is not None and not parts.steps:
+        return parts.mu, True
     apart = min(accounting.delta(event, 0.0, name) for name in accounting.accountants_for(event))
     right = min((1 + apart) / 2, 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0))))
     return 2 * float(ndtri(min(right, 1 - 1e-15))), False
@@ -247,8 +247,8 @@ UNSEEN = "Steps that nobody observes move the parameters elsewhere than steps th
 def ends_as(run: CanaryRun, other: CanaryRun) -> bool:
     """Whether another run of the same keys and coins, taken now with nobody observing, ends at the same parameters.
 
-    What is observed runs as separate operations; in training one fused operation takes the step, and what it adds is
-    not seen in the releases.
+    An observed step runs as separate operations. In training one fused operation takes the step, and anything that it
+    adds does not show in the releases.
     """
     for _ in range(run.plan.steps):
         other.step()
@@ -262,8 +262,8 @@ def ends_as(run: CanaryRun, other: CanaryRun) -> bool:
 def follows_from_releases(run: CanaryRun, empty: CanaryRun) -> bool:
     """Whether a run with no data, whose noise is the releases of `run`, ends at the same parameters.
 
-    Its steps release the very same vectors, so what is a function of the releases is the same. A filter, a second
-    moment or a loop that has the clean sum from elsewhere is not.
+    Its steps release the very same vectors, so any function of the releases is the same. A filter, a second moment or a
+    loop that has the clean sum from elsewhere is not.
     """
     mechanism, backend = empty.mechanism, empty.mechanism.backend
     norms, plan = run.mechanism.clip_norms, run.plan
@@ -285,14 +285,14 @@ def follows_from_releases(run: CanaryRun, empty: CanaryRun) -> bool:
     return ends_as(run, empty)
 
 
-# Scores: how much a canary's releases speak for "in".
+# Scores: how strongly a canary's releases indicate "in".
 #
-# In units of the planned noise the releases x of one canary are N(s, I) with s = A p: column A_t is what it adds if it
-# takes part in step t, p_t says whether it does. Any score gives a valid lower bound; the likelihood ratio the
+# In units of the planned noise the releases x of one canary are N(s, I) with s = A p: column A_t is its addend if it
+# takes part in step t, and p_t is 1 if it does. Any score gives a valid lower bound; the likelihood ratio gives the
 # best one.
 #
 # - Batches are public: p is known, ``log N(x; s)/N(x; 0)`` grows with s.x, and s.x/|s| is normal with variance 1 and
-#   mean |s| or 0: the matched filter. It serves as well where sampling is secret and the noise is correlated.
+#   mean |s| or 0: the matched filter. It is also used if sampling is secret and the noise is correlated.
 # - Each of some steps draws it with probability q, and their columns are orthogonal:
 #   ``sum_t log(1 - q + q exp(A_t.x - |A_t|^2/2))``.
 # - Replace-one: "out" has -s instead of 0, and the ratio to it is taken.
@@ -318,7 +318,7 @@ def matched_filter(records: Records, taken: NDArray[Any], replaced: bool) -> Flo
 
 
 def secret_participation(records: Records, sample_rate: float, replaced: bool) -> Floats:
-    """Return log-likelihood ratios where each possible step draws a canary with one probability, (m,)."""
+    """Return log-likelihood ratios, (m,), if each possible step draws a canary with one probability."""
     along = records.signal.T @ records.canaries
     size = (records.signal**2).sum(axis=0)[:, None]
     step = _log_ratio(along, size, sample_rate)

@@ -34,15 +34,15 @@ MakeMechanism = Callable[..., Mechanism]
 # How much longer than the clip norm a canary's vector is.
 LENGTH = 1000.0
 
-# How much shorter than a canary's vector that of every other bystander is where the clip is adaptive, so that some bits
-# say that a norm is small.
+# With an adaptive clip, every other bystander's vector is shorter than a canary's by this factor, so that some bits
+# report a small norm.
 SHORT = 1e-9
 
 
 class CanaryRun:
     """One run of a plan over canaries and other examples.
 
-    Where users are the unit of privacy, canaries and bystanders are users, and each of a user's examples has the whole
+    If users are the unit of privacy, canaries and bystanders are users, and each of a user's examples has the whole
     vector of its user: clipped one by one instead of in sum they would add up to several clip norms.
 
     The `coins` say which canaries are in; one that is out has the opposite vector under replace-one, and zero otherwise
@@ -50,8 +50,8 @@ class CanaryRun:
     as `Mechanism`, `step` as `dpcore.mechanism.loop.private_step`.
 
     An example's vector is `amount` (+1, 0 or -1, SHORT for some) times a canary's, on coordinate `place`, both (n,);
-    `used` has the indices that each step asked gradients of, and `white` (R / T, T, L, d) what `records` saw of all
-    coordinates, by tensor, in units of the planned noise.
+    `used` has the indices whose gradients each step requested, and `white` (R / T, T, L, d) the released values of all
+    coordinates in `records`, by tensor, in units of the planned noise.
     """
 
     white: Floats
@@ -108,7 +108,7 @@ class CanaryRun:
         if point == mechanism.points()[0]:
             self.used[step].append(np.asarray(indices))
         clip = self.plan.clip_at(step, mechanism.clip_norm)
-        # Automatic clipping leaves a vector the shorter, the nearer its norm is to 0.01.
+        # Automatic clipping makes a vector shorter, the nearer its norm is to 0.01.
         bound = max(clip.max_grad_norm, 1.0) if clip.rule in ("automatic", "psac") else clip.max_grad_norm
         length = LENGTH * bound * self.signs[step]
         length = -length if point.weight < 0 else length
@@ -126,7 +126,7 @@ class CanaryRun:
         return direction(self.plan.grouping_at(step), self.plan.clip_at(step).rule)
 
     def scales(self, step: int) -> list[Floats]:
-        """What the query multiplies gradients by at step `step`, by tensor."""
+        """Return the query's factors on gradients at step `step`, by tensor."""
         scales = self.mechanism.vectors.scales
         if scales is None or not self.plan.scaled(step):
             return [np.ones(self.width)] * len(self.parameters)
@@ -146,13 +146,13 @@ class CanaryRun:
 
 
 def secret_batches(plan: Plan) -> bool:
-    """Whether the claim rests on batches that the adversary does not know."""
-    found = phases(plan.event)
-    return found is None or bool(found.steps)
+    """Whether the claim relies on batches that the adversary does not know."""
+    parts = phases(plan.event)
+    return parts is None or bool(parts.steps)
 
 
 def most_exposed(plan: Plan, planned: Sequence[NDArray[np.int64]], matrix: Floats, count: int) -> NDArray[np.int64]:
-    """Return the canaries: where batches are public, the examples whose participation moves C S the most."""
+    """Return the canaries: if batches are public, the examples whose participation moves C S the most."""
     if secret_batches(plan):
         return np.arange(count)
     uses = np.bincount(np.concatenate(planned), minlength=plan.sampler.dataset_size)
@@ -170,9 +170,9 @@ def direction(grouping: Grouping, rule: str) -> Floats:
     return np.asarray(shares / np.linalg.norm(shares))
 
 
-# The releases of runs with canaries, and the records that are made of them, in units of the planned noise.
+# The releases of runs with canaries, and their records, in units of the planned noise.
 #
-# Recorded are every released average, and the separately released second moment where there is one. In the units used,
+# The records have every released average, and the separately released second moment if there is one. In these units,
 # the *planned* mechanism has independent standard normal noise: the average times B, over the planned standard
 # deviation, then times the matrix C of correlated noise. The vectors of the adversary's choice do not depend on earlier
 # releases, so that under the planned mechanism coordinates are independent of each other.
@@ -180,13 +180,13 @@ def direction(grouping: Grouping, rule: str) -> Floats:
 
 @dataclass(frozen=True)
 class Records:
-    """What one run, or several, showed; R rows: one for each step, twice that with a second moment of its own."""
+    """The records of one run or several; R rows: one for each step, two with a separately released second moment."""
 
     canaries: Floats  # (R, m): the releases along each canary's direction, in units of the planned noise
     nulls: Floats  # (R, L, D): those on coordinates that nobody touched, in the same units, by tensor
-    signal: Floats  # (R, T): what a canary that takes part in step t is planned to add to its column of `canaries`
+    signal: Floats  # (R, T): the planned addend of a canary that takes part in step t to its column of `canaries`
     participation: NDArray[np.int64]  # (T, m): how often each canary was used; secret in a real run
-    possible: NDArray[np.bool_]  # (T, m): at which steps it might have been used, as everybody knows
+    possible: NDArray[np.bool_]  # (T, m): the public steps at which it might have been used
     counts: NDArray[np.int64]  # (n,): how often each example (or user) was used in all steps
     tosses: NDArray[np.int64]  # (n,): how often it might have been
     sizes: NDArray[np.int64]  # (T,): of batches
@@ -198,9 +198,9 @@ class Records:
     silent: Floats
     sums: Floats  # (T, r): of r runs, the releases along the direction of all other examples less their clean sum
     # (T, r): the released sums of an adaptive clip's bits less the clean ones, in units of the planned noise; not
-    # finite where the clip norm met its limits, no rows where it is not adapted.
+    # finite if the clip norm met its limits, no rows if it is not adapted.
     bits: Floats
-    surprises: tuple[str, ...]  # what no run of the plan can show
+    surprises: tuple[str, ...]  # observations that no run of the plan can show
     coins: NDArray[np.bool_]  # (m,): whether the canary was in
 
 
@@ -221,7 +221,7 @@ def joined(records: Sequence[Records]) -> Records:
 
 
 def records(run: CanaryRun) -> Records:
-    """Take all steps of a run; return what it showed, to an adversary and to whoever knows its secrets."""
+    """Take all steps of a run; return its records, for an adversary and for whoever knows its secrets."""
     plan, backend, m = run.plan, run.mechanism.backend, run.coins.size
     square = bool(plan.square_noise_standard_deviation())
     channels = 2 if square else 1
@@ -248,7 +248,7 @@ def records(run: CanaryRun) -> Records:
             released[channel, t] = values / deviation
             amounts[channel, t] = amount / deviation
         shared[t] = along @ sums[:, run.size - 1] / plan.noise_standard_deviation(t, norm)
-    # C makes the planned noise white again, and what a canary adds with it.
+    # C makes the planned noise white again, and transforms a canary's addend with it.
     run.white = np.stack([np.tensordot(run.matrix, channel, 1) for channel in released])
     took, others, bits = counted(run)
     nobody = run.white[..., : run.size - 1]
@@ -291,7 +291,7 @@ def _moments(run: CanaryRun) -> list[Floats]:
 
 
 def _squares(run: CanaryRun, before: list[Floats]) -> Floats:
-    """What entered the second moment at the last step: the separately released square, read off the moment."""
+    """Return the separately released square that entered the second moment at the last step, read off the moment."""
     update = run.plan.method.update
     keep = 1.0 if update.rule == "adagrad" else update.settings().beta2
     share = 1.0 if update.rule == "adagrad" else 1 - keep
@@ -305,7 +305,7 @@ TOO_MANY = "A batch is larger than the plan's sampler allows."
 
 
 def counted(run: CanaryRun) -> tuple[dict[str, Any], NDArray[np.int64], NDArray[np.float64]]:
-    """Count who took part in a run that has taken all its steps: users, where these are the unit of privacy.
+    """Count participations in a run that has taken all its steps: of users, if these are the unit of privacy.
 
     Returns fields of `Records`, the number of bystanders in each batch, (T,), and an adaptive clip's clean sums, (T,).
     """
@@ -352,9 +352,9 @@ def counted(run: CanaryRun) -> tuple[dict[str, Any], NDArray[np.int64], NDArray[
 
 
 def _turns(run: CanaryRun) -> list[NDArray[np.bool_]]:
-    """Who may be in the steps t, t + g, ...: where g groups of a public partition take turns, group t; else all."""
+    """Return who may be in the steps t, t + g, ...: group t if g groups of a public partition take turns, else all."""
     sampler: Any = run.plan.sampler
-    sampler = getattr(sampler, "sampler", sampler)  # that of the users, where they are drawn
+    sampler = getattr(sampler, "sampler", sampler)  # that of the users, if they are drawn
     groups, n = getattr(sampler, "groups", 1), sampler.dataset_size
     if groups == 1:
         return [np.ones(n, bool)]

@@ -1,4 +1,4 @@
-"""Direct checks beside the canaries: the noise on coordinates that nobody touches, and who took part in which step.
+"""Direct checks besides the canaries: the noise on coordinates that nobody touches, and who took part in which step.
 
 Each check returns a probability: how likely the planned mechanism shows something at least as unusual. In units of the
 planned noise, untouched coordinates are independent standard normals.
@@ -34,7 +34,7 @@ MEANING = {
     "noise": "There is less noise than planned",
     "repeated": "Noise of different steps or tensors is correlated, and should not be",
     "copied": "The same noise occurs in several places",
-    "sums": "Sums of examples that are not canaries are not what their clipped vectors add up to",
+    "sums": "Sums of examples that are not canaries differ from the sums of their clipped vectors",
     "bits": "The bits of the adaptive clip are not released as planned",
     "once": "Examples take part more than once in an epoch",
     "rate": "Examples do not take part at the planned rate",
@@ -77,7 +77,7 @@ def repeated_noise(nulls: Floats) -> float:
 
 
 def copied_noise(silent: Floats) -> float:
-    """Return the probability of so many values that occur twice, at any two places, in any two runs.
+    """Return the probability of as many values that occur twice, at any two places, in any two runs.
 
     Noise that is drawn again with a shift, or from a key that runs share, is no correlation of two rows. Two of N
     independent standard normals are within h of each other with probability at most h / sqrt(pi), so N values have at
@@ -85,15 +85,15 @@ def copied_noise(silent: Floats) -> float:
     Noise that is absent counts as none.
     """
     values = np.sort(silent[np.abs(silent) > _COPY])
-    found = int(np.count_nonzero(np.diff(values) <= _COPY))
-    return min(1.0, values.size**2 * _COPY / (2 * math.sqrt(math.pi)) / found) if found else 1.0
+    pairs = int(np.count_nonzero(np.diff(values) <= _COPY))
+    return min(1.0, values.size**2 * _COPY / (2 * math.sqrt(math.pi)) / pairs) if pairs else 1.0
 
 
 def wrong_sums(rest: Floats) -> float:
-    """Return the probability that sums lie so near to the clean ones, or so far from them, or so far to one side.
+    """Return the probability that sums are as near to the clean ones, or as far from them, or as far to one side.
 
-    `rest` (T, r) is what is left of the released sums of r runs without the clean ones: independent standard normals
-    under the plan. What is not finite is left out.
+    `rest` (T, r) are the released sums of r runs less the clean ones: independent standard normals under the plan.
+    Values that are not finite are left out.
     """
     values = rest[np.isfinite(rest)]
     if values.size == 0:
@@ -106,7 +106,7 @@ def wrong_sums(rest: Floats) -> float:
 
 
 def wrong_rate(used: int, trials: int, sample_rate: float) -> float:
-    """Return the probability that so many or so few of `trials` coins of one probability fall on heads, two-sided."""
+    """Return the two-sided probability of `used` heads, or a more extreme number, in `trials` equal coins."""
     if sample_rate >= 1:
         return 1.0 if used == trials else 0.0
     low = float(bdtr(used, trials, sample_rate))
@@ -150,7 +150,7 @@ def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], population
 
 
 def same_batches(batches: Sequence[str], log_chance: float) -> float:
-    """Return the probability that so many pairs of runs have the same batches in all steps (Markov).
+    """Return the probability that as many pairs of runs have the same batches in all steps (Markov).
 
     `log_chance` is the logarithm of the probability of that, at most, for two runs of independent keys.
     """
@@ -160,38 +160,38 @@ def same_batches(batches: Sequence[str], log_chance: float) -> float:
 
 
 def direct_checks(plan: Plan, records: Records, dtype: str) -> dict[str, float]:
-    """Probabilities of what was seen, under the plan."""
-    found = {"noise": too_little_noise(records.nulls), "repeated": repeated_noise(records.nulls)}
-    if dtype == "float64":  # of float32 numbers many are equal by chance
-        found["copied"] = copied_noise(records.silent)
-    found["sums"] = wrong_sums(records.sums)
+    """Return the probabilities of the observations under the plan."""
+    chances = {"noise": too_little_noise(records.nulls), "repeated": repeated_noise(records.nulls)}
+    if dtype == "float64":  # many float32 numbers are equal by chance
+        chances["copied"] = copied_noise(records.silent)
+    chances["sums"] = wrong_sums(records.sums)
     if plan.adaptive_clip is not None:
-        found["bits"] = wrong_sums(records.bits)
+        chances["bits"] = wrong_sums(records.bits)
     event = plan.event
     if isinstance(event, RandomAllocationGaussian) and secret_batches(plan):
         examples = int(records.populations[0])
-        found["once"] = float((records.counts <= event.epochs).all())
-        found["halves"] = uneven_halves(records.early, records.sizes, records.populations)
+        chances["once"] = float((records.counts <= event.epochs).all())
+        chances["halves"] = uneven_halves(records.early, records.sizes, records.populations)
         alike = -examples * (plan.steps // event.batches) * float(np.log(event.batches))
-        found["keys"] = same_batches(records.batches, alike)
-        return found
+        chances["keys"] = same_batches(records.batches, alike)
+        return chances
     coins = isinstance(event, PoissonSampledGaussian | CyclicPoissonSampledGaussian)
     if not secret_batches(plan) or not (
         coins or isinstance(event, FixedSizeSampledGaussian | TruncatedPoissonSampledGaussian)
     ):
-        return found
+        return chances
     rate = participation_rate(event, sample_rate(plan))
-    found["examples"] = wrong_spread(records.counts, records.tosses, rate, low_only=not coins)
-    found["halves"] = uneven_halves(records.early, records.sizes, records.populations)
-    found["keys"] = same_batches(records.batches, _log_chance(event, rate, records.populations[: plan.steps]))
+    chances["examples"] = wrong_spread(records.counts, records.tosses, rate, low_only=not coins)
+    chances["halves"] = uneven_halves(records.early, records.sizes, records.populations)
+    chances["keys"] = same_batches(records.batches, _log_chance(event, rate, records.populations[: plan.steps]))
     if coins:
-        found["rate"] = wrong_rate(int(records.counts.sum()), int(records.tosses.sum()), rate)
-        found["batches"] = wrong_spread(records.sizes, records.populations, rate)
-    return found
+        chances["rate"] = wrong_rate(int(records.counts.sum()), int(records.tosses.sum()), rate)
+        chances["batches"] = wrong_spread(records.sizes, records.populations, rate)
+    return chances
 
 
 def participation_rate(event: Event, sample_rate: float) -> float:
-    """Return the probability that an example is in a step in which it may be: less than the coin's where some are cut.
+    """Return the probability that an example is in a step in which it may be: less than the coin's if some are cut.
 
     A batch of min(Bin(n, q), B) is a uniformly random subset of its size, hence ``E min(Bin(n, q), B) / n``.
     """

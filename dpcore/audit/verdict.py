@@ -1,8 +1,8 @@
-r"""What guesses about coins say of a claim: a test by betting, a lower bound on epsilon, and the result of an audit.
+r"""From guesses about coins to a verdict on a claim: a test by betting, a lower bound on epsilon, an audit's result.
 
 Both audits end here: that of a method (`dpcore.audit.auditing`), and that of a torch run
 (`dpcore.torch.doctor.audit_run`). Canaries are in or out by fair coins of their own, and an adversary guesses each coin
-from what is released.
+from the releases.
 
 **What a claim allows.** Let a release be (epsilon, delta(epsilon))-private with respect to a canary. A guess "in" with
 error rates FPR and FNR then has ``1 - FNR <= FPR + delta(0)``, and the coin is fair, so
@@ -17,9 +17,9 @@ given all that came before is at most ``p_t = Phi(mu_t / 2)``; for several guess
 depend on each other. Bet a share theta in (0, 1] of the wealth on X_t being large: it is multiplied by
 ``1 + theta (X_t / p_t - 1)``, which is not negative, and under the claim has expectation at most 1 given the past. So
 the product is a supermartingale that begins at 1, and so is W, the mean of such products over a fixed set of thetas.
-Ville's inequality (1939): P(W_t >= 1 / alpha for some t) <= alpha. Where W reaches 1 / alpha the claim is refuted at
-level alpha. To stop there, earlier, or when time is short changes nothing of that, and how a guess is made may depend
-on all that was seen before.
+Ville's inequality (1939): P(W_t >= 1 / alpha for some t) <= alpha. If W reaches 1 / alpha, the claim is refuted at
+level alpha. This holds even if one stops there, earlier, or when time is short, and a guess may depend on everything
+seen before.
 
 **The bound.** Let claim r say ``p_t = Phi(r mu_t / 2)`` for all t: r times as much as planned. Each X_t / p_t falls
 with r, so W(r) does, and the set of r that were ever refuted is an interval from 0 on. Its upper end is below the r of
@@ -32,8 +32,8 @@ add up to ``2 P(right) <= 2 e^epsilon (1 - P(right)) + 2 delta``, so that *any* 
 
     epsilon >= log((p - delta) / (1 - p)).
 
-That cannot exceed about the logarithm of the number of guesses. If what ran is Gaussian, its epsilon is that of r times
-the planned mu.
+That cannot exceed about the logarithm of the number of guesses. If the real mechanism is Gaussian, its epsilon is that
+of r times the planned mu.
 
 **False alarms.** Half of 1 - confidence belongs to the bets, half is shared equally by the direct checks
 (`dpcore.audit.checks`): by the union bound a run as planned is flagged with probability at most 1 - confidence.
@@ -65,20 +65,20 @@ _LARGEST = 1e6
 
 
 def log_wealth(shares: Floats, allowed: Floats) -> float:
-    """Return the logarithm of W after shares X_t in [0, 1] of right guesses, where a claim allows p_t > 0 of them."""
-    with np.errstate(divide="ignore"):  # theta = 1 loses all where nothing was right
+    """Return the logarithm of W after shares X_t in [0, 1] of right guesses, if a claim allows p_t > 0 of them."""
+    with np.errstate(divide="ignore"):  # theta = 1 loses all if nothing was right
         growth = np.log1p(np.outer(THETAS, shares / allowed - 1))
     return float(logsumexp(growth.sum(axis=1)) - math.log(len(THETAS)))
 
 
 class RatioBound:
-    """The confidence sequence of r, how many times as much as planned a mechanism tells; see the module."""
+    """The confidence sequence of r, a mechanism's mu relative to the planned one; see the module."""
 
     def __init__(self, alpha: float) -> None:
         self.alpha = open_unit(alpha=alpha)
         self.shares, self.mus = np.empty(0), np.empty(0)
         self.lower = 0.0
-        """The largest r refuted so far: r of what ran is above it at confidence 1 - alpha, at all times together."""
+        """The largest r refuted so far: the real mechanism's r is above it at confidence 1 - alpha, at all times."""
 
     def add(self, shares: Any, mu: float) -> None:
         """Add the share of right guesses, in [0, 1], of a release of planned mu > 0; or of several, in their order."""
@@ -109,31 +109,31 @@ class RatioBound:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """A lower bound on epsilon beside the claim: of a method, or of a torch run.
+    """A lower bound on epsilon and the claim: of a method, or of a torch run.
 
     Attributes
     ----------
     claimed_epsilon : float
         The plan's epsilon at `delta`: an upper bound, by the accountant that gives the smallest.
     lower_bound : float or None
-        Epsilon at `delta` is at least this, with the stated confidence, if `assumes` holds. None where no accountant
-        has a lower end.
+        Epsilon at `delta` is at least this, with the stated confidence, if `assumes` holds. None if no accountant has a
+        lower end.
     lower_bound_any : float
         The same whatever mechanism ran: much smaller, at most about the log of the number of guesses.
     confidence : float
         The bound is too high, or a run as planned flagged, with probability at most 1 - confidence.
     ratio : float
-        How many times as much as planned is told, at least, in the terms of `dpcore.audit.verdict`; 1 or more refutes.
+        Lower bound of the real mu over the planned one, in the terms of `dpcore.audit.verdict`; 1 or more refutes.
     right, allowed : float
-        The share of guesses that were right, and what the claim allows in expectation.
+        The share of right guesses, and the expected share that the claim allows.
     canaries, steps : int
         Of a method: all coins that were guessed, and the steps of a run. Of a torch run: canaries in each step, and
         the steps that were taken until it was decided or time was over.
     noise_ratio : float
-        Standard deviation of the noise, where nothing else is, over the planned one.
+        Standard deviation of the noise on untouched coordinates, over the planned one.
     flagged, findings : bool, tuple of str
-        Whether the run is not what the plan says (the canaries were told apart better than the claim allows, or a
-        direct check failed), and why, one sentence each.
+        Whether the run differs from the plan (the canaries were recognized better than the claim allows, or a direct
+        check failed), and why, one sentence each.
     p_values : dict of str to float
         Of the direct checks: how likely the planned run shows something as unusual.
     half_refuted : bool or None
@@ -164,15 +164,15 @@ class AuditResult:
         return self.flagged or self.half_refuted is not False
 
     @property
-    def told(self) -> str:
-        """One sentence: the bound beside the claim."""
+    def sentence(self) -> str:
+        """One sentence on the bound and the claim."""
         bound = "unknown" if self.lower_bound is None else f"{self.lower_bound:.4g}"
         steps = "in runs of" if self.half_refuted is None else "in each of"
         half = ", and half the planned noise is refuted" if self.half_refuted else ""
         return (
             f"claimed epsilon {self.claimed_epsilon:.4g} at delta {self.delta:.3g}; lower bound {bound} at confidence "
-            f"{self.confidence:g}, from {self.canaries} canaries {steps} {self.steps} steps, of which {self.right:.1%} "
-            f"were guessed right where the claim allows {self.allowed:.1%}{half}."
+            f"{self.confidence:g}, from {self.canaries} canaries {steps} {self.steps} steps: {self.right:.1%} "
+            f"were guessed right, while the claim allows {self.allowed:.1%}{half}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,15 +183,15 @@ class AuditResult:
     def __str__(self) -> str:
         """Return the result in sentences."""
         if self.flagged:
-            end = f"FLAGGED: the run is not what the plan says. {' '.join(self.findings)}"
+            end = f"FLAGGED: the run differs from the plan. {' '.join(self.findings)}"
         elif self.decided:
             end = (
                 "Nothing contradicts the claim. That proves no privacy: an error that these canaries do not meet stays "
                 "unseen."
             )
         else:
-            end = "Not decided: too few steps to tell the planned noise from half of it."
-        return f"{self.method}: {self.told} {end}"
+            end = "Not decided: too few steps to distinguish the planned noise from half of it."
+        return f"{self.method}: {self.sentence} {end}"
 
 
 def judged(
@@ -208,7 +208,7 @@ def judged(
     findings = [*failed(p_values, level_of(confidence, p_values)), *surprises]
     right, allowed = float(bound.shares.mean()), float(ndtr(bound.mus / 2).mean())
     if bound.refuted:
-        findings.insert(0, f"Canaries were told apart as if the noise were at most 1/{bound.lower:.3g} of the planned.")
+        findings.insert(0, f"Canaries were recognized as if the noise were at most 1/{bound.lower:.3g} of the planned.")
     return AuditResult(
         lower_bound_any=bound.epsilon(delta),
         delta=delta,

@@ -11,8 +11,8 @@ from dpcore.spec.extras import needs
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. `arguments` are `sys.argv` if not given.
 
-    0 where all went well; 1 where a check failed or a claim was refuted, and for a defect of dpcore itself; 2 for bad
-    input; 3 where a ledger's budget ended a run; 130 and 143 after Ctrl-C and SIGTERM.
+    0 for success; 1 if a check failed or a claim was refuted, and for a defect of dpcore itself; 2 for bad input; 3 if
+    a ledger's budget ended a run; 130 and 143 after Ctrl-C and SIGTERM.
     """
     try:
         with immediate():

@@ -18,7 +18,7 @@ from dpcore.spec.extras import EXTRAS, needs
 from dpcore.spec.validate import nearest
 from dpcore.spec.version import __version__
 
-# Place, words, example. A command is imported when it is asked for: the help of all needs none of them.
+# Place, words, example. A command is imported when it is used: the general help needs none of them.
 # fmt: off
 _COMMANDS = {
     "train": ("dpcore.cli.train.train:train", "Train a model with a stated privacy guarantee.",
@@ -28,38 +28,38 @@ _COMMANDS = {
         "dpcore compare --methods dp_sgd,doppler,disk --epsilon 1,8 --lr 0.25,0.5,1 --epochs 5 --out comparison"),
     "methods": ("dpcore.cli.reports.verify:methods", "List the methods, each with the paper that it comes from.",
         "dpcore methods --json"),
-    "epsilon": ("dpcore.cli.accounting.answer:epsilon", "Say what epsilon a noise multiplier gives.",
+    "epsilon": ("dpcore.cli.accounting.answer:epsilon", "Compute the epsilon of a noise multiplier.",
         "dpcore epsilon --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
-    "delta": ("dpcore.cli.accounting.answer:delta", "Say what delta a plan has at an epsilon.",
+    "delta": ("dpcore.cli.accounting.answer:delta", "Compute the delta of a plan at an epsilon.",
         "dpcore delta --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --epsilon 2"),
     "calibrate": ("dpcore.cli.accounting.answer:calibrate",
-        "Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out.",
+        "Find the noise, the steps, the batch size or the delta for a target epsilon, whichever is left out.",
         "dpcore calibrate --dataset-size 60000 --batch-size 256 --epochs 10 --epsilon 3 --delta 1e-5"),
     "curve": ("dpcore.cli.accounting.curve:curve",
-        "Show what a plan guarantees: delta over epsilon, an attacker's rates, epsilon over the steps.",
+        "Show a plan's guarantee: delta over epsilon, an attacker's rates, epsilon over the steps.",
         "dpcore curve steps --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-6"),
     "statement": ("dpcore.cli.reports.verify:statement",
         "Print a stored privacy statement in short. dpcore verify checks it.",
         "dpcore statement runs/digits-mlp-disk"),
     "verify": ("dpcore.cli.reports.verify:verify",
-        "Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails.",
+        "Derive a statement again from its settings, and compare the files next to it. Status 1 if a check fails.",
         "dpcore verify runs/digits-mlp-disk/statement.json"),
     "audit": ("dpcore.cli.reports.examine:audit",
-        "Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds.",
+        "Try to refute a method's claimed epsilon; the exit status is 1 if that succeeds.",
         "dpcore audit --method disk --sampling poisson --noise-multiplier 2 --canaries 128"),
     "doctor": ("dpcore.cli.reports.examine:doctor",
-        "Examine a model, its data, a loss and a method before they train; status 1 where there is a fault.",
+        "Examine a model, its data, a loss and a method before they train; status 1 if there is a fault.",
         "dpcore doctor train.py"),
     "demo": ("dpcore.cli.compare.compare:demo",
         "Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta.",
         "dpcore demo --out demo"),
-    "inspect": ("dpcore.cli.reports.inspect:inspect", "Look at a filter, or at the gradients that a run released.",
+    "inspect": ("dpcore.cli.reports.inspect:inspect", "Show a filter, or the gradients that a run released.",
         "dpcore inspect filter first-order-v1 --out filter.png"),
     "strategy": ("dpcore.cli.accounting.strategy:strategy",
-        "Find the best correlated noise for a run, and prove how near it is to the best of all.",
+        "Find the best correlated noise for a run, and prove its distance from the best possible.",
         "dpcore strategy optimize --kind dense --workload prefix --steps 1024"),
     "ledger": ("dpcore.cli.accounting.ledger:ledger",
-        "Keep the ledger of a data set: what all runs on it have released together.",
+        "Keep the ledger of a data set: the total of what all runs on it have released.",
         "dpcore ledger show patients.ledger"),
 }
 # fmt: on
@@ -67,10 +67,10 @@ COMMANDS = tuple(_COMMANDS)
 
 
 def application(*commands: str) -> typer.Typer:
-    """Return the application; of commands that are not named here it knows the name and one sentence."""
+    """Return the application. It has the name and one sentence of commands that are not in `commands`."""
     app = Commands(
         name="dpcore",
-        help="Differentially private optimization: train with a stated guarantee, and know what noise costs.",
+        help="Differentially private optimization: train with a stated guarantee, and see the cost of noise.",
         epilog="Example:  dpcore train --data digits --model logistic --method disk --epsilon 3 --delta 1e-5",
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -78,22 +78,22 @@ def application(*commands: str) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_start)
     for name, (place, words, example) in _COMMANDS.items():
-        found: Any = _not_asked_for
+        function: Any = _not_used
         if name in commands:
             module, _, attribute = place.partition(":")
-            found = getattr(import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name, no_args_is_help=False, help=words, epilog=f"Example:  {example}")
+            function = getattr(import_module(module), attribute)
+        if isinstance(function, typer.Typer):
+            app.add_typer(function, name=name, no_args_is_help=False, help=words, epilog=f"Example:  {example}")
         else:
-            app.command(name, example=example, help=words)(found)
+            app.command(name, example=example, help=words)(function)
     return app
 
 
-def _not_asked_for() -> None:
-    """Stand for a command whose name is not among the arguments."""
+def _not_used() -> None:
+    """Stand in for a command whose name is not among the arguments."""
 
 
-# typer brings its own copy of click or uses the installed one, depending on its version: ask it which.
+# Depending on its version, typer brings its own copy of click or uses the installed one: look which.
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 

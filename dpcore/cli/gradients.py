@@ -1,7 +1,7 @@
 """``gradients.npz`` of a run folder: coordinates of released gradients before and after the filter.
 
-Everything in the file is public: it was released under the run's guarantee, or is computed from what was, or is a
-setting. The file holds no sum before noise, no batch and no key.
+Everything in the file is public: it was released under the run's guarantee, is computed from such releases, or is a
+setting. The file has no sum before noise, no batch and no key.
 """
 
 import os
@@ -24,7 +24,7 @@ KEYS = ("released", "filtered", "negative_share", *_SCALARS)
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Recorded gradients of one run. ArgumentError for shapes that do not fit, and values that cannot be.
+    """Recorded gradients of one run. ArgumentError for shapes that do not fit, and for impossible values.
 
     Parameters
     ----------
@@ -33,15 +33,15 @@ class Gradients:
     filtered : array, shape (T, m)
         The same coordinates after the filter.
     negative_share : array, shape (T,)
-        Share of all coordinates at which the debiased second moment is negative; NaN where the update has none.
+        Share of all coordinates whose debiased second moment is negative; NaN if the update has none.
     dimension : int
         d, the number of parameters; at least m.
     noise_std : float
         s, the standard deviation of the seed noise on the average, per coordinate.
     white_noise : bool, optional
-        Whether the noise is independent from step to step and has the standard deviation s in every coordinate: not so
-        where it is correlated, or where gradients are scaled per coordinate before it. Only then do s and the record
-        say what is signal.
+        Whether the noise is independent from step to step and has the standard deviation s in every coordinate. This is
+        false if the noise is correlated, or if gradients are scaled per coordinate before it. Only if it is true do s
+        and the record show the signal.
     """
 
     released: NDArray[np.float32]
@@ -73,18 +73,18 @@ class Gradients:
             raise ArgumentError(f"dimension={self.dimension}: must be at least the {shape[1]} coordinates recorded")
         for name in ("released", "filtered"):
             if not np.isfinite(getattr(self, name)).all():
-                raise ArgumentError(f"{name}: holds values that are not finite")
+                raise ArgumentError(f"{name}: has values that are not finite")
         if ((share < 0) | (share > 1)).any():  # never true of NaN
-            raise ArgumentError("negative_share: must lie in [0, 1], or be NaN where there is no second moment")
+            raise ArgumentError("negative_share: must lie in [0, 1], or be NaN if there is no second moment")
 
 
 def save_gradients(path: str | os.PathLike[str], *arrays: Any, **settings: Any) -> Path:
-    """Write recorded gradients as one file, whole: a reader sees the old one or the new one.
+    """Write recorded gradients to one file. A reader sees the whole old file or the whole new one.
 
     Parameters
     ----------
     path : path
-        The file, or the folder that gets a `gradients.npz`.
+        The file, or the folder for a `gradients.npz`.
     *arrays, **settings
         The fields of `Gradients`, in its order or by name.
 
@@ -100,19 +100,19 @@ def save_gradients(path: str | os.PathLike[str], *arrays: Any, **settings: Any) 
     """
     record, target = Gradients(*arrays, **settings), _file(path)
     with whole_file(target) as file:
-        held: dict[str, Any] = {key: getattr(record, key) for key in KEYS}
-        np.savez_compressed(file, **held)
+        content: dict[str, Any] = {key: getattr(record, key) for key in KEYS}
+        np.savez_compressed(file, **content)
     return target
 
 
 def load_gradients(path: str | os.PathLike[str]) -> Gradients:
-    """Read what `save_gradients` wrote, from the file or its folder; DataError where it is missing or damaged."""
+    """Read the file of `save_gradients`, given it or its folder; DataError if it is missing or damaged."""
     file = _file(path)
     if not file.exists():
         raise DataError(f"{file}: no such file; `dpcore train --record-gradients N --out FOLDER` writes it")
-    held: dict[str, Any] = dict(read_arrays(file, KEYS))
+    content: dict[str, Any] = dict(read_arrays(file, KEYS))
     try:
-        return Gradients(**{key: value.item() if key in _SCALARS else value for key, value in held.items()})
+        return Gradients(**{key: value.item() if key in _SCALARS else value for key, value in content.items()})
     except (DpcoreError, TypeError, ValueError) as cause:
         raise DataError(f"{file}: {next(iter(str(cause).splitlines()), type(cause).__name__)}") from cause
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: at once where no private step is under way, else after the step, its cost written down."""
+"""Ctrl-C and SIGTERM: at once if no private step is under way, else after the step, with its cost written down."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopped(BaseException):
-    """A signal stopped the command; `status` is what shells expect. No KeyboardInterrupt, which typer swallows."""
+    """A signal stopped the command; shells expect `status`. Not a KeyboardInterrupt, which typer swallows."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class Stopped(BaseException):
 
 
 class Interruption:
-    """Which signal has asked the run to stop, if any."""
+    """The signal that stops the run, if any."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -27,7 +27,7 @@ class Interruption:
 
     @property
     def name(self) -> str:
-        """The signal as a person calls it."""
+        """The signal's name for a person."""
         return NAMES[self.signal] if self.signal is not None else ""
 
     @property

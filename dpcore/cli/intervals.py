@@ -17,14 +17,14 @@ from dpcore.spec import special
 
 
 class Estimate(NamedTuple):
-    """An estimate and the half width of its interval; the half width is NaN where the values cannot tell it."""
+    """An estimate and the half width of its interval, which is NaN if the values do not determine it."""
 
     center: float
     half_width: float
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval is known and does not hold 0."""
+        """Whether the interval is known and does not contain 0."""
         return abs(self.center) > self.half_width
 
 
@@ -37,7 +37,7 @@ def mean_interval(values: npt.ArrayLike) -> Estimate:
 def difference_interval(first: npt.ArrayLike, second: npt.ArrayLike) -> Estimate:
     """Return the difference of the means of two independent samples with Welch's interval.
 
-    It does not assume equal variances. With fewer than two values in either there is none.
+    It does not assume equal variances. There is no interval if either sample has fewer than two values.
     """
     (a, u, m), (b, v, n) = _mean(first), _mean(second)
     return _estimate(a - b, u + v, (u + v) ** 2 / (u**2 / m + v**2 / n) if u + v and m and n else min(m, n))

@@ -1,4 +1,4 @@
-"""Options, each said once: what several commands share, and how a dataclass becomes the options of a command."""
+"""Options that several commands share, and how a dataclass becomes the options of a command."""
 
 import inspect
 import math
@@ -15,13 +15,13 @@ from typer.models import OptionInfo
 
 from dpcore.spec.validate import nearest
 
-# What a signed 64-bit integer holds; nothing that is counted here needs more.
+# The largest signed 64-bit integer; no count here needs more.
 _LARGEST = 2**63 - 1
 _DIGITS = re.compile(r"[+-]?\d+(_\d+)*")
 
 
 def real(value: Any) -> float:
-    """Return a finite number from what was typed, or from a number of a configuration file."""
+    """Return a finite number from typed text, or from a number of a configuration file."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         result = float(value)
     else:
@@ -33,7 +33,7 @@ def real(value: Any) -> float:
     if not math.isfinite(result):
         raise typer.BadParameter(f"{value!r} is not finite; write an ordinary number")
     if result == 0.0 and re.search("[1-9]", str(value).lower().partition("e")[0]):
-        raise typer.BadParameter(f"{value!r} is too small to be told from 0; write an ordinary number")
+        raise typer.BadParameter(f"{value!r} is too small to differ from 0; write an ordinary number")
     return result
 
 
@@ -74,7 +74,7 @@ def reals(value: Any) -> tuple[float, ...]:
 
 
 def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[Any], str]:
-    """Return a parser for one of `options` (or of what calling it gives) in any case, with - or _."""
+    """Return a parser for one of `options` (a list, or a function that returns one) in any case, with - or _."""
 
     def parse(value: Any) -> str:
         known = {_key(option): option for option in (options() if callable(options) else options)}
@@ -102,10 +102,10 @@ def names(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[Any
     parse_one = one_of(options)
 
     def parse(value: Any) -> tuple[str, ...]:
-        found = tuple(map(parse_one, value if isinstance(value, (list, tuple)) else _between_commas(value, "name")))
-        if not found:
-            raise typer.BadParameter(f"{value!r} holds no name; write names with commas between them")
-        return found
+        parsed = tuple(map(parse_one, value if isinstance(value, (list, tuple)) else _between_commas(value, "name")))
+        if not parsed:
+            raise typer.BadParameter(f"{value!r} has no name; write names with commas between them")
+        return parsed
 
     return parse
 
@@ -126,7 +126,7 @@ def _between_commas(value: Any, what: str) -> list[str]:
     """Return the parts between commas, and refuse an empty one: something may have been forgotten there."""
     parts = [part.strip() for part in str(value).strip().strip("[]()").split(",")]
     if not any(parts):
-        raise typer.BadParameter(f"{value!r} holds no {what}; write {what}s with commas between them")
+        raise typer.BadParameter(f"{value!r} has no {what}; write {what}s with commas between them")
     if not all(parts):
         raise typer.BadParameter(f"{value!r} lacks a {what} at one of its commas; write {what}s with one comma between")
     return parts
@@ -147,13 +147,13 @@ def flag(name: str, words: str, panel: str | None = None) -> Any:
 
 
 def _plain_help(kind: Any) -> Any:
-    """Return a kind of command that shows --help as the flag that it is; typer would write <bool> beside it."""
+    """Return a kind of command that shows --help as a flag; typer would write <bool> next to it."""
 
     def get_help_option(self: Any, ctx: Any) -> Any:
-        found = kind.get_help_option(self, ctx)
-        if found is not None:
-            found.metavar = " "
-        return found
+        help_option = kind.get_help_option(self, ctx)
+        if help_option is not None:
+            help_option.metavar = " "
+        return help_option
 
     return type(kind.__name__, (kind,), {"get_help_option": get_help_option})
 
@@ -207,8 +207,8 @@ def parsers(table: type) -> dict[str, Callable[[Any], Any]]:
 def takes(table: type, without: Container[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Let a command take the fields of a table as options; they come as keywords, into its `**given`.
 
-    Not those in `without`. An option of its own by the name of a field, or by that of several (seed and seeds),
-    replaces it, and stands in its place in the help.
+    Fields in `without` are left out. A command's own option with the name of a field, or its plural (seed and seeds),
+    replaces the field's, in the help, too.
     """
 
     def changed(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,11 +234,11 @@ def takes(table: type, without: Container[str] = ()) -> Callable[[Callable[..., 
 @cache
 def _options(table: type) -> dict[str, tuple[Any, OptionInfo]]:
     """Return the type and the option of each field; a value that has a parser has no type for typer to look at."""
-    found = {}
+    options = {}
     for name, hint in get_type_hints(table, include_extras=True).items():
         kind, info = get_args(hint)
-        found[name] = (kind if info.parser is None else Any, info)
-    return found
+        options[name] = (kind if info.parser is None else Any, info)
+    return options
 
 
 def _switch(value: Any) -> bool:

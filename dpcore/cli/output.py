@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# Where nothing tells a width: rich would take 80 and break most rows of a table.
+# The width if nothing else gives one: rich would use 80 and break most rows of a table.
 _WIDTH, _NARROWEST = 110, 80
-# With what starting takes, 0.3 to 0.4 seconds, within a second of the call.
+# Together with the start, 0.3 to 0.4 seconds, this is within a second of the call.
 _PATIENCE = 0.5
 
 
 def write_line(text: str = "") -> None:
-    """Write one line of a result; on a terminal in lines that it shows whole, between words."""
+    """Write one line of a result; on a terminal, broken between words to its width."""
     sys.stdout.write(fitted(text, sys.stdout) + "\n")
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Return a text broken between words to a terminal's width; as it is where nothing is a terminal.
+    """Return a text broken between words to a terminal's width, and unchanged if the stream is no terminal.
 
-    Where it begins with a name and a gap, the further lines stand below what comes after the gap.
+    If it begins with a name and a gap, further lines are indented to the end of the gap.
     """
     if not stream.isatty():
         return text
@@ -48,7 +48,7 @@ def fitted(text: str, stream: TextIO) -> str:
 
 @contextmanager
 def remarked_warnings() -> Iterator[None]:
-    """Write what Python warns of as a remark, without the line of code, which says nothing to a user."""
+    """Write Python's warnings as remarks, without the line of code, which does not help a user."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         sys.stderr.write(fitted(f"remark: {message}", sys.stderr) + "\n")
@@ -60,7 +60,7 @@ def remarked_warnings() -> Iterator[None]:
 
 @contextmanager
 def told_if_slow(words: str) -> Iterator[None]:
-    """Say once, on standard error, what is being computed, if the block takes longer than half a second.
+    """Write one line on standard error if the block takes longer than half a second: what it computes.
 
     Nobody should have to guess whether a command still does anything. It decorates functions, too.
     """
@@ -79,7 +79,7 @@ def write_json(content: Any) -> None:
 
 
 def write_answer(as_json: bool, content: Any, *lines: str) -> None:
-    """Write what a command found: one JSON object for a program, or lines for a person."""
+    """Write a command's result: one JSON object for a program, or lines for a person."""
     if as_json:
         write_json(content)
         return
@@ -88,7 +88,7 @@ def write_answer(as_json: bool, content: Any, *lines: str) -> None:
 
 
 def known(value: float) -> float | None:
-    """Return a number as a report has it: None where it is not finite."""
+    """Return a number for a report: None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -100,7 +100,7 @@ def remarks() -> Console:
 
 
 def remark(sentence: str | None) -> None:
-    """Write a remark on standard error; nothing where there is none."""
+    """Write a remark on standard error, if there is one."""
     if sentence is not None:
         from rich.markup import escape
 

@@ -2,7 +2,7 @@
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
-returns the path; DpcoreError where matplotlib is not installed. Arrays of one picture have one shape, (m,).
+returns the path; DpcoreError if matplotlib is not installed. Arrays of one picture have one shape, (m,).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def frequency_axes(axes: Axes, x: Array) -> None:
 
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _FREQUENCY = "frequency (cycles per step)"
-# Decibels would be one more thing to know: powers of ten, and nothing below one in ten thousand.
+# Powers of ten, which need no explanation as decibels do, and nothing below one in ten thousand.
 _LEAST_POWER = 1e-4
 
 
@@ -118,7 +118,7 @@ def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, ti
         axes = figure.subplots(2, len(panels), squeeze=False, height_ratios=ratios)
         for column, (words, panel) in enumerate(panels.items()):
             way, end = axes[0][column], axes[1][column]
-            # Beside each other, so that bars do not hide each other.
+            # Side by side, so that bars do not hide each other.
             gaps = [float(np.diff(curves.epochs).min()) for curves in panel.values() if len(curves.epochs) > 1]
             apart = 0.3 * min(gaps, default=1.0) / len(names)
             for index, name in enumerate(names):
@@ -171,8 +171,8 @@ def _end(axes: Axes, index: int, curves: Curves) -> None:
         interval.center, index, xerr=error, color=color, marker=marker, markersize=5.5, capsize=3.5, linewidth=1.5
     )
     style: Any = {"ha": "center", "fontsize": 8, "color": color if index % len(COLORS) < 4 else GRAY}
-    told, place = f"{interval.center:.2f}", (interval.center, index)
-    axes.annotate(told, place, xytext=(0, 6), textcoords="offset points", **style)
+    text, place = f"{interval.center:.2f}", (interval.center, index)
+    axes.annotate(text, place, xytext=(0, 6), textcoords="offset points", **style)
 
 
 def filter_picture(
@@ -187,10 +187,10 @@ def filter_picture(
     limiting_noise_factor: float | None = None,
     title: str = "",
 ) -> Path:
-    """Draw what a filter is: its memory, its start, the noise it leaves and the frequencies it passes.
+    """Draw a filter: its memory, its start, the noise it leaves and the frequencies it passes.
 
     kappa by age, c_t and the share of white noise's variance in the output after each step have shape (T,). `power` is
-    |H|^2 at positive frequencies in cycles per step, shape (F,), and `cutoff` where it has fallen to half.
+    |H|^2 at positive frequencies in cycles per step, shape (F,), and `cutoff` the frequency at which it is half.
     """
     kappa, ones, left = (np.asarray(values, float) for values in (impulse_response, normalizers, noise_factor))
     with drawing(path, (9.0, 6.0), title) as figure:
@@ -230,8 +230,8 @@ def gradient_picture(
     """Draw the power spectral density of released gradients, and the share of negative second moments.
 
     The density is per coordinate, at positive frequencies in cycles per step, shape (F,); `floor` is s^2, that of the
-    mechanism's noise before the filter. `negative_share` has shape (T,), in [0, 1], or NaN: without any finite value
-    its picture is left out.
+    mechanism's noise before the filter. `negative_share` has shape (T,), in [0, 1], or NaN: its picture is left out if
+    no value is finite.
     """
     x, raw, filtered, share = (np.asarray(values, float) for values in (frequencies, before, after, negative_share))
     both = bool(np.isfinite(share).any())

@@ -1,8 +1,8 @@
-"""The privacy ledger: what has been released about one data set, written down before it is released.
+"""The privacy ledger: the releases about one data set, each recorded before it is released.
 
 A ledger is one SQLite file for one data set. Every run on that data set reserves its rows (optimizer steps) there
-before they may leave the process, so that a crash can over-count and never under-count; all runs together are held
-below one budget, also when the settings of later runs were chosen after looking at earlier ones.
+before they may leave the process, so that a crash can over-count and never under-count. All runs together stay within
+one budget, even if the settings of later runs were chosen after looking at earlier ones.
 
 >>> from dpcore.ledger import Ledger
 >>> import tempfile, pathlib

@@ -1,4 +1,4 @@
-"""The budget of a ledger: what its runs take of it, and what it grants them."""
+"""The budget of a ledger: what its runs use, and what it grants them."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
 from dpcore.accounting.branches import Branch
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.ledger.book import Book, Draft
-from dpcore.ledger.checks import EventAfter, beside, event_of
+from dpcore.ledger.checks import EventAfter, event_of, outside_plans
 from dpcore.ledger.privacy_filter import PrivacyFilter, add, order_for
 from dpcore.ledger.state import Run, affords, choose, number_out
 from dpcore.spec import validate
@@ -24,7 +24,7 @@ _FEWEST = 4
 # Writes take at most this share of the time between two reservations, as far as the largest block allows.
 SHARE = 0.01
 
-# A block may be so many times the one before: the first ones are small, since nothing has been measured.
+# A block may be at most this many times the one before: the first ones are small, since nothing has been measured.
 _GROWTH = 4
 
 
@@ -34,7 +34,7 @@ def largest(steps: int) -> int:
 
 
 class Blocks:
-    """Measures what rows and durable writes take, in the clock's seconds, and says how long the next block is."""
+    """Measures the time of rows and durable writes by the clock, and gives the length of the next block."""
 
     def __init__(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._largest, self._clock = largest(steps), clock
@@ -70,7 +70,7 @@ def after(run: Run, branch_id: str, mark: int, event_after: EventAfter) -> tuple
 
 
 class Allowance:
-    """The budget of a ledger, and what its runs take of it."""
+    """The budget of a ledger, and what its runs use."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -81,7 +81,7 @@ class Allowance:
 
     @property
     def filter(self) -> PrivacyFilter:
-        """How runs add up; one for the budget alone as long as the order is not fixed."""
+        """How runs add up; while the order is not fixed, a filter for the budget alone."""
         order = self.book.state.order
         return self._unplanned if order is None else PrivacyFilter(self._kind, order)
 
@@ -99,10 +99,10 @@ class Allowance:
         return add(run.charge for run in self.book.state.runs.values())
 
     def counted(self, draft: Draft) -> float:
-        """Return the filter's sum, with what is kept free for the plans that were fixed beforehand."""
-        return add(self._held(draft, run) for run in self.book.state.runs.values())
+        """Return the filter's sum, including the part kept free for the plans that were fixed beforehand."""
+        return add(self._counted(draft, run) for run in self.book.state.runs.values())
 
-    def _held(self, draft: Draft, run: Run) -> float:
+    def _counted(self, draft: Draft, run: Run) -> float:
         """Return a run's charge, or that of its plan if it is fixed and a living process may still come to the rest."""
         fixed = self.book.state.fixed
         if fixed is None or run.run_id not in fixed.runs or not draft.alive(run):
@@ -112,10 +112,10 @@ class Allowance:
         return max(run.charge, self._plans[run.run_id])
 
     def fix(self, draft: Draft, first: Run, *, alone: bool = False) -> None:
-        """Write which runs are fixed beforehand, and the order: nothing has been reserved, and `first` asks to.
+        """Write which runs are fixed beforehand, and the order. Nothing is reserved yet; `first` is about to reserve.
 
-        With `alone`, rows of `first` left before this ledger knew of it. Its plan was fixed before them; whether those
-        of the others were, nobody knows.
+        With `alone`, rows of `first` left before this ledger recorded the run. Its plan was fixed before them; for the
+        plans of the others that is unknown.
         """
         plan, runs = first.plan, []
         if self.budget is not None:
@@ -125,7 +125,7 @@ class Allowance:
         self.write_fixed(draft, runs, plan)
 
     def write_fixed(self, draft: Draft, runs: list[str], first: Event) -> None:
-        """Write that these runs are fixed beforehand; `first` is the plan that chooses the order where none is."""
+        """Write that these runs are fixed beforehand; `first` is the plan that chooses the order if there is none."""
         state = self.book.state
         plans = Composed(tuple(state.runs[run_id].plan for run_id in runs))
         order = order_for(plans if runs else first, self.budget) if state.order is None else state.order
@@ -143,8 +143,8 @@ class Allowance:
     def append(
         self, draft: Draft, run: Run, branch_id: str, mark: int, releases: int, event: Event, kind: str = "reserve"
     ) -> None:
-        """Write the new mark of a branch, and what all of the run's releases then come to."""
-        if self.book.state.fixed is None:  # rows have left that this ledger did not know of: nothing is fixed
+        """Write the new mark of a branch, and the event of all the run's releases then."""
+        if self.book.state.fixed is None:  # rows left without this ledger's record: nothing is fixed
             self.write_fixed(draft, [], run.plan)
         if event.adjacency is not None:
             self.check_adjacency(str(event.adjacency))
@@ -168,29 +168,29 @@ class Allowance:
             )
 
     def check_adjacency(self, kind: str | None) -> None:
-        """Refuse replace-one beside any other."""
+        """Refuse replace-one together with any other adjacency."""
         kinds = ({run.adjacency for run in self.book.state.runs.values()} | {kind}) - {None}
         if Adjacency.REPLACE_ONE.value in kinds and len(kinds) > 1:
             raise PrivacyError(
-                f"adjacency={kind!r}: the ledger holds runs under {', '.join(sorted(map(str, kinds - {kind})))}, and "
+                f"adjacency={kind!r}: the ledger has runs under {', '.join(sorted(map(str, kinds - {kind})))}, and "
                 "replace-one does not add up with any other; keep such runs in a ledger of their own"
             )
 
     def allows(self, draft: Draft, run: Run | None, mark: int, releases: int, event: Event) -> bool:
-        """Whether a run, with a branch up to `mark`, may come to so many rows and this event; None is one to begin."""
+        """Whether a run, with a branch up to `mark`, may reach `releases` rows and this event; None is a new run."""
         state, limit = self.book.state, self.limit
         if limit is None:
             return True
         in_plan = run is not None and state.in_plan(run, mark, releases, event)
         if state.fixed is not None and state.fixed.alone:
-            # What came beside the plans, without being asked, is not in the budget that they keep whole.
-            return in_plan and not beside(state)
+            # Releases outside the plans, made without asking, are not in the budget that the plans keep whole.
+            return in_plan and not outside_plans(state)
         runs = [other for other in state.runs.values() if other is not run]
-        others = [other.charge if in_plan else self._held(draft, other) for other in runs]
+        others = [other.charge if in_plan else self._counted(draft, other) for other in runs]
         return add([*others, self.filter.charge(event)]) <= limit
 
     def demand_room_to_begin(self, draft: Draft, planned: Event, event_after: EventAfter) -> None:
-        """Refuse a run of which nothing can ever be reserved."""
+        """Refuse a run that can never reserve a row."""
         first = event_of(event_after, 1)
         if self.book.state.fixed is not None:
             if not self.allows(draft, None, 1, 1, first):
@@ -201,7 +201,7 @@ class Allowance:
                 raise self.refusal(None, 1, 1, planned)
 
     def refusal(self, run: Run | None, mark: int, releases: int, planned: Event | None = None) -> BudgetError:
-        """Return the error for a row that does not fit, with the reason where there is more to say."""
+        """Return the error for a row that does not fit, with the reason if there is more to say."""
         assert self.budget is not None
         epsilon, delta = self.budget
         fixed, why = self.book.state.fixed, ""
@@ -224,7 +224,7 @@ class Allowance:
                 among = "" if whole > epsilon else ", and does not fit together with the others fixed beforehand"
                 why = (
                     f": the whole plan costs epsilon={whole:.4g} of a budget of {epsilon:g}{among}, so that it was "
-                    "held to the Renyi filter, step by step"
+                    "bound by the Renyi filter, step by step"
                 )
         return BudgetError(
             f"row={mark - 1}: step {mark} would cross the budget of the ledger {self.book.path}, epsilon={epsilon:g} "
@@ -232,13 +232,13 @@ class Allowance:
         )
 
 
-# A run's handle on its ledger: what reserves rows before they leave, and gives back those that never did.
+# A run's handle on its ledger. It reserves rows before they leave, and gives back those that never did.
 
 
 class LedgerRun:
-    """One branch of a run, held by this process; made by `Ledger.begin` and `Ledger.resume`.
+    """One branch of a run, leased by this process; made by `Ledger.begin` and `Ledger.resume`.
 
-    Not to be shared with a forked child. `Ledger.resume` asks a checkpoint for its `run_id` and `branch_id`.
+    It must not be shared with a forked child. `Ledger.resume` needs the `run_id` and `branch_id` of a checkpoint.
     """
 
     def __init__(self, allowance: Allowance, run: Run, branch_id: str, token: str, event_after: EventAfter) -> None:
@@ -271,14 +271,14 @@ class LedgerRun:
     def reserve(self, row: int) -> None:
         """Return once row `row` may be released: it, and some rows after it, are then on disk as released.
 
-        Rows are asked for in ascending order.
+        Rows must be reserved in ascending order.
 
         Raises
         ------
         BudgetError
             If the budget does not allow this row. Nothing was reserved.
         PrivacyError
-            If the row lies behind the planned steps, or this process is a fork of the one that made the branch.
+            If the row is beyond the planned steps, or this process is a fork of the one that made the branch.
         DataError
             If the ledger cannot be written. The row must not be released then.
         """
@@ -301,26 +301,26 @@ class LedgerRun:
         """
         self._demand_holder()
         with self._book.writing() as draft:
-            draft.held(self.run_id, self.branch_id, self._token)
+            draft.leased(self.run_id, self.branch_id, self._token)
             if key_digest and self._book.state.key_digests.get(key_digest) != (self.run_id, self.branch_id):
                 self._allowance.check_key(key_digest)
                 draft.append("key", run=self.run_id, branch=self.branch_id, key_digest=str(key_digest))
 
     def close(self, row: int) -> None:
-        """Give back what was reserved and not released, and let go of the branch.
+        """Give back rows that were reserved and not released, and end the lease of the branch.
 
-        Doing it again changes nothing, and reserving once more takes the branch back.
+        A second call changes nothing, and another reservation takes the branch back.
 
         Parameters
         ----------
         row : int
-            How many rows of this branch were released, those of its parents included: at least those asked for.
+            Number of released rows of this branch, those of its parents included: at least those given to `reserve`.
         """
         if os.getpid() != self._process or self._closed:
             return
         row = validate.integer(row=row, minimum=0)
         if row < self._row:
-            raise ArgumentError(f"row={row!r}: must be at least {self._row}, the last row that was asked for")
+            raise ArgumentError(f"row={row!r}: must be at least {self._row}, the last row that was reserved")
         self._mark = min(self._mark, row)  # first: an interruption after the commit must not leave the rows granted
         self._mark = self._give_back(row)
         self._closed = True
@@ -328,7 +328,7 @@ class LedgerRun:
     def _reserve(self, row: int, size: int) -> int:
         """Reserve rows up to about `row` + `size`, at least `row` itself, and return the new mark."""
         with self._book.writing() as draft:
-            run, branch = draft.held(self.run_id, self.branch_id, self._token)
+            run, branch = draft.leased(self.run_id, self.branch_id, self._token)
             if row >= run.steps:
                 raise PrivacyError(f"row={row}: the run was planned for {run.steps} rows, and its guarantee ends there")
             if row < branch.mark:  # an interruption came after the commit and before the holder knew of it
@@ -338,9 +338,9 @@ class LedgerRun:
             mark, most = row, max(row + 1, min(row + size, run.steps))
             trial, granted = most, None
             while mark < most:  # look for the largest mark that the budget allows
-                found = after(run, self.branch_id, trial, self._event_after)
-                if self._allowance.allows(draft, run, trial, *found):
-                    mark, granted = trial, found
+                outcome = after(run, self.branch_id, trial, self._event_after)
+                if self._allowance.allows(draft, run, trial, *outcome):
+                    mark, granted = trial, outcome
                 else:
                     most = trial - 1
                 trial = (mark + most + 1) // 2
@@ -350,12 +350,12 @@ class LedgerRun:
         return mark
 
     def _give_back(self, mark: int) -> int:
-        """Give back the rows from `mark` on, let go of the branch, and return its mark."""
+        """Give back the rows from `mark` on, end the lease of the branch, and return its mark."""
         with self._book.writing() as draft:
-            run, branch = draft.held(self.run_id, self.branch_id, self._token)
+            run, branch = draft.leased(self.run_id, self.branch_id, self._token)
             if mark < branch.mark:
-                found = after(run, self.branch_id, mark, self._event_after)
-                self._allowance.append(draft, run, self.branch_id, mark, *found, kind="close")
+                outcome = after(run, self.branch_id, mark, self._event_after)
+                self._allowance.append(draft, run, self.branch_id, mark, *outcome, kind="close")
             draft.release(self.branch_id)
         return min(mark, branch.mark)
 

@@ -1,4 +1,4 @@
-"""A ledger's file and what its entries add up to, kept in step: read, and written one transaction at a time."""
+"""A ledger's file and the state of its entries, kept in step: read, and written one transaction at a time."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Book:
         """Return a run and one of its branches, or say why there is none."""
         run = self.state.runs.get(run_id)
         if run is None or branch_id not in run.branches:
-            what = f"run {run_id!r}" if run is None else f"branch {branch_id!r} of run {run_id}"
+            missing = f"run {run_id!r}" if run is None else f"branch {branch_id!r} of run {run_id}"
             other = not str(run_id).startswith(f"{self.ledger_id[:8]}-")
             why = "it is of another ledger" if other else "an older copy of the ledger was put back"
             raise DataError(
-                f"ledger {self.path}: has no {what}: {why}. What it released is not known here, so it can neither be "
+                f"ledger {self.path}: has no {missing}: {why}. Its releases are not known here, so it can neither be "
                 "continued nor forked: begin a new run, which is charged from its first row"
             )
         return run, run.branches[branch_id]
@@ -90,7 +90,7 @@ class Book:
             yield
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
-        """Read what other processes have written, and check that what was read before is still there."""
+        """Read the entries of other processes, and check that the entries read before are still there."""
         known = self.state.entries
         for entry in self.storage.entries(connection, max(0, known - 1)):
             if entry.number == known - 1:
@@ -101,7 +101,7 @@ class Book:
             try:
                 problem = checks.follow(self.state, self.seal, entry)
                 self.seal = entry.seal
-            except BaseException:  # an interruption amid an entry: the next one to look reads all of them anew
+            except BaseException:  # an interruption within an entry: the next reader reads all of them again
                 self.state, self.seal = State(), START
                 raise
             if problem:
@@ -111,7 +111,7 @@ class Book:
 
 
 class Draft:
-    """What is being written in one transaction."""
+    """The writes of one transaction."""
 
     def __init__(self, book: Book, connection: sqlite3.Connection) -> None:
         self._book, self._connection = book, connection
@@ -128,9 +128,9 @@ class Draft:
         self._book.seal = entry.seal
 
     def alive(self, run: Run) -> bool:
-        """Whether a living process holds a branch of the run."""
-        asked = "SELECT owner FROM leases WHERE branch = ?"
-        rows = [self._connection.execute(asked, (branch_id,)).fetchone() for branch_id in run.branches]
+        """Whether a living process has a lease of one of the run's branches."""
+        query = "SELECT owner FROM leases WHERE branch = ?"
+        rows = [self._connection.execute(query, (branch_id,)).fetchone() for branch_id in run.branches]
         return any(lives(json.loads(row[0])) for row in rows if row is not None and row[0] != "null")
 
     def lease(self, branch_id: str) -> str:
@@ -141,11 +141,11 @@ class Draft:
         return token
 
     def release(self, branch_id: str) -> None:
-        """Note that no process holds the branch any more; who had it may take it back until another does."""
+        """End the lease of a branch; its last owner may take it back until another process does."""
         self._connection.execute("UPDATE leases SET owner = 'null' WHERE branch = ?", (branch_id,))
 
-    def held(self, run_id: str, branch_id: str, token: str) -> tuple[Run, Branch]:
-        """Return the run and the branch of a handle, which must still be the one that holds it."""
+    def leased(self, run_id: str, branch_id: str, token: str) -> tuple[Run, Branch]:
+        """Return the run and the branch of a handle, which must still have the lease."""
         row = self._connection.execute("SELECT token, owner FROM leases WHERE branch = ?", (branch_id,)).fetchone()
         if row is None or row[0] != token:
             raise PrivacyError(f"run {run_id}: its branch {branch_id} was resumed by another process since; stop here")
@@ -164,7 +164,7 @@ _PROC = Path("/proc")
 
 
 def this_process() -> dict[str, Any]:
-    """Return what tells this process from every other, of this machine's present boot and of later ones."""
+    """Return an identity of this process, unique on this machine, in this boot and later ones."""
     pid = os.getpid()
     return {"boot": _boot(), "namespace": _namespace(pid), "pid": pid, "started": _started(pid)}
 
@@ -172,8 +172,8 @@ def this_process() -> dict[str, Any]:
 def lives(owner: Mapping[str, Any]) -> bool:
     """Whether the process may still be running: True unless it is certain that it is not.
 
-    Its number alone says nothing, for numbers are given out again: the time at which it started must be the same. A
-    process of another container counts as alive, since it cannot be seen from here.
+    Its number is not enough, since numbers are used again: the time of its start must be the same. A process of
+    another container counts as alive, since it cannot be seen from here.
     """
     if owner.get("boot") != _boot():
         return False
@@ -209,7 +209,7 @@ def _namespace(pid: int) -> str | None:
 def _started(pid: int) -> int | None:
     """Return when the process started, in ticks since boot; None if there is none, or only its remains."""
     try:
-        # The second field is the program's name in parentheses, which may hold spaces and parentheses itself.
+        # The second field is the program's name in parentheses, which may contain spaces and parentheses itself.
         fields = (_PROC / f"{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None

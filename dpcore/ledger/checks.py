@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as the ledger holds it."""
+    """A run in the ledger."""
 
     run_id: str
     name: str
     begun: str
     """UTC time in ISO format."""
     adjacency: str | None
-    """None where nothing is guaranteed."""
+    """None if nothing is guaranteed."""
     steps: int
     """Rows planned."""
     releases: int
     """Rows reserved and not given back, over all branches."""
     forks: int
     event: Event
-    """What those rows release at most."""
+    """The event of those rows, an upper bound."""
     planned: Event
-    """What the whole run releases as it was planned."""
+    """The event of the whole planned run."""
     charge: float
-    """Of `event`, to the ledger's filter."""
+    """The charge of `event` to the ledger's filter."""
     description: Any
-    """The settings, as they were told."""
+    """The settings, as the run gave them."""
     dataset: str
     """Fingerprint of the data."""
     marks: dict[str, int]
     """Of each branch: rows below it may have left."""
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon of this run alone at `delta`."""
+        """Return the epsilon of this run at `delta`, without other runs."""
         return smallest_epsilon(self.event, delta)[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,43 +65,43 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Total:
-    """What all runs of a ledger cost together."""
+    """The total cost of a ledger's runs."""
 
     delta: float
     adjacency: str | None
-    """Zero-out where add-remove and zero-out runs are mixed; None where there is no run, or no guarantee."""
+    """Zero-out if add-remove and zero-out runs are mixed; None if there is no run, or no guarantee."""
     runs: int
     fixed: float
     """Epsilon as if all runs had been fixed beforehand: the smallest of the accountants. It does **not** cover settings
     that were chosen after looking at earlier results."""
     accountant: str
-    """Whose that is; empty where nothing was released."""
+    """The accountant of `fixed`; empty if nothing was released."""
     budget: float | None
-    """Epsilon of all that may still come, too, however it is chosen: the budget's at `delta`, or that of `plan` where
-    nothing else can come. The ledger stops before it is crossed. None without a budget."""
+    """Epsilon including all later releases, however they are chosen: the budget's at `delta`, or that of `plan` if
+    nothing else can follow. The ledger stops before it is crossed. None without a budget."""
     odometer: float
-    """Epsilon of what was released so far, however the runs were chosen and whenever one looks. That costs more than to
-    hold at the budget's end alone, so it is a larger part of the budget's epsilon than `spent` is of `limit`."""
+    """Epsilon of all releases so far, however the runs were chosen and whenever one looks. This costs more than a bound
+    at the budget's end only, so it is a larger part of the budget's epsilon than `spent` is of `limit`."""
     spent: float
     """The filter's sum."""
     limit: float | None
-    """Where that stops; None without a budget."""
+    """The limit of the filter's sum; None without a budget."""
     plan: float | None = None
-    """Epsilon of the whole plans of the runs that were fixed before the first release; None where there are none, or no
+    """Epsilon of the whole plans of the runs that were fixed before the first release; None if there are none, or no
     budget."""
     fixed_runs: tuple[str, ...] = ()
     """Their ids."""
     alone: bool = False
-    """Whether those plans keep the whole budget, so that no later run can be paid for (`dpcore.ledger.state`)."""
+    """Whether those plans keep the whole budget, so that it pays for no later run (`dpcore.ledger.state`)."""
     kept: float = 0.0
     """Of the limit: kept free for the rest of those plans as long as living processes may come to it."""
     notes: tuple[str, ...] = ()
 
     @property
     def filter(self) -> float:
-        """Epsilon to be stated however the runs were chosen: the budget's, or the odometer's where there is none.
+        """Epsilon to state however the runs were chosen: the budget's, or the odometer's if there is no budget.
 
-        0 where nothing was released.
+        0 if nothing was released.
         """
         if self.spent == 0.0:
             return 0.0
@@ -115,22 +115,22 @@ class Total:
 
 @dataclass(frozen=True)
 class Remaining:
-    """What a budget leaves."""
+    """The rest of a budget."""
 
     filter: PrivacyFilter
     spent: float
-    """The filter's sum so far, what is kept free for runs fixed beforehand included."""
+    """The filter's sum so far, including the part kept free for runs fixed beforehand."""
     limit: float
-    """Where the sum stops."""
+    """The limit of the sum."""
     budget: tuple[float, float]
     """Its epsilon and delta."""
     plans: Event | None = None
     """The plans of runs that were begun, while nothing is reserved: a further run is then fixed beforehand, too, and
-    what is left is counted by the tightest accountant. None afterwards: then by the filter."""
+    the rest is counted by the tightest accountant. None afterwards: then the filter counts it."""
 
     @property
     def left(self) -> float:
-        """What may still be charged to the filter: 0 where plans fixed beforehand keep the whole budget."""
+        """The part that may still be charged to the filter: 0 if plans fixed beforehand keep the whole budget."""
         return max(0.0, self.limit - self.spent)
 
     def fits(self, event: Event) -> bool:
@@ -140,7 +140,7 @@ class Remaining:
         return self.filter.charge(event) <= self.left
 
     def steps(self, event_after: Callable[[int], Event], most: int) -> int:
-        """Return the largest number of steps, at most `most`, of which `event_after` still fits."""
+        """Return the largest number of steps, at most `most`, whose `event_after` still fits."""
         validate.function(event_after=event_after)
         counts = range(1, validate.integer(most=most, minimum=0) + 1)
         return bisect_left(counts, True, key=lambda steps: not self.fits(event_after(steps)))
@@ -177,14 +177,14 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Ledger.verify` found."""
+    """The result of `Ledger.verify`."""
 
     problems: tuple[str, ...]
-    """One sentence each; empty where all is well."""
+    """One sentence each; empty if there are none."""
     entries: int
-    """How many were read."""
+    """The number of entries read."""
     seal: str
-    """Of the last one: it stands for the whole ledger up to there."""
+    """The seal of the last entry, which represents the whole ledger up to there."""
 
     @property
     def valid(self) -> bool:
@@ -196,19 +196,19 @@ class Verification:
 _TOLERANCE = 1e-9
 
 
-# (steps, abandoned): what the first `steps` rows of a branch release, and the rows of the branches that were left.
+# (steps, abandoned): the event of the first `steps` rows of a branch, and of the rows of the branches that were left.
 EventAfter = Callable[[int, Sequence[Rows]], Event]
 
 
 def event_of(event_after: EventAfter, steps: int, abandoned: Sequence[Rows] = ()) -> Event:
-    """Return the event of so many steps and abandoned rows, checked to be one."""
+    """Return `event_after` of the steps and abandoned rows, checked to be an event."""
     return check_event(**{f"event_after({steps}, {abandoned})": event_after(steps, abandoned)})
 
 
 def follow(state: State, previous: str, entry: Entry) -> str:
-    """Take an entry into account; return what is wrong with it, or an empty string."""
+    """Apply an entry to the state; return its problem, or an empty string."""
     if entry.seal != seal(previous, entry.body):
-        return f"entry {entry.number} is not what was written: its seal does not fit"
+        return f"entry {entry.number} was changed: its seal does not fit"
     try:
         state.apply(read_json(entry.body))
     except ValueError as cause:
@@ -217,7 +217,7 @@ def follow(state: State, previous: str, entry: Entry) -> str:
 
 
 def check_plan(run: Run, event_after: EventAfter) -> None:
-    """Refuse a plan that is not the one whose events the ledger holds: rows that have left would be recounted by it."""
+    """Refuse a plan whose events are not those in the ledger: it would recount rows that have left."""
     if not _same(event_of(event_after, run.planned_steps).to_dict(), run.planned):
         raise PrivacyError(
             f"run {run.run_id}: began under another plan (noise, sampling or number of steps), and its rows cannot be "
@@ -236,7 +236,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def record(run: Run) -> RunRecord:
-    """Return what the ledger says about a run."""
+    """Return the ledger's record of a run."""
     alike = ("run_id", "name", "begun", "adjacency", "steps", "releases", "charge", "description", "dataset")
     return RunRecord(
         **{name: getattr(run, name) for name in alike},
@@ -247,30 +247,30 @@ def record(run: Run) -> RunRecord:
     )
 
 
-def beside(state: State) -> bool:
-    """Whether rows were reserved beside the plans that were fixed beforehand."""
+def outside_plans(state: State) -> bool:
+    """Whether rows were reserved outside the plans that were fixed beforehand."""
     runs = [run for run in state.runs.values() if run.releases]
     return not all(state.in_plan(run, run.mark, run.releases, Event.from_dict(run.event)) for run in runs)
 
 
 def different_data(prints: int) -> str:
-    """Say that runs saw data with so many fingerprints."""
+    """Return a sentence on runs whose data had several fingerprints."""
     return f"The runs saw data with {prints} different fingerprints; all of them are charged to the same people."
 
 
 def notes(runs: Sequence[RunRecord], spent: float, exceeded: bool) -> tuple[str, ...]:
-    """Return what a reader of the total should know."""
-    found = []
+    """Return sentences for a reader of the total."""
+    sentences = []
     prints = {run.dataset for run in runs if run.dataset}
     if len(prints) > 1:
-        found.append(different_data(len(prints)))
+        sentences.append(different_data(len(prints)))
     if len({run.adjacency for run in runs} - {None}) > 1:
-        found.append("Add-remove and zero-out runs are mixed: the total holds under zero-out.")
+        sentences.append("Add-remove and zero-out runs are mixed: the total holds under zero-out.")
     if exceeded:
-        found.append("The budget is exceeded: an older copy of the ledger was put back, or rows left without it.")
+        sentences.append("The budget is exceeded: an older copy of the ledger was put back, or rows left without it.")
     if math.isinf(spent):
-        found.append("At least one release has no guarantee at all.")
-    return tuple(found)
+        sentences.append("At least one release has no guarantee at all.")
+    return tuple(sentences)
 
 
 def verify(storage: Storage, connection: sqlite3.Connection, wanted: str | None) -> Verification:
@@ -297,7 +297,7 @@ def verify(storage: Storage, connection: sqlite3.Connection, wanted: str | None)
     if state.entries:
         problems += _check_budget(state)
     if wanted is not None and wanted not in seen:
-        problems.append(f"no entry bears the seal {wanted}: the end was cut off, or this is another ledger")
+        problems.append(f"no entry has the seal {wanted}: the end was cut off, or this is another ledger")
     return Verification(tuple(problems), state.entries, last)
 
 
@@ -312,7 +312,7 @@ def _check_charge(state: State, entry: Entry, recomputed: dict[str, float]) -> l
             recomputed[body] = _filter(state).charge(event)
         stored = number_in(content["charge"])
     except (DpcoreError, ValueError) as cause:
-        return [f"entry {entry.number} holds an event that cannot be charged: {cause}"]
+        return [f"entry {entry.number} has an event that cannot be charged: {cause}"]
     if math.isclose(stored, recomputed[body], rel_tol=_TOLERANCE):
         return []
     return [f"entry {entry.number} states the charge {stored!r}, and its event costs {recomputed[body]!r}"]
@@ -325,7 +325,7 @@ def _check_budget(state: State) -> list[str]:
     problems = []
     allowed = _filter(state).limit(*budget)
     if state.limit is None or not math.isclose(state.limit, allowed, rel_tol=_TOLERANCE):
-        problems.append(f"the limit {state.limit!r} is not what the budget allows, {allowed!r}")
+        problems.append(f"the limit is {state.limit!r}, but the budget allows {allowed!r}")
     plans = Composed(tuple(state.runs[run_id].plan for run_id in fixed.runs))
     if not _same(plans.to_dict(), fixed.event):
         problems.append("the event of the runs fixed beforehand is not that of their plans")
@@ -334,8 +334,8 @@ def _check_budget(state: State) -> list[str]:
         if epsilon > budget[0] * (1.0 + _TOLERANCE):
             problems.append(f"the runs fixed beforehand cost epsilon={epsilon!r}, more than the budget's {budget[0]!r}")
     spent = add(run.charge for run in state.runs.values())
-    if fixed.alone and beside(state):
-        problems.append("the budget is exceeded: rows were reserved beside the plans that keep all of it")
+    if fixed.alone and outside_plans(state):
+        problems.append("the budget is exceeded: rows were reserved outside the plans that keep all of it")
     if not fixed.alone and spent > allowed * (1.0 + _TOLERANCE):
         problems.append(f"the budget is exceeded: {spent!r} is charged of {allowed!r}")
     return problems

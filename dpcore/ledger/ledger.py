@@ -26,8 +26,8 @@ from dpcore.spec.version import __version__
 class Ledger:
     """A privacy ledger; made by `Ledger.create`, `Ledger.open` and `Ledger.open_or_create`.
 
-    One ledger stands for one data set: its runs are charged to the same people. Many processes of one machine may use
-    it at once, and be killed at any moment. It holds no key, but it tells of runs: only its owner can read the file.
+    One ledger is for one data set: its runs are charged to the same people. Many processes of one machine may use it at
+    once, and be killed at any moment. It contains no key, but describes runs: only its owner can read the file.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -65,8 +65,8 @@ class Ledger:
             By Renyi divergence, or, for runs without secretly sampled batches, by Gaussian differential privacy, which
             loses nothing.
         accept_file_system : bool
-            The owner's word that it may lie on a file system that is not in `dpcore.ledger.storage.KNOWN`. It is
-            written into the ledger, and every statement of a run on it repeats it.
+            Accept a file system that is not in `dpcore.ledger.storage.KNOWN`. The ledger records that its owner did so,
+            and every statement of a run on it repeats it.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class Ledger:
     def open_or_create(
         cls, path: AnyPath, budget: Budget = None, *, name: str = "", accept_file_system: bool = False
     ) -> Ledger:
-        """Open the ledger, or make it where there is none: for a script that is run more than once.
+        """Open the ledger, or make it if there is none: for a script that is run more than once.
 
         Parameters
         ----------
@@ -184,13 +184,13 @@ class Ledger:
         Parameters
         ----------
         name : str
-            What a person calls it.
+            The run's name for a person.
         adjacency : str or None
-            Of its event; None where nothing is guaranteed.
+            The adjacency of its event; None if nothing is guaranteed.
         steps : int
             Rows planned.
         event_after : callable
-            ``event_after(steps, abandoned)``: what the first `steps` rows of a branch release, and the rows of the
+            ``event_after(steps, abandoned)``: the event of the first `steps` rows of a branch, and of the rows of the
             branches that were left, a list of (first, stop).
         description : object
             The settings, as JSON values.
@@ -209,8 +209,8 @@ class Ledger:
         PrivacyError
             If its adjacency does not go with the ledger's, its event cannot be charged, or its key is in use.
         """
-        told = {"name": str(name), "description": description, "dataset": str(dataset)}
-        return self._begin(adjacency, steps, event_after, key_digest, left, **told)
+        words = {"name": str(name), "description": description, "dataset": str(dataset)}
+        return self._begin(adjacency, steps, event_after, key_digest, left, **words)
 
     def _begin(
         self,
@@ -220,15 +220,15 @@ class Ledger:
         key_digest: str,
         left: bool,
         released: bool = False,
-        **told: Any,
+        **words: Any,
     ) -> LedgerRun:
-        """Write down a new run.
+        """Write a new run.
 
-        With `released` all of it left already: it is written down in the same transaction, whatever the budget says.
-        Refusing it would not take it back, and the ledger would go on granting what is spent. It is the entry that
-        `resume` writes where an older copy of the ledger was put back, which every reader knows: charges beyond the
-        limit leave nothing (`Allowance.allows`), and the total then states the odometer, which holds for releases that
-        nobody decided on (`dpcore.ledger.privacy_filter`).
+        With `released`, all of it was released already: the transaction writes it whatever the budget. Refusing it
+        would not undo it, and the ledger would grant the same budget again. It is the entry that `resume` writes if
+        an older copy of the ledger was put back, which every reader knows: after charges beyond the limit nothing is
+        granted (`Allowance.allows`), and the total then states the odometer, which holds for releases that nobody
+        decided on (`dpcore.ledger.privacy_filter`).
         """
         steps = validate.integer(steps=steps, minimum=1)
         kind = None if adjacency is None else str(validate.choice([str(one) for one in Adjacency], adjacency=adjacency))
@@ -255,7 +255,7 @@ class Ledger:
                 charge=number_out(allowance.filter.charge(nothing)),
                 key_digest=str(key_digest),
                 software=__version__,
-                **told,
+                **words,
             )
             token = draft.lease(branch_id)
             run, _ = self._book.known(run_id, branch_id)
@@ -269,7 +269,7 @@ class Ledger:
     def resume(
         self, run_id: str, branch_id: str, row: int, *, event_after: EventAfter, steps: int | None = None
     ) -> tuple[LedgerRun, int]:
-        """Begin a branch that goes on from a checkpoint, under a key of its own.
+        """Begin a branch that continues from a checkpoint, under its own key.
 
         Rows of the checkpoint's branch from `row` on that may have left stay charged, as abandoned ones.
 
@@ -293,7 +293,7 @@ class Ledger:
         Raises
         ------
         DataError
-            If this ledger has no such run or branch: it cannot know then what was released, so it is another run.
+            If this ledger has no such run or branch: its releases are unknown then, so it must be another run.
         PrivacyError
             If the plan is not the one the run began with.
         """
@@ -337,8 +337,8 @@ class Ledger:
         """
         check_event(event=event)
         event_after: EventAfter = lambda steps, _abandoned: event if steps else Composed(())  # noqa: E731
-        told = {"name": str(name), "description": description, "dataset": ""}
-        run = self._begin(event.adjacency, 1, event_after, "", left, already_released, **told)
+        words = {"name": str(name), "description": description, "dataset": ""}
+        run = self._begin(event.adjacency, 1, event_after, "", left, already_released, **words)
         if not already_released:
             run.reserve(0)
             run.close(1)
@@ -354,7 +354,7 @@ class Ledger:
 
     @property
     def name(self) -> str:
-        """What a person calls the data set."""
+        """The data set's name for a person."""
         return str(self._book.state.header["name"])
 
     @property
@@ -364,7 +364,7 @@ class Ledger:
 
     @property
     def stated_place(self) -> dict[str, Any]:
-        """What every statement of a run on it must say of where it lies: nothing on file systems known to be safe."""
+        """Fields on the ledger's place for every statement of a run on it; empty on file systems known to be safe."""
         return {"file_systems": list(self.file_systems)} if self.file_systems else {}
 
     @property
@@ -379,7 +379,7 @@ class Ledger:
 
     @property
     def order(self) -> float | None:
-        """The Renyi order; None as long as it is not fixed, and where composition is "gdp"."""
+        """The Renyi order; None while it is not fixed, and if composition is "gdp"."""
         return None if self.filter.kind == "gdp" else self._book.state.order
 
     @property
@@ -389,7 +389,7 @@ class Ledger:
 
     @property
     def seal(self) -> str:
-        """The seal of the last entry: it stands for all of the ledger up to now."""
+        """The seal of the last entry, which represents the whole ledger up to now."""
         with self._book.reading():
             return self._book.seal
 
@@ -399,7 +399,7 @@ class Ledger:
             return tuple(checks.record(run) for run in self._book.state.runs.values())
 
     def total(self, delta: float | None = None) -> Total:
-        """Return what all runs cost together, at `delta` or that of the budget.
+        """Return the total cost of all runs, at `delta` or that of the budget.
 
         Raises
         ------
@@ -411,20 +411,20 @@ class Ledger:
             state = self._book.state
             runs = tuple(checks.record(run) for run in state.runs.values())
             spent, counted, limit = rows.spent, rows.counted(draft), rows.limit
-            fixed, beside = state.fixed, checks.beside(state)
+            fixed, outside = state.fixed, checks.outside_plans(state)
         if delta is None and rows.budget is None:
             raise ArgumentError("delta=None: must be given, since the ledger has no budget to take it from")
         chosen = validate.open_unit(delta=rows.budget[1] if delta is None and rows.budget is not None else delta)
         alone = fixed is not None and fixed.alone
-        exceeded = beside if alone else limit is not None and spent > limit
+        exceeded = outside if alone else limit is not None and spent > limit
         whole = Composed(tuple(run.event for run in runs if run.releases))
         epsilon, accountant = smallest_epsilon(whole, chosen) if whole.events else (0.0, "")
         plan = smallest_epsilon(Event.from_dict(fixed.event), chosen)[0] if fixed is not None and fixed.runs else None
         odometer = rows.filter.odometer(spent, chosen)
         budget = None if limit is None else rows.filter.epsilon(max(limit, spent), chosen)
-        if alone and not beside:
+        if alone and not outside:
             budget = plan
-        elif exceeded and budget is not None:  # where the sum stopped was fixed by nobody
+        elif exceeded and budget is not None:  # nobody fixed the sum's end
             budget = max(budget, odometer)
         return Total(
             delta=chosen,
@@ -444,7 +444,7 @@ class Ledger:
         )
 
     def remaining(self) -> Remaining:
-        """Return what the budget leaves, with which steps and noise can be calibrated to it.
+        """Return the rest of the budget, to which steps and noise can be calibrated.
 
         Raises
         ------
@@ -453,7 +453,7 @@ class Ledger:
         """
         rows = self._allowance
         if rows.budget is None:
-            raise ArgumentError(f"budget=None: the ledger {self.path} has none, so there is no end to what is left")
+            raise ArgumentError(f"budget=None: the ledger {self.path} has none, so its rest has no limit")
         with self._book.reading() as draft:
             state, limit = self._book.state, rows.limit
             assert limit is not None
@@ -466,8 +466,8 @@ class Ledger:
     def verify(self, *, seal: str | None = None) -> Verification:
         """Check everything again from the file: SQLite's structure, seals, counters, and each charge from its event.
 
-        With `seal`, from a statement or a note, some entry must bear it: neither was the end cut off nor all written
-        anew.
+        With `seal`, from a statement or a note, some entry must have it: this shows that the end was not cut off and
+        that not everything was rewritten.
         """
         with self._book.storage.connection() as connection:
             return checks.verify(self._book.storage, connection, seal)

@@ -20,18 +20,18 @@ The order. At order alpha a plan with the divergence rho(alpha) takes the share 
 is best differs much: for a Gaussian mechanism the share is flat in the order; for a sampled step with little noise
 there is a cliff, since it costs about alpha / (2 sigma^2) + alpha log(q) / (alpha - 1) as soon as that is positive. At
 (3, 1e-5), rate 0.001 and sigma 0.7 the best order for a Gaussian, 7.5, affords 90 steps, and 6.3 affords 33,000. So the
-order is fixed by the first plan, before anything of it is released (`order_for`); until then, and for what has no
-divergence, there is the smallest order that leaves a Gaussian 95% of the most that any does (`best_order`).
+order is fixed by the first plan, before anything of it is released (`order_for`). Until then, and for events without
+a divergence, it is the smallest order that leaves a Gaussian 95% of the most that any order does (`best_order`).
 
 GDP filter. If all steps are Gaussian, mu^2 takes the place of the divergence, and the conversion is exact (Smith and
 Thakurta 2022, Theorem 1; Koskela, Tobaben, Honkela 2022).
 
-Odometer. A filter speaks for a limit fixed beforehand, not for the sum at hand, which depends on results itself. So let
-limits B_j = 2^(j/2), for all whole j, be fixed beforehand, and give each the share w_j delta with sum w_j <= 1. Say J
-for the first limit that the sum has not passed when one stops. Where J = j, the transcript is that of the filter at
-B_j, which is (epsilon_j, w_j delta)-private. Hence sum_j max_S (P[S, J=j] - exp(epsilon_j) Q[S, J=j]) <= delta: whoever
-reads epsilon_J off a ledger at any time, chosen in any way, holds a true statement (after Feldman and Zrnic 2021,
-section 5, and Rogers, Roth, Ullman, Vadhan 2016). It costs up to sqrt 2 in the sum, and log(1/w_j).
+Odometer. A filter bounds a limit fixed beforehand, not the present sum, which itself depends on results. So let limits
+B_j = 2^(j/2), for all whole j, be fixed beforehand, and give each the share w_j delta with sum w_j <= 1. Let J be the
+first limit that the sum has not passed when one stops. If J = j, the transcript is that of the filter at B_j, which is
+(epsilon_j, w_j delta)-private. Hence sum_j max_S (P[S, J=j] - exp(epsilon_j) Q[S, J=j]) <= delta: epsilon_J, read off a
+ledger at any time, chosen in any way, is a true statement (after Feldman and Zrnic 2021, section 5, and Rogers, Roth,
+Ullman, Vadhan 2016). It costs up to sqrt 2 in the sum, and log(1/w_j).
 
 References
 ----------
@@ -60,7 +60,7 @@ from dpcore.spec import validate
 # That for budgets about (3, 1e-5), for ledgers that have none.
 DEFAULT_ORDER = 6.0
 
-# What the chosen order leaves a Gaussian mechanism of the most that any order does.
+# The chosen order leaves a Gaussian mechanism this share of the most that any order does.
 _KEPT = 0.95
 
 # Small budgets want large orders: (0.01, 1e-5) wants about 2300, each tenth of epsilon ten times as much.
@@ -69,7 +69,7 @@ _ORDERS = np.array([*DEFAULT_ORDERS, *(float(2**k) for k in range(14, 21))])
 # Of a plan with thousands of distinct steps, each order takes time.
 _GRID = np.array([*DEFAULT_ORDERS[::6], *_ORDERS[len(DEFAULT_ORDERS) :]])
 
-# At which orders are compared where there is no budget.
+# The delta at which orders are compared if there is no budget.
 _USUAL_DELTA = 1e-5
 
 # Sum over all whole j of 1 / (1 + |j|)^2.
@@ -78,7 +78,7 @@ _SHARES = math.pi**2 / 3.0 - 1.0
 
 @dataclass(frozen=True)
 class PrivacyFilter:
-    """What a ledger adds up: Renyi divergences at one order ("rdp"), or mu^2 of Gaussian mechanisms ("gdp")."""
+    """The sum of a ledger: Renyi divergences at one order ("rdp"), or mu^2 of Gaussian mechanisms ("gdp")."""
 
     kind: str = "rdp"
     order: float = DEFAULT_ORDER
@@ -91,7 +91,7 @@ class PrivacyFilter:
 
     @classmethod
     def of(cls, kind: str, order: float | None, budget: tuple[float, float] | None) -> PrivacyFilter:
-        """Return the filter of a ledger that holds no plan: the order asked for, or a good one for the budget."""
+        """Return the filter of a ledger without a plan: the requested order, or a good one for the budget."""
         if order is not None and kind == "gdp":
             raise ArgumentError(f"order={order!r}: only composition='rdp' has an order")
         if order is None:
@@ -99,7 +99,7 @@ class PrivacyFilter:
         return cls(kind, order)
 
     def charge(self, event: Event) -> float:
-        """Return what the event adds to the sum: 0 or more, possibly infinity. `PrivacyError` if it is not covered."""
+        """Return the event's addend to the sum: 0 or more, possibly infinity. `PrivacyError` if it is not covered."""
         if self.kind == "gdp":
             parts = phases(event)
             if parts is None or (parts.steps and math.isfinite(parts.mu)):
@@ -145,7 +145,7 @@ class PrivacyFilter:
         if math.isinf(total):
             return math.inf
         j = math.ceil(2.0 * math.log2(total))
-        while 2.0 ** (j / 2.0) < total:  # by rounding alone
+        while 2.0 ** (j / 2.0) < total:  # only by rounding
             j += 1
         return self.epsilon(2.0 ** (j / 2.0), delta / (_SHARES * (1 + abs(j)) ** 2))
 
@@ -166,9 +166,9 @@ def best_order(epsilon: float, delta: float) -> float:
 def order_for(event: Event, budget: tuple[float, float] | None) -> float:
     """Return the order at which the event takes the smallest share of the limit.
 
-    Without a budget: at which the odometer's epsilon is smallest, at delta = 1e-5. The event is a plan of which nothing
-    was released yet, so the order is fixed beforehand. (Any order is valid; the grid is coarse, and the optimum flat on
-    its lower side.)
+    Without a budget: the order at which the odometer's epsilon is smallest, at delta = 1e-5. The event is a plan before
+    its first release, so the order is fixed beforehand. (Any order is valid; the grid is coarse, and the optimum flat
+    on its lower side.)
     """
     nothing = DEFAULT_ORDER if budget is None else best_order(*budget)
     charges = event_rdp(event, _GRID)

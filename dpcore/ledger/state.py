@@ -19,15 +19,15 @@ from dpcore.errors import ArgumentError
 # Entries: the lines of a ledger, each sealed with all before it.
 #
 # The seal of entry n is SHA-256(seal of entry n-1, body of entry n). Whoever changes, removes or reorders an entry
-# breaks every later seal. (Cutting off the last entries, or writing all of them anew, breaks none: against that, keep
-# the last seal somewhere else; statements hold one.)
+# breaks every later seal. (Cutting off the last entries, or rewriting all of them, breaks none: against that, keep the
+# last seal somewhere else; statements have one.)
 
 
 START = "0" * 64
 
 
 class Entry(NamedTuple):
-    """One entry as it is stored; its body is canonical JSON, which holds the number too."""
+    """One entry as stored; its body is canonical JSON, which contains the number, too."""
 
     number: int
     body: str
@@ -65,10 +65,10 @@ def number_in(value: Any) -> float:
 
 # Runs fixed before anything was released: their plans may use the whole budget, as the tightest accountant counts it.
 #
-# A filter pays for freedom: later runs may be chosen by earlier results. What nobody has looked at yet needs no such
+# A filter pays for freedom: later runs may be chosen by earlier results. Runs begun before any result need no such
 # freedom. When the first row of a ledger is reserved, the runs that have been begun are *fixed*: noise, rates and
-# numbers of steps of their plans do not depend on any result. One entry, "fix", says which they are, what all of their
-# plans together cost, and at which Renyi order the ledger adds up from then on. Its transaction is that of the first
+# numbers of steps of their plans do not depend on any result. One entry, "fix", lists these runs, the total cost of
+# their plans, and the Renyi order at which the ledger adds up from then on. Its transaction is that of the first
 # reservation, so all of it is a constant of what follows. Say F for the fixed runs, rho for the sum of the charges of
 # their plans, R for the filter's limit.
 #
@@ -78,14 +78,14 @@ def number_in(value: Any) -> float:
 # random function of one draw from P_t or Q_t (Blackwell). The rows of a matrix mechanism with sensitivity s and noise
 # sigma, whose squared moves add up to at most s^2 with certainty, are random functions of the increments of one
 # Brownian motion with drift, hence of one draw from N(0, 1) or N(s / sigma, 1) (Smith and Thakurta 2022 have the same).
-# So make all draws of F beforehand, independent of each other, and uncover them as they are asked for: the transcript
-# is post-processing of the product of the pairs, and what is never uncovered is ignored. (In general: Vadhan and Zhang
+# So make all draws of F beforehand, independent of each other, and uncover them on request: the transcript is
+# post-processing of the product of the pairs, and draws never uncovered are ignored. (In general: Vadhan and Zhang
 # 2023, for concurrent composition of anything that has a trade-off curve.) PLD, or any accountant, may therefore decide
 # on F as a whole.
 #
 # **All others** (begun later; rows after a fork that are in no plan; steps beyond the plan) may depend on results.
 #
-# * If rho <= R, the filter decides on every row, those of F included, and counts what was reserved. The charges add up
+# * If rho <= R, the filter decides on every row, those of F included, and counts the reserved rows. The charges add up
 #   to at most R with certainty, so the transcript is within the budget (`dpcore.ledger.privacy_filter`), however early
 #   the runs of F end. Rows of F's plans that a living process may still come to are kept free for it; that is a
 #   courtesy.
@@ -94,9 +94,9 @@ def number_in(value: Any) -> float:
 #   ends early is not given to others: where it ends may depend on results, and no theorem adds up a plan by PLD and
 #   what was chosen after it.
 #
-# Which of the two holds is known before anything is released. F is found greedily: the run that asks for the first row,
-# then the others that living processes hold, in the order in which they were begun, as long as all fit the budget.
-# Where not even the first fits, F is empty, and the filter decides.
+# Which of the two holds is known before anything is released. F is found greedily: the run that reserves the first row,
+# then the others of living processes, in the order in which they were begun, as long as all fit the budget. If not even
+# the first fits, F is empty, and the filter decides.
 #
 # References
 # ----------
@@ -106,7 +106,7 @@ def number_in(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What the entry "fix" says; `order` and `limit` are the filter's from here on."""
+    """The content of the entry "fix"; `order` and `limit` are the filter's from here on."""
 
     runs: tuple[str, ...]  # that the budget affords as planned; none in a ledger without a budget
     event: dict[str, object]  # all their plans, as JSON values
@@ -117,7 +117,7 @@ class Fixed:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing but the plans of these runs will ever be granted."""
+        """Whether only the plans of these runs will ever be granted."""
         return self.limit is not None and self.charge > self.limit
 
 
@@ -127,11 +127,11 @@ def affords(budget: tuple[float, float], event: Event) -> bool:
 
 
 def within(planned: Event, event: Event) -> bool:
-    """Whether what a run released is a part of its plan in spite of abandoned rows, as fixed beforehand as the rest.
+    """Whether a run's releases are a part of its plan in spite of abandoned rows, as fixed beforehand as the rest.
 
-    It is where it has the kind of step that was planned, no more often: each row draws its pair anew, whichever branch
-    it belongs to. It is for Gaussian mechanisms where mu is at most that of the plan: whatever they were asked, their
-    rows are increments of the one Brownian motion that the plan uncovers.
+    They are if they have the planned kind of step, no more often: each row draws its pair independently, whichever
+    branch it belongs to. For Gaussian mechanisms they are if mu is at most that of the plan: whatever their queries,
+    their rows are increments of the one Brownian motion that the plan uncovers.
     """
     if event.adjacency != planned.adjacency:
         return False
@@ -162,7 +162,7 @@ FORMAT = 1
 
 @dataclass
 class Run:
-    """A run as the entries tell it; see `dpcore.ledger.checks.RunRecord`."""
+    """A run according to the entries; see `dpcore.ledger.checks.RunRecord`."""
 
     run_id: str
     name: str
@@ -193,7 +193,7 @@ class Run:
 
 @dataclass
 class State:
-    """A ledger as its entries tell it."""
+    """A ledger according to its entries."""
 
     header: dict[str, Any] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class State:
         return self.header["limit"] if self.fixed is None else self.fixed.limit
 
     def in_plan(self, run: Run, mark: int, releases: int, event: Event) -> bool:
-        """Whether a run of so many rows, a branch up to `mark` and abandoned ones, is a part of its plan if fixed."""
+        """Whether a fixed run with `releases` rows, a branch up to `mark` and abandoned ones, is a part of its plan."""
         if self.fixed is None or run.run_id not in self.fixed.runs:
             return False
         return releases == mark <= run.planned_steps or within(run.plan, event)
@@ -223,9 +223,9 @@ class State:
         kind = content.get("kind")
         handler = _HANDLERS.get(str(kind))
         if content.get("entry") != self.entries:
-            raise ValueError(f"has number {content.get('entry')!r} where {self.entries} is due")
+            raise ValueError(f"has number {content.get('entry')!r} instead of {self.entries}")
         if handler is None or (kind == "create") != (self.entries == 0):
-            raise ValueError(f"is of the kind {kind!r}, which cannot stand there")
+            raise ValueError(f"is of the kind {kind!r}, which cannot be there")
         try:
             handler(self, content)
         except (KeyError, TypeError, AttributeError) as cause:
@@ -313,9 +313,9 @@ def _reserve(state: State, content: Mapping[str, Any]) -> None:
     if moved > 0 and content["kind"] == "close":
         raise ValueError("reserves rows at a close")
     if content["mark"] < branch.first or content["releases"] != run.releases + moved:
-        raise ValueError(f"counts {content['releases']} releases where there are {run.releases + moved}")
+        raise ValueError(f"counts {content['releases']} releases instead of {run.releases + moved}")
     if state.fixed is None:
-        raise ValueError("reserves rows before it is said which runs are fixed beforehand")
+        raise ValueError("reserves rows before an entry fixes runs beforehand")
     run.event, run.charge = content["event"], number_in(content["charge"])
     run.mark, run.releases = content["mark"], content["releases"]
     run.branches[content["branch"]] = branch._replace(mark=run.mark)

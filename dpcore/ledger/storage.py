@@ -1,12 +1,12 @@
-"""The SQLite file of a ledger: one connection for each operation, and a sentence for everything that goes wrong.
+"""The SQLite file of a ledger: one connection for each operation, and a sentence for each failure.
 
-Durability is what counts: once a row is granted, a power loss must not take the reservation back. So the journal is a
+Durability is essential: once a row is granted, a power loss must not undo the reservation. So the journal is a
 rollback journal, and ``synchronous=EXTRA``: FULL flushes the journal and the file, but in this mode not the folder, and
 a journal that a power loss brings back would undo the last reservation. A write-ahead log would be as durable; but then
-the newest reservations lie in a second file, and whoever copies the ledger alone loses them.
+the newest reservations are in a second file, and a copy of the ledger alone loses them.
 
 A connection lasts for one operation. It never crosses a fork of the process (SQLite's do not survive that), belongs to
-no thread, and leaves nothing open.
+no thread, and is always closed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ KNOWN: Final = frozenset(
 )
 """File systems on a disk of one machine, on which SQLite's locks exclude every process and a flush reaches the disk.
 
-Everything else needs the owner's word. On what another machine serves (also the host of a virtual machine), locks may
-be local to each client and flushes may return early: two machines could cross a budget together, and a row could be
-released whose reservation is lost. What lies in memory (tmpfs) ends with the machine, and the next ledger begins with
+All others need the owner's consent. On a file system that another machine serves (also the host of a virtual machine),
+locks may be local to each client and flushes may return early: two machines could cross a budget together, and a row
+could be released whose reservation is lost. A file in memory (tmpfs) ends with the machine, and the next ledger has
 the whole budget. An overlay is as good as its upper layer, which the kernel demands to be local; in a container it ends
 with the container, as any file ends with the folder that someone removes: docs/ledger.md says to use a volume.
 """
@@ -57,16 +57,16 @@ _UNKNOWN = "an unknown file system", "?"
 def check_place(path: Path, accept: bool = False, accepted: Collection[str] = ()) -> str | None:
     """Refuse a ledger on a file system that is not known to be safe, unless its owner accepts it or has `accepted` it.
 
-    Return the file system that the owner accepts just now, to be written down; None where nothing needs to be.
+    Return the file system that the owner accepts just now, to be recorded; None if there is nothing to record.
     """
     for place in (path.parent, path):  # the folder has SQLite's journal; the file may be mounted by itself
-        kind, where = file_system(place) if place.exists() else ("", "")
+        kind, mount = file_system(place) if place.exists() else ("", "")
         if not kind or kind in KNOWN or kind in accepted:
             continue
         if accept:
             return kind
         raise DataError(
-            f"ledger {path}: lies on {kind} (mounted at {where}), which is not known to keep locks, flushes and files "
+            f"ledger {path}: is on {kind} (mounted at {mount}), which is not known to keep locks, flushes and files "
             "as a disk of this machine does; put it on one (ext4, xfs, btrfs, zfs, apfs, ...), or accept the file "
             "system (accept_file_system=True, --accept-file-system), which every statement will say"
         )
@@ -74,10 +74,10 @@ def check_place(path: Path, accept: bool = False, accepted: Collection[str] = ()
 
 
 def file_system(path: Path) -> tuple[str, str]:
-    """Return the type of the file system that holds an existing path and where it is mounted.
+    """Return the type of the file system of an existing path, and its mount point.
 
-    Linux tells by the number of the mount. Elsewhere (macOS, BSD) the command ``mount`` lists them. Where neither
-    does, the type is "an unknown file system".
+    On Linux they follow from the number of the mount. Elsewhere (macOS, BSD) the command ``mount`` lists them. If
+    neither works, the type is "an unknown file system".
     """
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -98,16 +98,16 @@ def _mount_number(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_PATH)
         try:
-            found = re.search(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{descriptor}").read_text(), re.MULTILINE)
+            match = re.search(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{descriptor}").read_text(), re.MULTILINE)
         finally:
             os.close(descriptor)
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def _listed(target: str) -> tuple[str, str]:
-    """Take the type from what ``mount`` writes: ``device on /folder (type, options)``."""
+    """Take the type from the output of ``mount``: ``device on /folder (type, options)``."""
     import subprocess
 
     try:
@@ -130,19 +130,19 @@ def check_writable(path: Path) -> None:
     check_owners(path)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(
-            f"ledger {path}: the folder {folder} is read-only, and SQLite needs a journal beside the file; "
+            f"ledger {path}: the folder {folder} is read-only, and SQLite needs a journal next to the file; "
             "make it writable"
         )
 
 
 def check_owners(path: Path) -> None:
-    """Refuse a file that others may write: who rewrites it takes back what was reserved, and no seal shows that."""
+    """Refuse a file that others may write: rewriting it takes back reservations, and no seal shows that."""
     if os.name == "nt" or not path.exists():  # there the mode says nothing about others
         return
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DataError(
-            f"ledger {path}: has mode {mode:04o}, so that others than its owner could take back what was reserved; "
+            f"ledger {path}: has mode {mode:04o}, so that others than its owner could take back reservations; "
             f"run chmod 600 {shlex.quote(str(path))}"
         )
 
@@ -170,19 +170,19 @@ def salvage(path: Path) -> dict[str, Any]:
     DataError
         If the file cannot be read at all.
     """
-    found, seals, whole = _by_sqlite(Path(path))
+    bodies, seals, whole = _by_sqlite(Path(path))
     intact, last = 0, START
-    while intact in found and seals.get(intact) == seal(last, found[intact]):
+    while intact in bodies and seals.get(intact) == seal(last, bodies[intact]):
         last = seals[intact]
         intact += 1
-    if not (whole and 0 < intact == len(found)):  # else keep off: closing the file gives up this process's locks on it
+    if not (whole and 0 < intact == len(bodies)):  # else keep off: closing the file gives up this process's locks on it
         try:
             content = Path(path).read_bytes()
         except OSError as cause:
             raise DataError(f"ledger {path}: cannot be read ({cause.strerror})") from cause
-        found = _by_bytes(content) | found
+        bodies = _by_bytes(content) | bodies
     return {
-        "entries": [read_json(found[number]) for number in sorted(found)],
+        "entries": [read_json(bodies[number]) for number in sorted(bodies)],
         "seals": {str(number): seals[number] for number in sorted(seals)},
         "chain_intact_up_to": intact,
     }
@@ -192,31 +192,31 @@ def _by_sqlite(path: Path) -> tuple[dict[int, str], dict[int, str], bool]:
     """Return bodies and seals by number, and whether SQLite read the table to its end."""
     import sqlite3
 
-    found: dict[int, str] = {}
+    entries: dict[int, str] = {}
     seals: dict[int, str] = {}
     whole = False
     try:
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
     except sqlite3.Error:
-        return found, seals, whole
+        return entries, seals, whole
     with closing(connection):
         for order in ("", " DESC"):  # forwards until it breaks, then backwards until it breaks
             try:
                 rows = connection.execute(f"SELECT number, body, seal FROM entries ORDER BY number{order}")
                 for number, body, sealed in rows:
-                    if number in found:
+                    if number in entries:
                         break
                     with suppress(TypeError, ValueError, AttributeError):
                         if read_json(body).get("entry") == number:
-                            found[number], seals[number] = body, str(sealed)
+                            entries[number], seals[number] = body, str(sealed)
                 whole = whole or not order
             except (sqlite3.Error, UnicodeDecodeError):
                 continue
-    return found, seals, whole
+    return entries, seals, whole
 
 
 def _by_bytes(content: bytes) -> dict[int, str]:
-    found, decoder, text, end = {}, json.JSONDecoder(), content.decode("latin-1"), 0
+    entries, decoder, text, end = {}, json.JSONDecoder(), content.decode("latin-1"), 0
     for match in _OPENING.finditer(content):
         if match.start() < end:
             continue
@@ -225,8 +225,8 @@ def _by_bytes(content: bytes) -> dict[int, str]:
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict) and isinstance(value.get("entry"), int) and "kind" in value and "time" in value:
-            found[value["entry"]] = text[match.start() : end]
-    return found
+            entries[value["entry"]] = text[match.start() : end]
+    return entries
 
 
 APPLICATION = 0x64704C67  # "dpLg"
@@ -246,9 +246,9 @@ PRAGMA user_version = {FORMAT};
 
 
 class Storage:
-    """A ledger's file; `read_only` forbids even to put right what a crashed writer left.
+    """A ledger's file; `read_only` forbids even to repair the remains of a crashed writer.
 
-    `named` is the path that errors name, where that is another one.
+    `named` is the path for errors, if it differs.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False, named: Path | None = None) -> None:
@@ -256,7 +256,7 @@ class Storage:
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection for one operation, and turn what goes wrong into a `DataError`."""
+        """Yield a connection for one operation, and turn failures into a `DataError`."""
         import sqlite3
 
         mode = "ro" if self.read_only else "rw"
@@ -300,7 +300,7 @@ class Storage:
                 connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries)
                 connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
                 connection.execute("COMMIT")
-            os.link(draft, path)  # fails where another process was first, unlike a rename
+            os.link(draft, path)  # fails if another process was first, unlike a rename
         except FileExistsError as cause:
             raise exists(path) from cause
         except OSError as cause:
@@ -317,7 +317,7 @@ class Storage:
         return cls(path)
 
     def check(self) -> None:
-        """Refuse whatever is no ledger of a version that this dpcore reads, and say what it is instead."""
+        """Refuse a file that is no ledger of a version that this dpcore reads, and name what it is instead."""
         if not self.path.exists():
             raise DataError(f"ledger {self.path}: does not exist; dpcore ledger create makes one")
         if not self.path.is_file():
@@ -347,10 +347,10 @@ class Storage:
         return bytes(salt)
 
     def damaged(self, problem: str) -> DataError:
-        """Return the error for a ledger that cannot be relied on, with what can still be read."""
-        found = salvage(self.path)
-        runs = sum(item.get("kind") == "begin" for item in found["entries"])
-        readable = len(found["entries"])
+        """Return the error for an unreliable ledger, with the number of runs that can still be read."""
+        salvaged = salvage(self.path)
+        runs = sum(item.get("kind") == "begin" for item in salvaged["entries"])
+        readable = len(salvaged["entries"])
         return DataError(
             f"ledger {self.path}: is damaged: {problem}. {readable} entries (runs: {runs}) can still be read: "
             f"dpcore ledger export {self.path} writes them out. The file was left as it is; do not train against it"
@@ -375,12 +375,12 @@ class Storage:
                 )
             if "malformed" not in text and "no such" not in text:
                 return DataError(f"ledger {self.named}: cannot be used now ({text}); nothing was reserved")
-        found = salvage(self.path)
-        if "not a database" in text and not found["entries"]:
+        salvaged = salvage(self.path)
+        if "not a database" in text and not salvaged["entries"]:
             return DataError(f"ledger {self.path}: is no ledger of dpcore: not even a database")
         return self.damaged(text)
 
 
 def exists(path: Path) -> DataError:
-    """Return the error for a new ledger where a file is."""
+    """Return the error for a new ledger whose file exists."""
     return DataError(f"ledger {path}: exists already, and a ledger is never overwritten; open it instead")

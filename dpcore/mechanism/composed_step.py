@@ -1,4 +1,4 @@
-"""A step as the composition of the port's plain operations: for what the fused operation does not cover.
+"""A step as the composition of the port's plain operations, for methods that the fused operation does not cover.
 
 Noise that is made of several rows of the stream, filters whose weights depend on the releases, GaLore's subspaces,
 noise that the caller supplies, and steps whose released averages someone wants to see.
@@ -23,7 +23,7 @@ Normals = Callable[[int, int], Sequence[Any]]
 """Standard normals of a row and stream, a flat array for each tensor."""
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], None]
-"""Is told of the released averages g_t and of the filter's outputs."""
+"""Called with the released averages g_t and the filter's outputs."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Composition:
     def _square(
         self, i: int, slot: Slot[Any], g: Any, factor: float, square: str, noise: NoiseRow, normals: Normals | None
     ) -> Any:
-        """What enters the second moment, or None for the square of the filter's output."""
+        """Return the second moment's input, or None for the square of the filter's output."""
         if square == "filtered":
             return None
         if square == "released":
@@ -137,7 +137,7 @@ class Composition:
     def _adapted(
         self, released: Sequence[Any], statistics: tuple[float, ...], noise: NoiseRow
     ) -> tuple[list[Any], tuple[float, ...]]:
-        """Weigh this and the last released averages by what they show of the gradient's autocorrelation."""
+        """Weight this and the last released averages by their estimate of the gradient's autocorrelation."""
         adaptive: Any = self.method.filter
         kept = min(noise.row, adaptive.memory)
         now = self._power(released)

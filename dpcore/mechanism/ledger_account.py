@@ -1,8 +1,8 @@
 """A run that pays from a ledger: every row is reserved before its batch is drawn.
 
 A row that is on its way out is never given back: it is *granted* before it is reserved for its release, and `close`
-gives back rows behind the granted ones only. A close that a signal's handler asks for in the middle of a reservation
-waits for its end.
+gives back only rows behind the granted ones. A close by a signal's handler in the middle of a reservation waits for its
+end.
 """
 
 import threading
@@ -26,7 +26,7 @@ NO_LEDGER = (
 
 
 class LedgerAccount:
-    """Pays for a mechanism's releases; `name` and `dataset`, its fingerprint, are what the ledger calls the run."""
+    """Pays for a mechanism's releases; the ledger lists the run by `name` and by `dataset`, the data's fingerprint."""
 
     def __init__(self, ledger: "Ledger", mechanism: "Mechanism", *, name: str, dataset: str = "") -> None:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
@@ -94,7 +94,7 @@ class LedgerAccount:
 
     @property
     def saved(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold so that the ledger knows it again: nothing secret.
+        """The entry of a checkpoint by which the ledger recognizes it; nothing secret.
 
         A run that has not begun begins now, so that a checkpoint from before the first step is known, too.
         """
@@ -107,11 +107,11 @@ class LedgerAccount:
 
     @property
     def tree(self) -> Mapping[str, Branch]:
-        """The branches of the run that the ledger knows; empty before it began."""
+        """The ledger's branches of the run; empty before it began."""
         return {} if self.run is None else self.run.tree
 
     def describe(self, delta: float) -> dict[str, Any]:
-        """Return the ledger's and the run's names, and what the ledger as a whole comes to."""
+        """Return the ledger's and the run's names, and the ledger's total."""
         if self.run is None:
             return {}
         with self._at_work():
@@ -122,11 +122,11 @@ class LedgerAccount:
         return {**names, "total": stated, **self.ledger.stated_place}
 
     def resume(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:
-        """Go on from a checkpoint at step `row`, which holds `saved`, on a branch of its own.
+        """Continue from a checkpoint at step `row`, which contains `saved`, on a branch of its own.
 
-        Return the branch, and the number to derive its keys from, which is on disk already; None where the ledger does
-        not know the checkpoint: a run of its own then begins with the next step. If the ledger cannot be used, or knows
-        the run under another plan, that is an error, and nothing was changed.
+        Return the branch, and the number to derive its keys from, which is on disk already; None if the ledger does not
+        know the checkpoint: a new run then begins with the next step. If the ledger cannot be used, or has the run
+        under another plan, that is an error, and nothing was changed.
         """
         with self._at_work():
             self._give_back()
@@ -151,7 +151,7 @@ class LedgerAccount:
             self.run.use_key(key_digest)
 
     def close(self) -> None:
-        """Give back what was reserved and not granted to a release."""
+        """Give back rows that were reserved and not granted to a release."""
         with self._lock:
             self._close_due = self._inside  # by a signal's handler: after the work that it interrupted
             if not self._inside:
@@ -165,44 +165,44 @@ class LedgerAccount:
 # A run of several processes that pays from a ledger: the first process has the ledger, and answers for all.
 
 
-def _asked(name: str) -> Callable[..., Any]:
-    """Return a method that calls one of the first process's account; all must ask, and all get what it returns."""
+def _by_first(name: str) -> Callable[..., Any]:
+    """Return a method that calls the first process's account. All must call it, and all get the result."""
 
-    def ask(self: "SharedAccount", *arguments: Any) -> Any:
+    def call(self: "SharedAccount", *arguments: Any) -> Any:
         return by_the_first(self.peers, lambda: getattr(self.account, name)(*arguments))
 
-    return ask
+    return call
 
 
 def _here(name: str) -> Any:
     """Return a property of the first process's account, which is not sent; PrivacyError in the others."""
 
-    def held(self: "SharedAccount") -> Any:
+    def value(self: "SharedAccount") -> Any:
         if self.account is None:
             raise PrivacyError(
-                f"rank {self.peers.rank} has no ledger, and cannot tell what was spent: ask for epsilon and statement "
-                "in rank 0, which keeps it"
+                f"rank {self.peers.rank} has no ledger and does not know epsilon: take epsilon and statement from rank "
+                "0, which has the ledger"
             )
         return getattr(self.account, name)
 
-    return property(held)
+    return property(value)
 
 
 class SharedAccount:
     """The first process's account, and in the others its answers; `account` is None there. See `LedgerAccount`.
 
-    No process draws or releases before the first has written the row down. All must ask, in one order, but for what
-    the ledger says in total: that the first is asked alone.
+    No process draws or releases before the first has recorded the row. All must call it, in one order, except for the
+    ledger's total, which only the first knows.
     """
 
     def __init__(self, peers: Peers, account: LedgerAccount | None) -> None:
         self.peers, self.account = peers, account
 
-    before_draw = _asked("before_draw")
-    has_paid = _asked("has_paid")
-    before_release = _asked("before_release")
-    resume = _asked("resume")
-    use_key = _asked("use_key")
+    before_draw = _by_first("before_draw")
+    has_paid = _by_first("has_paid")
+    before_release = _by_first("before_release")
+    resume = _by_first("resume")
+    use_key = _by_first("use_key")
     tree, caveats, describe = _here("tree"), _here("caveats"), _here("describe")
 
     def begin(self) -> None:
@@ -216,10 +216,10 @@ class SharedAccount:
 
     @property
     def saved(self) -> Any:
-        """What a checkpoint must hold; all must ask."""
+        """The account's entry for a checkpoint. All must call it."""
         return by_the_first(self.peers, lambda: None if self.account is None else self.account.saved)
 
     def close(self) -> None:
-        """Give back what was not granted; a signal's handler calls it in one process alone."""
+        """Give back rows that were not granted; a signal's handler calls it in one process only."""
         if self.account is not None:
             self.account.close()

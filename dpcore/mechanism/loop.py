@@ -1,6 +1,6 @@
 """One private training step: gradients at the query's points, their combination, users' sums, clip, sum, release.
 
-`dpcore.minimize`, the PyTorch edge and the audit take their steps here, so that what is audited is what runs.
+`dpcore.minimize`, the PyTorch edge and the audit take their steps here, so that the audit tests the code that runs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +30,8 @@ Gradient = Callable[[Sequence[Any], NDArray[np.int64], Point], Sequence[Any]]
 class Loop:
     """Takes a mechanism's steps, with gradients of `microbatch_size` examples at once (None: of the whole batch).
 
-    `views` rows of a batch, neighbors in it, are views of one example: the mean of their gradients is its vector, which
-    is clipped as one, so that its sensitivity is what it is with one row. `recorder` keeps coordinates of what is
-    released.
+    `views` neighboring rows of a batch are views of one example: the mean of their gradients is its vector, which is
+    clipped as one, so that its sensitivity is that of one row. `recorder` keeps coordinates of the releases.
     """
 
     def __init__(self, mechanism: Mechanism, microbatch_size: int | None = None) -> None:
@@ -52,7 +51,7 @@ class Loop:
         """Clip the vectors of a batch and add them to the mechanism's sum; nothing leaves it yet.
 
         After an exception the same batch may be tried once more: the noise of a step depends on its number only, and
-        nothing of this step was released. `public` returns a flat gradient of public data, where the update needs one.
+        nothing of this step was released. `public` returns a flat gradient of public data, if the update needs one.
         """
         mechanism = self.mechanism
         self._public = None if public is None else public()
@@ -68,7 +67,7 @@ class Loop:
                 if begun is not None:
                     units = [joined(both) for both in zip(units, begun, strict=True)]
                 # As rows: the pairs of all parts together may not fit into memory, their one vector does. As a copy:
-                # gradients may lie where those of the next part will be.
+                # the gradients of the next part may use the same memory.
                 begun = [as_block(block.rows() + 0) for block in units] if more else None
                 if not more:
                     mechanism.add(units)
@@ -76,12 +75,12 @@ class Loop:
             blocks = units = []  # their memory is for the next part's
 
     def _rounds(self, count: int) -> list[tuple[slice, list[int] | None, bool]]:
-        """Return the micro-batches, and empty ones where other processes have more and need this one's part in them."""
+        """Return the micro-batches, and empty ones if other processes have more and need this one's part in them."""
         own = list(self._parts(count))
         return own + [(slice(count, count), None, False)] * (self.mechanism.peers.rounds(len(own)) - len(own))
 
     def _parts(self, count: int) -> Iterator[tuple[slice, list[int] | None, bool]]:
-        """Yield each micro-batch; for units of several rows their sizes, and whether a unit goes on in the next one."""
+        """Yield each micro-batch; for units of several rows their sizes, and whether a unit continues in the next."""
         share, most = self.mechanism.share, self.microbatch_size or max(count, 1)
         units = share.units(self.mechanism.keys.sampling, self.mechanism.step)
         if units is None and self.views > 1:
@@ -143,5 +142,5 @@ def private_step(
     public, observe
         For `Mechanism.release`.
     """
-    asked = None if public is None else lambda: public
-    Loop(mechanism).step(parameters, gradient, public=asked, observe=observe)
+    given = None if public is None else lambda: public
+    Loop(mechanism).step(parameters, gradient, public=given, observe=observe)

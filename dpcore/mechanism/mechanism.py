@@ -55,8 +55,8 @@ from dpcore.statement.statement import Statement
 class Turns:
     """Whose turn it is.
 
-    Every call that computes takes one, so this is where each enters `place`: a context in which the backend's new
-    arrays go where the run's are.
+    Every call that computes takes one, so each enters `place` here: a context in which the backend's new arrays are on
+    the run's device.
     """
 
     def __init__(self, place: Callable[[], AbstractContextManager[None]]) -> None:
@@ -76,20 +76,20 @@ class Turns:
         return self._lock
 
     @contextmanager
-    def alone(self, what: str, *, draws: bool = True) -> Iterator[None]:
-        """Let no other thread into the call `what`, and no handler of a signal that interrupts it.
+    def alone(self, call: str, *, draws: bool = True) -> Iterator[None]:
+        """Keep other threads out of the call named `call`, and handlers of signals that interrupt it.
 
         `draws` is whether it has to do with noise, which two processes must not share. Raises `PrivacyError` in a
         forked process, and inside of another call.
         """
         if draws and os.getpid() != self._process:
             raise PrivacyError(
-                f"{what}: this process was forked from the one that built the run, and both would draw the same noise: "
+                f"{call}: this process was forked from the one that built the run, and both would draw the same noise: "
                 "build the run here, or load its state here, which forks the keys"
             )
         with self.lock:
             if self._busy:
-                raise PrivacyError(f"{what}: called while a step is under way, as by a signal's handler; call it after")
+                raise PrivacyError(f"{call}: called while a step is under way, as by a signal's handler; call it after")
             try:
                 self._busy = True
                 with self._place():
@@ -98,7 +98,7 @@ class Turns:
                 self._busy = False
 
     def drew(self, step: int | None) -> None:
-        """Note that this thread has the batch of a step; None where it has none any more."""
+        """Note that this thread has the batch of a step; None if it has none any more."""
         self._drawn.step = step
 
     def check(self, step: int) -> None:
@@ -116,8 +116,8 @@ class Turns:
         """Note that there is no sum."""
         self._adding = 0
 
-    def anew(self) -> None:
-        """Begin again in this process, which has keys of its own now: nobody has a batch."""
+    def restart(self) -> None:
+        """Begin again in this process, which has its own keys now: no thread has a batch."""
         self._process, self._drawn = os.getpid(), threading.local()
 
 
@@ -144,8 +144,8 @@ class Mechanism:
     rng : str
         "chacha20", or "philox" for simulations.
     peers : Peers, optional
-        The processes that take the steps together; by default this one is alone. `add` takes this process's share of
-        the batch, and `release` is all processes' together.
+        The processes that take the steps together; by default only this one. `add` takes this process's share of the
+        batch, and all processes `release` together.
     """
 
     def __init__(
@@ -165,19 +165,19 @@ class Mechanism:
         check_joint_scale(plan.method.update, plan.sensitivity_at().contribution, layout.dimension)
         self.plan, self.layout, self.backend, self.keys, self.rng = plan, layout, backend, keys, rng
         self.peers = Peers() if peers is None else peers
-        #: What this process owns of the tensors, and draws noise for.
+        #: The pieces of the tensors that this process owns and draws noise for.
         self.pieces = self.peers.pieces(layout)
-        #: Where these pieces lie in the vectors that are held here: whole ones, or the pieces themselves.
+        #: The places of these pieces in the vectors stored here: whole ones, or the pieces themselves.
         self.inside = tuple(Piece(i, 0, stop - start) for i, start, stop in self.pieces)
         if not self.peers.shards:
             self.inside = self.pieces
         self.own = layout.of_pieces(self.pieces)
         self.share = shard(plan.sampler, self.peers.rank, self.peers.world_size)
         self.step = 0  #: steps taken on the way to the present parameters
-        #: Which rows left on which branch, as far as this object and the states that it loaded know.
+        #: The rows that left on each branch, as far as this object and the states that it loaded know.
         self.branches = Branches(self.peers.same(os.urandom(8).hex()))
-        #: Told of every batch before it is drawn and of every release before it is made.
-        self.account: Any = None  # a LedgerAccount or a SharedAccount: they know this mechanism
+        #: Called before every batch is drawn and before every release.
+        self.account: Any = None  # a LedgerAccount or a SharedAccount
         self.turns = Turns(self._place)
         self._sizes = [sum(layout.entries[i].size for i in members) for members in plan.grouping_at().members]
         check_noise_range(plan, dtype_name(parameters[0]))
@@ -190,7 +190,7 @@ class Mechanism:
             self._running = RunningNorm(adaptive, plan.clip_at().max_grad_norm, plan.batch_size)
         self._summed = 0
         self._torn = False
-        self._dirty = False  # whether the totals may hold a sum
+        self._dirty = False  # whether the totals may have a sum
         self._caller_noise = False
         self.asked = False  #: whether the others were asked for the release that this step has come to
         self._statistics = self._filter.initial() if self._filter.adaptive else ()
@@ -199,7 +199,7 @@ class Mechanism:
         self._prepare_scale()
 
     def points(self) -> tuple[Point, ...]:
-        """Return where this step's gradients are taken, and with which weights they are combined."""
+        """Return the points of this step's gradients, and the weights that combine them."""
         return self.plan.method.query.points(self.step)
 
     def at(self, parameters: Sequence[Any], point: Point) -> list[Any]:
@@ -207,7 +207,7 @@ class Mechanism:
         return self.vectors.at(parameters, point, self.step)
 
     def add(self, blocks: Sequence[Any]) -> None:
-        """Scale the examples' vectors where the query does, clip them, and add them to the step's sum.
+        """Scale the examples' vectors if the query does, clip them, and add them to the step's sum.
 
         Parameters
         ----------
@@ -236,7 +236,7 @@ class Mechanism:
         scales: list[Any] = [None] * len(blocks)
         if self.vectors.scales is not None and self.plan.scaled(self.step):
             blocks, scales = scaled(blocks), self.vectors.scales
-        repeat = once if self.peers.shards else self.backend.repeat  # they keep what is added, to send it
+        repeat = once if self.peers.shards else self.backend.repeat  # shards keep the addends, to send them
         norms = repeat(
             add_clipped, self.backend, blocks, clip.rule, grouping, self._sizes, self.unit, self.vectors.totals,
             scales, self.peers.add_sums,
@@ -282,9 +282,9 @@ class Mechanism:
             ``normals(row, stream)`` returns standard normals, (d_l,) for each tensor (of the clip norm's stream the
             very first is used), instead of the stream's: for tests and study. The statement then says: not private.
         public : sequence of arrays, optional
-            A gradient of public data, where the update's second moment is made of one.
+            A gradient of public data, if the update's second moment is made of one.
         observe : callable, optional
-            Given the released averages and what the filter made of them, one flat array for each tensor.
+            Called with the released averages and the filter's outputs, one flat array for each tensor.
 
         Raises
         ------
@@ -309,8 +309,8 @@ class Mechanism:
                 self.vectors.start_moments(parameters, self.inside)
             self._drop_earlier_sum()
             self._mend_noise()
-            # Before the draw, so that an interruption at any moment leaves the row spent: noise that may have been seen
-            # is never added to another sum.
+            # Before the draw, so that the row is spent even after an interruption: noise that may have been seen is
+            # never added to another sum.
             self.step += 1
             self._caller_noise |= normals is not None
             norm, unit = self.clip_norm, self._unit(row)
@@ -332,7 +332,7 @@ class Mechanism:
                 average(method.averaging, self.vectors.averages, self._outcome(parameters), row)
 
     def _following_norm(self, row: int, normals: Normals | None) -> float | None:
-        """Return the next step's clip norm, where it is adapted: the second release of this step.
+        """Return the next step's clip norm, if it is adapted: the second release of this step.
 
         Its one normal number is the float64 definition's on every backend, and no other draw's: a stream of its own.
         """
@@ -355,7 +355,7 @@ class Mechanism:
         normals: Normals | None,
         observe: Observer | None,
     ) -> None:
-        """Take the step by the fused operation, or by the plain ones where it does not cover the method."""
+        """Take the step by the fused operation, or by the plain ones if it does not cover the method."""
         plan, method = self.plan, self.plan.method
         strategy = method.noise.strategy
         scale, square_scale = self._noise(row), self._square_noise(row) * (1 + self.grid.square_raised)
@@ -392,7 +392,7 @@ class Mechanism:
     def statement(
         self, delta: float, *, caveats: tuple[str, ...] = (), note: str = "", software: dict[str, str] | None = None
     ) -> Statement:
-        """Return the privacy statement for what was released so far."""
+        """Return the privacy statement for all releases so far."""
         return state(
             self.plan,
             delta,
@@ -412,7 +412,7 @@ class Mechanism:
     def draw(self) -> NDArray[np.int64]:
         """Return this process's examples of this step, after the account has agreed to pay for it.
 
-        Secret where sampling is.
+        Secret if the sampling is.
         """
         with self.turns.alone("draw"):
             if self.account is not None:
@@ -421,7 +421,7 @@ class Mechanism:
             return self.share.indices(self.keys.sampling, self.step)
 
     def ahead(self, step: int) -> NDArray[np.int64] | None:
-        """Return what the draw of a later step will give, to read it meanwhile; None where nobody has paid for it yet.
+        """Return the draw of a later step, to read its data meanwhile; None if it is not paid for yet.
 
         It is no draw: that comes in its turn, and may give something else after a fork. As secret as `draw`.
         """
@@ -439,8 +439,8 @@ class Mechanism:
         """Return the state as plain values and NumPy arrays, in a public and a **secret** part.
 
         The secret part (keys, states of correlated noise) must be kept as safe as the data; without it the state is
-        safe to publish. With `begin` an account begins the run, so that it knows the state. With `own` each process
-        gets a `Part` of each vector, its own one, and nothing is gathered.
+        safe to publish. With `begin` an account begins the run, so that it can recognize the state. With `own` each
+        process gets its own `Part` of each vector, and nothing is gathered.
         """
         whole, held = (self._parts, self._own_parts) if own else (self._whole, self._all_held)
         with self.turns.alone("state_dict", draws=False):
@@ -470,17 +470,17 @@ class Mechanism:
             }
 
     def _parts(self, parts: Sequence[Any]) -> list[Part]:
-        """Return what this process has of whole vectors, one for each tensor, from its own pieces."""
+        """Return this process's parts of whole vectors, one for each tensor, from its own pieces."""
         dtype, alone = dtype_name(parts[0]), self.peers.world_size == 1
         # Alone, a vector may be shorter than its tensor: a projected one.
         sizes = map(len, parts) if alone else (entry.size for entry in self.layout.entries)
-        found = [Part(None, 0, size, dtype) for size in sizes]
+        whole = [Part(None, 0, size, dtype) for size in sizes]
         for part, (tensor, start, _) in zip(parts, self.pieces, strict=True):
-            found[tensor] = Part(part, start, found[tensor].size, dtype)
-        return found
+            whole[tensor] = Part(part, start, whole[tensor].size, dtype)
+        return whole
 
     def _all_held(self, vectors: Sequence[Any]) -> list[Any]:
-        """Put together what is held of each tensor, where that is not all of it."""
+        """Join the stored pieces of each tensor, if they are not all of it."""
         return self._whole(vectors) if self.peers.shards else list(vectors)
 
     def _own_parts(self, vectors: Sequence[Any]) -> list[Part]:
@@ -493,13 +493,13 @@ class Mechanism:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state, and go on from it on a branch of its own.
+        """Load a saved state, and continue from it on a branch of its own.
 
-        Rows of noise before the state's step keep their keys; from there on noise is fresh, and so are batches where
-        they are drawn anew at every step: what was released after the save never shares noise with what follows.
-        Vectors of correlated noise that the state lacks, or kept for another way of streaming, are made anew. Releases
-        that this object made and now goes back behind stay counted (`abandoned`). What other processes released after
-        the state was saved only a ledger can know; without one the statement says so.
+        Rows of noise before the state's step keep their keys; from there on noise is fresh, and so are batches if they
+        are drawn afresh at every step: releases after the save never share noise with later ones. Vectors of
+        correlated noise that the state lacks, or kept for another way of streaming, are reconstructed. This object's
+        releases after the state's step stay counted (`abandoned`). Releases of other processes after the save are known
+        only to a ledger; without one the statement says so.
 
         Raises
         ------
@@ -531,8 +531,8 @@ class Mechanism:
                 if found != own:
                     raise ArgumentError(f"state: its vector {name!r} has shape {found}, this run's {own}")
         if ("clip_norms" in public) != (self._running is not None):
-            raise ArgumentError("state: must hold the clip norms of its run where the clip is adaptive, and only there")
-        # Read before the fork: what a state lacks must not leave the run between two.
+            raise ArgumentError("state: must have the clip norms of its run if the clip is adaptive, and only then")
+        # Read before the fork: if the state lacks something, the run must not stay between two states.
         statistics, corrections, rng = tuple(public["statistics"]), list(public["corrections"]), str(public["rng"])
         caller_noise, norms = bool(public["caller_noise"]), [float(norm) for norm in public.get("clip_norms", ())]
         self._fork(RunKeys.from_dict(secret), public, int(public["step"]))
@@ -548,7 +548,7 @@ class Mechanism:
             self.__dict__.pop(name, None)
         self._statistics, self._corrections, self._caller_noise = statistics, corrections, caller_noise
         self._numbers = None
-        self._torn = lost  # made anew before it is needed
+        self._torn = lost  # reconstructed before it is needed
         self.rng = rng
         self._discard()
 
@@ -556,25 +556,25 @@ class Mechanism:
         """Go on from row `row` of a state's branch under keys of its own; nothing is changed if the account refuses."""
         others = {name: Branch(*saved) for name, saved in public["branches"].items()}
         branches = self._agreed_branches().joined(others)
-        found = None if self.account is None else self.account.resume(public["ledger"], row)
-        name, number = found or (self.peers.same(os.urandom(8).hex()), None)
+        resumed = None if self.account is None else self.account.resume(public["ledger"], row)
+        name, number = resumed or (self.peers.same(os.urandom(8).hex()), None)
         keep = self.plan.sampler.keeps_order
         forked = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=row, number=number)
         self.keys = RunKeys.from_dict(self.peers.same(forked.to_dict()))
         self.branches = branches.forked(public["branch"], name, row)
         self.step = row
-        self.turns.anew()
+        self.turns.restart()
         if self.account is not None:  # last: if it cannot be written, the keys are other ones all the same
             self.account.use_key(self.keys.digest)
 
     def _agreed_branches(self) -> Branches:
-        """The first process's branches: it has the account. All processes must ask."""
-        found = by_the_first(self.peers, self._branches)
-        assert found is not None
-        return found
+        """The first process's branches, since it has the account. All processes must call it."""
+        agreed = by_the_first(self.peers, self._branches)
+        assert agreed is not None
+        return agreed
 
     def _branches(self) -> Branches:
-        """The branches with the rows of the present one, and with what the account knows of others."""
+        """The branches with the rows of the present one, and with the account's record of others."""
         own, tree = self.branches.up_to(self.step), {} if self.account is None else self.account.tree
         return own.joined({name: branch for name, branch in tree.items() if name != own.present})
 
@@ -589,7 +589,7 @@ class Mechanism:
         return self.step + count(self.abandoned)
 
     def _place(self) -> AbstractContextManager[None]:
-        """Return the context in which the backend makes arrays beside the run's own."""
+        """Return the context in which the backend makes arrays on the device of the run's own."""
         return self.backend.beside(self.vectors.totals[0])
 
     @property
@@ -603,7 +603,7 @@ class Mechanism:
 
     @property
     def unit(self) -> float:
-        """What one of the integers of this step's sum stands for: the step of the release's grid."""
+        """The value of one unit of this step's sum: the step of the release's grid."""
         return self._unit(self.step)
 
     def _unit(self, row: int) -> float:
@@ -625,12 +625,12 @@ class Mechanism:
 
     @property
     def clip_norm(self) -> float | None:
-        """The clip norm in force where it is adapted; a function of releases."""
+        """The present clip norm if it is adapted, else None; a function of releases."""
         return None if self._running is None else self._running.norm
 
     @property
     def clip_norms(self) -> list[float] | None:
-        """The clip norms C_0 .. C_t on the way to the present parameters, where they are adapted; they are released."""
+        """The clip norms C_0 .. C_t on the way to the present parameters if adapted, else None; they are released."""
         return None if self._running is None else self._running.at(self.step)
 
     def _second_moments(self) -> list[Any]:
@@ -642,18 +642,18 @@ class Mechanism:
         return [moments[place] / self._corrections[piece.tensor] for moments, piece in pairs]
 
     def _prepare_scale(self) -> None:
-        """Make the next step's scale ``1 / (sqrt(nuhat) + eps)`` where that step begins a scaled phase."""
+        """Make the next step's scale ``1 / (sqrt(nuhat) + eps)`` if that step begins a scaled phase."""
         query = self.plan.method.preconditioning
         if query is None or self.vectors.scales is None or query.phase(self.step) is not Phase.REFRESHED:
             return
-        for scale, nu in zip(self.vectors.scales, self._held(self._second_moments()), strict=True):
+        for scale, nu in zip(self.vectors.scales, self._stored(self._second_moments()), strict=True):
             scale[...] = 1 / (nu**0.5 + query.scale_eps)
 
     def _mend_noise(self) -> None:
-        """Make the states of correlated noise anew where an interruption cut short what advances them.
+        """Reconstruct the states of correlated noise if an interruption cut their advance short.
 
-        In a tensor whose state missed a step, the noise would go on as if that step had never been: rows of another
-        matrix than the one that is accounted.
+        In a tensor whose state missed a step, the noise would continue as if that step had never been: its rows would
+        not be those of the accounted matrix.
         """
         strategy = self.plan.method.noise.strategy
         if self._torn and strategy is not None and strategy.order:
@@ -663,10 +663,10 @@ class Mechanism:
         self._torn = False
 
     def _agree(self, settings: Sequence[UpdateSettings] | None) -> None:
-        """Raise in all processes where one would not take the step that is to be released, or by other settings.
+        """Raise in all processes if one would not take the step to be released, or would use other settings.
 
-        Each process has its own number of the step, keys, clip norm and noise, of which the sum's sensitivity and the
-        noise follow: after loading other states they could differ.
+        Each process has its own step number, keys, clip norm and noise, which determine the sum's sensitivity and the
+        noise: after loading other states they could differ.
         """
         self.asked = True
         if self.peers.world_size > 1 or self.peers.shards:
@@ -674,7 +674,7 @@ class Mechanism:
             self.peers.agree(failed=False, state=repr(now), settings=repr(settings))
 
     def _drop_earlier_sum(self) -> None:
-        """Begin the sum of a step with nothing, also where an interruption left the sum of the step before."""
+        """Begin the sum of a step with 0, even if an interruption left the sum of the step before."""
         if self._summed != self.step:
             self._discard()
             self._summed = self.step
@@ -705,7 +705,7 @@ class Mechanism:
         self._prepare_scale()
 
     def negative_share(self) -> float:
-        """Return the share of coordinates whose debiased second moment is negative; NaN where there is none.
+        """Return the share of coordinates whose debiased second moment is negative; NaN if there is none.
 
         A function of released vectors.
         """
@@ -721,12 +721,12 @@ class Mechanism:
         """Put all processes' pieces together to whole vectors, one for each tensor."""
         return self.peers.whole(parts, self.pieces, self.layout)
 
-    def _held(self, parts: Sequence[Any]) -> list[Any]:
-        """Return what a process holds of vectors: whole ones, or its own pieces, which it has."""
+    def _stored(self, parts: Sequence[Any]) -> list[Any]:
+        """Return vectors as a process stores them: whole ones, or its own pieces."""
         return list(parts) if self.peers.shards else self._whole(parts)
 
     def _spread(self, parameters: Sequence[Any]) -> None:
-        """Give all processes the pieces that each has moved, where they hold all of them."""
+        """Give all processes the pieces that each has updated, if they store all of them."""
         if self.peers.world_size == 1 or self.peers.shards:
             return
         for mine in (parameters, self.vectors.displacements):
@@ -739,19 +739,19 @@ class Mechanism:
         return [vectors[tensor].reshape(-1)[start:stop] for tensor, start, stop in self.inside]
 
     def _outcome(self, parameters: Sequence[Any]) -> list[Any]:
-        """Return own pieces of the parameters, or of y where the accelerated method has taken a step."""
+        """Return own pieces of the parameters, or of y if the accelerated method has taken a step."""
         if self.plan.method.update.rule != "accelerated" or self.step == 0:
             return self._own(parameters)
         return [y for _, y in self.vectors.moments]
 
     def output(self, parameters: Sequence[Any]) -> list[Any]:
-        """Return the method's answer: the average where one is kept, y of the accelerated method, or the parameters.
+        """Return the method's answer: the average if one is kept, y for the accelerated method, or the parameters.
 
-        Arrays of the given parameters' shapes, not to be written to. All processes must ask.
+        Arrays of the given parameters' shapes, not to be written to. All processes must call it.
         """
         kept = None if self.step == 0 else self.vectors.averages
-        found = self._held(self._outcome(parameters) if kept is None else kept)
-        return [vector.reshape(p.shape) for vector, p in zip(found, parameters, strict=True)]
+        vectors = self._stored(self._outcome(parameters) if kept is None else kept)
+        return [vector.reshape(p.shape) for vector, p in zip(vectors, parameters, strict=True)]
 
 
 def constrain(
@@ -763,8 +763,8 @@ def constrain(
 ) -> None:
     """Project onto the ball of the method's `radius` around 0 after an update, in place; the displacements too.
 
-    What is projected are the parameters, or both sequences of the accelerated method, of which they are a mean;
-    `numbers` are those that the update used.
+    It projects the parameters, or both sequences of the accelerated method, whose mean they are; `numbers` are those
+    that the update used.
     """
     if method.radius is None:
         return

@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MinimizeResult:
-    """What `minimize` found.
+    """The result of `minimize`.
 
     Attributes
     ----------
     x : (d,) array
-        The method's answer: the last parameters; their average, where it keeps one; y of the accelerated method.
+        The method's answer: the last parameters; their average, if it keeps one; y for the accelerated method.
     path : (T + 1, d) array or None
-        All parameters from x0 on, where recorded.
+        All parameters from x0 on, if recorded.
     gradients, filtered, negative_share : (T, d), (T, d) and (T,) arrays or None
-        The released averages g_t, what the filter made of them, and the share of coordinates whose debiased second
-        moment is negative (NaN without one), where recorded.
+        The released averages g_t, the filter's outputs, and the share of coordinates whose debiased second moment is
+        negative (NaN without one), if recorded.
     clip_norms : (T + 1,) array or None
-        The clip norm of every step and the one after the last, where it is adapted; they are released.
+        The clip norm of every step and the one after the last, if it is adapted; they are released.
     event : Event
-        What was released; `NonPrivate` where the caller supplied the noise.
+        The event of the run; `NonPrivate` if the caller supplied the noise.
     plan, backend : Plan, str
-        What was run, and on what.
+        The plan that ran, and its backend.
     provenance : Provenance
-        Where its keys came from; the keys themselves are forgotten.
+        The origin of its keys; the keys themselves are not kept.
     steps_taken, stopped : int, str
         Steps released: all of the plan's, unless a ledger's budget ended before; and why fewer, or empty.
     ledger : dict
-        Which run of which ledger paid; empty without one.
+        The run and the ledger that paid; empty without one.
     """
 
     x: NDArray[Any]
@@ -113,7 +113,7 @@ def minimize(
         ``per_example_gradient(x, indices)`` with x of shape (d,) and B >= 1 indices returns the B gradients, (B, d),
         of x's dtype.
     x0 : (d,) array of float32 or float64
-        Where to start.
+        The initial point.
     batches : Sampler or sequence of index arrays
         A sampler from `dpcore.sampling`, or the batches themselves: these are then public and fixed, and accounted
         without amplification, with the participation they really show.
@@ -123,8 +123,8 @@ def minimize(
         Number of steps; required with a sampler, the number of batches otherwise.
     noise : (T, d) or (T, 2, d) array, optional
         Standard normals to use instead of the secret stream's, for tests and study: rows of Z, the seed noise, and
-        beside them those of a separately released second moment. With an adaptive clip (T, d + 1), where the last
-        column is that of the bits. Then nothing is private, and the event says so.
+        next to them those of a separately released second moment. With an adaptive clip (T, d + 1): the last column
+        is that of the bits. Then nothing is private, and the event is `NonPrivate`.
     key, exact_key
         See `dpcore.spec.keys.RunKeys.new`.
     record, record_gradients : bool
@@ -133,8 +133,8 @@ def minimize(
     public_gradient : callable, optional
         ``public_gradient(x)`` returns a (d,) gradient of public data, for a method whose second moment is made of it.
     ledger, run_name : dpcore.ledger.Ledger, str, optional
-        Every step is reserved there, under that name, before its batch is drawn. Where the budget ends, so does the
-        run: the result is that of the steps until then, and `stopped` says so.
+        Every step is reserved there, under that name, before its batch is drawn. If the budget ends, so does the run:
+        the result is that of the steps until then, and `stopped` gives the reason.
 
     Returns
     -------
@@ -189,7 +189,7 @@ def minimize(
     given = {"public": None if public_gradient is None else public, "normals": None if normals is None else drawn}
     try:
         stopped = _descend(lambda: loop.step([device_x], gradient, **given), mechanism, kept)  # type: ignore[arg-type]
-    finally:  # also where the caller's function fails: what no step took is given back
+    finally:  # even if the caller's function fails: rows that no step took are given back
         if account is not None:
             account.close()
     recorded = {} if loop.recorder is None else loop.recorder.arrays()
@@ -211,10 +211,10 @@ def minimize(
 
 
 def _outcome(mechanism: Mechanism, x: Any) -> NDArray[Any]:
-    found: NDArray[Any] = mechanism.backend.to_numpy(mechanism.output([x])[0]).copy()
-    if not np.isfinite(found).all():  # of releases: to say so tells nothing of the data
+    output: NDArray[Any] = mechanism.backend.to_numpy(mechanism.output([x])[0]).copy()
+    if not np.isfinite(output).all():  # a function of releases: the warning reveals nothing about the data
         warnings.warn("minimize diverged: x is not finite; lower the learning rate", TrainingWarning, stacklevel=3)
-    return found
+    return output
 
 
 def _descend(step: Callable[[], None], mechanism: Mechanism, kept: Callable[[], None]) -> str:
@@ -258,7 +258,7 @@ def planned(batches: Sampler | Sequence[Sequence[int] | NDArray[np.int64]], meth
 
 
 def start_of(x0: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of where to start."""
+    """Return a copy of the initial point."""
     x = np.array(x0)
     if x.dtype not in (np.float32, np.float64):
         raise ArgumentTypeError(f"x0.dtype={x.dtype}: must be float32 or float64")
@@ -275,7 +275,7 @@ def normals_of(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any], ledger: 
         return None
     if ledger:
         raise ArgumentError(
-            "noise with a ledger: noise of the caller's hides nothing, and the ledger counts a private run; leave out "
+            "noise with a ledger: the caller's noise hides nothing, but the ledger counts a private run; leave out "
             "one of them"
         )
     normals = np.asarray(noise)
@@ -290,7 +290,7 @@ def normals_of(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any], ledger: 
 
 
 def check_public(method: Method, public_gradient: Any) -> None:
-    """Refuse a gradient of public data that is no function, or that is given or left out where it must not be."""
+    """Refuse a gradient of public data that is no function, is not wanted, or is missing."""
     if public_gradient is not None:
         function(public_gradient=public_gradient)
     if (method.update.second_moment == "public") != (public_gradient is not None):
@@ -306,7 +306,7 @@ def checked_public(public_gradient: Callable[[NDArray[Any]], NDArray[Any]], x: N
         raise ArgumentError(
             f"public_gradient: returned {gradient.shape} of {gradient.dtype}, must be {x.shape} of {x.dtype} as x"
         )
-    if not np.isfinite(gradient).all():  # of public data and released parameters: refusing tells nothing
+    if not np.isfinite(gradient).all():  # of public data and released parameters: refusing reveals nothing
         raise ArgumentError("public_gradient: returned a value that is not finite; must be finite in every coordinate")
     return gradient
 

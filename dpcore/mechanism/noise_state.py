@@ -1,4 +1,4 @@
-"""Correlated noise step by step, its state made anew, and the check that noise fits the dtype."""
+"""Correlated noise step by step, the reconstruction of its state, and the check that noise fits the dtype."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
@@ -15,12 +15,12 @@ from dpcore.stages.strategies.streaming import way
 
 # Coordinates of a block's sums that are worked on together: they stay in a processor's cache from row to row.
 _PIECE: Final = 1 << 16
-# Noise outside of these is rounded to infinity or to nothing, and sums beside it are not hidden.
+# Noise outside of this range is rounded to infinity or to 0, and does not hide sums.
 _RANGE: Final = {"float32": (1e-30, 1e30), "float64": (1e-290, 1e290)}
 
 
 def check_noise_range(plan: Plan, dtype: str) -> None:
-    """Refuse clip norms and noise multipliers whose noise `dtype` numbers do not hold."""
+    """Refuse clip norms and noise multipliers whose noise is out of the range of `dtype`."""
     query, (least, most) = plan.method.preconditioning, _RANGE[dtype]
     cases = [(0, None), (0 if query is None else query.unscaled_steps, None), *((0, norm) for norm in plan.clip_limits)]
     for step, norm in cases:
@@ -29,7 +29,7 @@ def check_noise_range(plan: Plan, dtype: str) -> None:
                 raise ArgumentError(
                     f"max_grad_norm={plan.clip_at(step, norm).max_grad_norm!r} and "
                     f"noise_multiplier={plan.noise_multiplier!r}: the noise then has the standard deviation "
-                    f"{scale:.3g}, which {dtype} numbers do not hold; take values nearer to 1"
+                    f"{scale:.3g}, which is out of the range of {dtype}; take values nearer to 1"
                 )
 
 
@@ -37,7 +37,7 @@ class Rows(Protocol):
     """Rows of Z for one tensor."""
 
     def __call__(self, row: int, start: int = 0, stop: int | None = None) -> Any:
-        """Return coordinates `start` .. `stop` of a row: to the end where that is None."""
+        """Return coordinates `start` .. `stop` of a row, to the end if `stop` is None."""
 
 
 def correlated(
@@ -45,7 +45,7 @@ def correlated(
 ) -> Any:
     """Return row `row` of C^{-1} Z for one tensor times its normalizer, flat, on the grid (`dpcore.spec.grid`).
 
-    `state` goes on to the next step. Not to be written to: the result may lie in the state.
+    `state` advances to the next step. Do not write to the result: it may be memory of the state.
     """
     coefficients = strategy.coefficients(row)
     if coefficients is not None:
@@ -69,7 +69,7 @@ def correlated(
             z = normal(addition.row, start, stop)
             for place, weight in addition.weights:
                 part = sums[place]
-                if first + place == addition.row:  # the row's own: what came before it is rounded to the grid
+                if first + place == addition.row:  # the row's own: the sum before it is rounded to the grid
                     part[...] = _added(z, part, normalizer, bits)
                 else:
                     part += weight * z
@@ -77,7 +77,7 @@ def correlated(
 
 
 def normalizer_of(strategy: Strategy | None, row: int) -> float:
-    """Return what divides the noise of a row that has its own row of Z with weight 1."""
+    """Return the divisor of the noise of a row that has its own row of Z with weight 1."""
     if strategy is None:
         return 1.0
     coefficients = strategy.coefficients(row)
@@ -121,10 +121,10 @@ def rebuild(
     steps: int,
     bits: int,
 ) -> None:
-    """Make the state that correlates the noise of `stream` after rows 0 .. steps - 1 anew, in place.
+    """Reconstruct, in place, the state that correlates the noise of `stream` after rows 0 .. steps - 1.
 
-    `states` holds those of each tensor; empty ones are left alone. A recurrence and a ring of noise run from row 0, a
-    ring of Z takes its last rows, and the sums of a block are added up again: the same operations, and the same bits.
+    `states` are those of each tensor; empty ones are skipped. A recurrence and a ring of noise run from row 0, a ring
+    of Z takes its last rows, and the sums of a block are added up again: the same operations, and the same bits.
     """
     for entry, state in zip(layout.entries, states, strict=True):
         for vector in state:
@@ -137,26 +137,26 @@ def rebuild(
 
 
 def described(strategy: Strategy | None) -> list[str]:
-    """Return what a saved state says of its noise: the strategy, and which vectors of it are kept."""
+    """Return a saved state's description of its noise: the strategy, and its kept vectors."""
     if strategy is None:
         return []
     said = strategy.describe()
     return [f"{said['kind']} {digest(said)[:16]}", f"{way(strategy)} {strategy.order}"]
 
 
-def is_lost(saved: Sequence[str], arrays: Collection[str], told: Sequence[str], mine: Collection[str]) -> bool:
-    """Return whether the noise's state must be made anew: it is not in a state's `arrays`, or was kept in another way.
+def is_lost(saved: Sequence[str], arrays: Collection[str], own: Sequence[str], mine: Collection[str]) -> bool:
+    """Return whether the noise's state must be reconstructed: it is not in a state's `arrays`, or has another form.
 
-    `saved` and `told` are what `described` says of the state's noise and of this run's, which has the arrays `mine`.
+    `saved` and `own` are the `described` noise of the state and of this run, which has the arrays `mine`.
 
     Raises
     ------
     ArgumentError
         If the noise is of another matrix.
     """
-    if list(saved[:1]) != list(told[:1]):
+    if list(saved[:1]) != list(own[:1]):
         raise ArgumentError(
             f"state: its noise was correlated by {(*saved, 'no strategy')[0]}, this run's by "
-            f"{(*told, 'no strategy')[0]}; the rows of one matrix cannot follow those of another"
+            f"{(*own, 'no strategy')[0]}; the rows of one matrix cannot follow those of another"
         )
-    return list(saved) != list(told) or (bool(mine) and not arrays)
+    return list(saved) != list(own) or (bool(mine) and not arrays)

@@ -1,4 +1,4 @@
-"""What one process has of a vector whose coordinates several processes own."""
+"""One process's part of a vector whose coordinates several processes own."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """Coordinates of a vector of `size` from `start` on; `here` is None where the process has none of them."""
+    """Coordinates of a vector of `size` from `start` on; `here` is None if the process has none of them."""
 
     here: Any
     start: int
@@ -32,11 +32,11 @@ class Part:
 
 
 class Joined:
-    """A whole vector that lies in parts, of which only those are read that are asked for."""
+    """A whole vector stored in parts. Only the requested parts are read."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        held = sorted((part for part in parts if part.here is not None), key=lambda part: part.start)
-        self.parts = [part for part in held if len(part.here)] or held[:1]
+        present = sorted((part for part in parts if part.here is not None), key=lambda part: part.start)
+        self.parts = [part for part in present if len(part.here)] or present[:1]
         self.shape, self.dtype = parts[0].shape, parts[0].dtype
         ends = [part.start + len(part.here) for part in self.parts]
         starts = [part.start for part in self.parts]
@@ -47,11 +47,11 @@ class Joined:
 
     def __getitem__(self, at: slice) -> Any:
         """Return some neighboring coordinates as a NumPy array."""
-        found = [
+        pieces = [
             np.asarray(part.here[max(at.start - part.start, 0) : max(at.stop - part.start, 0)]) for part in self.parts
         ]
-        return np.concatenate(found)
+        return np.concatenate(pieces)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Return all of it as NumPy asks for it."""
+        """Return all of it as a NumPy array."""
         return self[0 : self.shape[0]].astype(dtype or self.dtype, copy=False)

@@ -11,16 +11,16 @@ from dpcore.stages.clipping.clipped_sum import add_sums
 T = TypeVar("T")
 
 LOST = (
-    "a process of this run was lost, or the network, or one asked for something that the others did not (state_dict(), "
-    "output, negative_share(): all must): this one cannot go on alone; the step under way counts as released, start "
+    "a process of this run was lost, or the network, or one called something that the others did not (state_dict(), "
+    "output, negative_share(): all must): this one cannot continue alone; the step under way counts as released, start "
     "all processes again from the last checkpoint"
 )
 
 
 class Peers:
-    """What one of `world_size` processes asks of the others; this base class is one process alone, which sends nothing.
+    """The exchanges of one of `world_size` processes with the others; this base class is a single process.
 
-    All must ask for the same, in the same order.
+    All must make the same calls, in the same order.
 
     Notes
     -----
@@ -29,10 +29,10 @@ class Peers:
     """
 
     rank, world_size = 0, 1
-    shards = False  # whether a process holds its own pieces of the parameters alone, and not all of them
+    shards = False  # whether a process stores only its own pieces of the parameters
 
     def pieces(self, layout: Layout) -> tuple[Piece, ...]:
-        """Return what this process owns of the tensors."""
+        """Return the pieces of the tensors that this process owns."""
         return layout.pieces(self.rank, self.world_size)
 
     def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
@@ -40,18 +40,18 @@ class Peers:
         return [backend.zeros_like(vector, "float64") for vector in like]
 
     def rounds(self, count: int) -> int:
-        """Return how many micro-batches of a step this process takes part in, of which `count` are its own."""
+        """Return the number of micro-batches of a step that this process takes part in; `count` are its own."""
         return count
 
-    # Add the weighted sums of clipped blocks, by `join` at the latest. Plain, for it is an argument of what a backend
-    # may repeat.
+    # Add the weighted sums of clipped blocks, by `join` at the latest. A plain function, since it is an argument of an
+    # operation that a backend may repeat.
     add_sums = staticmethod(add_sums)
 
     def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
-        """End a micro-batch: what was added is in the sum."""
+        """End a micro-batch: everything added is in the sum."""
 
     def drop(self) -> None:
-        """Forget what was added and not joined."""
+        """Forget additions that were not joined."""
 
     def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
         """Return the own pieces of the sum of all processes' totals, which may be overwritten."""
@@ -70,30 +70,30 @@ class Peers:
         return value
 
     def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
-        """Raise PrivacyError in every process where one failed, or would release another step or by other settings."""
+        """Raise PrivacyError in all processes if one failed, or would release another step or use other settings."""
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
-        """Refuse processes in which these differ, and name all that do."""
+        """Refuse processes whose settings differ, and name every such setting."""
 
 
 def by_the_first(peers: Peers, work: Callable[[], T], *, sent: bool = True) -> T | None:
-    """Let the first process do what only one may, and give all what it found (the first alone if not `sent`).
+    """Do the work in the first process only, and return its result in all (only in the first if not `sent`).
 
-    What it raises, all raise: none waits for a process that is gone.
+    If it raises, all raise: none waits for a process that is gone.
     """
-    found, failure, told = None, None, None
+    result, failure, report = None, None, None
     if peers.rank == 0:
         try:
-            found = work()
+            result = work()
         except BaseException as cause:  # noqa: BLE001 - an interruption, too
-            failure, told = cause, (type(cause).__name__, str(cause))
-    value, told = peers.same((found if sent else None, told))
+            failure, report = cause, (type(cause).__name__, str(cause))
+    value, report = peers.same((result if sent else None, report))
     if failure is not None:
         raise failure
-    if told is not None:
-        name, sentence = told
+    if report is not None:
+        name, sentence = report
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, errors.DpcoreError):
             raise kind(sentence)
         raise errors.PrivacyError(f"rank 0 ended with {name}: {sentence}")
-    return found if peers.rank == 0 else value
+    return result if peers.rank == 0 else value

@@ -1,4 +1,4 @@
-"""What a step works with: each tensor's numbers of the update, and its vectors side by side."""
+"""The inputs of a step: each tensor's numbers of the update, and its vectors side by side."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from dpcore.spec.ops import Slot, UpdateSettings
 
 
 def check_release(plan: Plan, row: int, public: Sequence[Any] | None) -> None:
-    """Refuse a step beyond the plan, and a public gradient that is given or left out where it must not be."""
+    """Refuse a step beyond the plan, a public gradient that is not wanted, and one that is missing."""
     if row >= plan.steps:
         raise PrivacyError(f"step={row + 1}: the plan, and its guarantee, end at step {plan.steps}")
     if (public is not None) != (plan.method.update.second_moment == "public"):
@@ -26,14 +26,14 @@ def check_release(plan: Plan, row: int, public: Sequence[Any] | None) -> None:
 
 
 def check_rate(rate: float, dtype: str) -> None:
-    """Refuse a learning rate that the parameters' dtype cannot hold: the first step would leave no number."""
+    """Refuse a learning rate beyond the parameters' dtype: after the first step no parameter would be finite."""
     largest = float(np.finfo(dtype).max)
     if not rate <= largest:
         raise ArgumentError(f"lr={rate:g}: must be at most {largest:.4g}, the largest {dtype}, and far lower to train")
 
 
 def variances_in_squares(plan: Plan) -> NDArray[np.float64]:
-    """Return the variance of the noise in each coordinate of what is squared, by step."""
+    """Return the variance of the noise in each coordinate before squaring, by step."""
     method = plan.method
     seed = plan.noise_standard_deviation() / plan.batch_size
     filtered = method.filter if method.update.second_moment == "filtered" else None
@@ -87,6 +87,6 @@ def slots_of(
 
 
 def _part(vector: Any, start: int, stop: int) -> Any:
-    """Return some neighboring coordinates of an array, flat; a flat one itself where that is all of it."""
+    """Return some neighboring coordinates of an array, flat; if these are all of a flat array, the array itself."""
     flat = vector if len(vector.shape) == 1 else vector.reshape(-1)
     return flat if start == 0 and stop == flat.shape[0] else flat[start:stop]

@@ -12,7 +12,7 @@ from dpcore.spec.layout import Layout
 class Recorder:
     """Released averages and filter outputs at evenly spaced coordinates, and the share of negative second moments.
 
-    The coordinates are chosen by the layout's sizes alone, without a look at data.
+    The coordinates are chosen only by the layout's sizes, without looking at data.
     """
 
     def __init__(self, layout: Layout, coordinates: int, dtype: str = "float32") -> None:

@@ -25,20 +25,20 @@ class RunVectors:
     """Flat arrays of the backend.
 
     Outer lists have one entry for each tensor of the layout; those that are *own*, one for each piece that this process
-    owns (with one process the same). Where a process holds its own pieces of the parameters alone, all are own.
+    owns (with one process the same). If a process stores only its own pieces of the parameters, all are own.
     """
 
-    # The step's sum of clipped vectors, integers in float64. **Private**: it leaves the run under noise only, and is
+    # The step's sum of clipped vectors, integers in float64. **Private**: it leaves the run only with noise, and is
     # never saved.
     totals: list[Any]
-    noise_state: list[tuple[Any, ...]]  # own, float64; of what correlates the noise: **secret**
+    noise_state: list[tuple[Any, ...]]  # own, float64; correlates the noise: **secret**
     square_noise_state: list[tuple[Any, ...]]  # likewise
-    filter_state: list[tuple[Any, ...]]  # own; in GaLore's subspace where a tensor is projected
+    filter_state: list[tuple[Any, ...]]  # own; in GaLore's subspace if a tensor is projected
     moments: list[tuple[Any, ...]]  # likewise
-    displacements: list[Any] | None  # d_{t-1}, where the query needs it
+    displacements: list[Any] | None  # d_{t-1}, if the query needs it
     history: list[list[Any]]  # x_{t-1}, x_{t-2}, ..., as many as the query's lags
     past: list[list[Any]]  # own; g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers
-    scales: list[Any] | None  # what the query multiplies gradients by
+    scales: list[Any] | None  # the query's factors on gradients
     averages: list[Any] | None  # own; of the parameters
     projections: dict[int, Any]  # GaLore's P of the tensors that are projected
 
@@ -62,7 +62,7 @@ class RunVectors:
         small = list(own)
         if method.galore is not None and peers.world_size > 1:
             raise ArgumentError(
-                f"galore={method.galore!r} in a run of {peers.world_size} processes: it projects whole matrices, and a "
+                f"galore={method.galore!r} in a run of {peers.world_size} processes: it projects whole matrices, but a "
                 "process owns pieces of them; leave it out, or train in one process"
             )
         for i, entry in enumerate(layout.entries):
@@ -129,7 +129,7 @@ class RunVectors:
     def public(self, layout: Layout, whole: Whole, held: Whole) -> dict[str, Any]:
         """Return the vectors that are functions of releases, by name.
 
-        `whole` puts own ones together, and `held` those that each process holds as it holds the parameters.
+        `whole` joins own ones, and `held` those that each process stores as it stores the parameters.
         """
         named: dict[str, Sequence[Sequence[Any]]] = {
             "filter": self.filter_state,
@@ -170,22 +170,22 @@ def check_vectors(
     held = sum(math.prod(parameter.shape) for parameter in parameters)
     own = held if peers.shards else sum(stop - start for _, start, stop in peers.pieces(layout))
     window = widest_window(query)
-    # Each setting with its value, its vectors and their coordinates in this process, and what it counts beside them.
+    # Each setting with its value, its vectors and their coordinates in this process, and what else it counts.
     settings: list[tuple[str, int, int, str, int]] = [
         (f"query={type(query).__name__}(...), lags={query.lags:,}", query.lags, held, dtype, 0)
         if window is None
         else (f"window={window:,}", query.lags, held, dtype, 1)
     ]
     kept, name = (filtered.memory, "length") if filtered.adaptive else (filtered.order, "order")  # type: ignore[attr-defined]
-    # GaLore's are smaller, by what only the run knows.
+    # GaLore's are smaller, by how much only the run can say.
     size = own if method.galore is None else 0
     settings.append((f"filter={type(filtered).__name__}(...), {name}={kept:,}", kept, size, dtype, 0))
     if strategy is not None:
         said = f"strategy={strategy.describe()['kind']!r}, order={strategy.order:,}"
         settings.append((said, strategy.order, own, "float64", 0))
-    for said, vectors, size, kind, beside in settings:
+    for said, vectors, size, kind, others in settings:
         each = size * np.dtype(kind).itemsize
         if vectors and each:
             what = f"{said}: keeps {vectors:,} vectors of {size:,} {kind} coordinates"
             setting = said.split(", ")[-1].split("=")[0]
-            check_room(vectors * each, what, f"take {setting}={(free or 0) // each + beside:,} at most", free, where)
+            check_room(vectors * each, what, f"take {setting}={(free or 0) // each + others:,} at most", free, where)

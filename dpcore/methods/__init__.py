@@ -1,6 +1,6 @@
 """The papers' methods by name: each one choice of the five stages.
 
-Every method takes the keywords of `Common` (or of `Shared` or `Adaptive`, where its update is its own) beside its own.
+Every method takes the keywords of `Common` (or of `Shared` or `Adaptive`, if it has its own update) and its own.
 """
 
 from dpcore.methods.adaptive import VARIANTS, Adaptive, dp_adagrad, dp_adam

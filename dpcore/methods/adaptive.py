@@ -11,7 +11,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.queries import Plain, Preconditioned, Query
 from dpcore.stages.updates import AdaGrad, Adam, Update
 
-# What the second moment is made of, by variant; see `dpcore.updates.SecondMoment`.
+# The source of the second moment, by variant; see `dpcore.updates.SecondMoment`.
 _SOURCES: Final = {
     "post_processing": "filtered", "independent_moments": "independent", "joint_moments": "joint",
     "bias_corrected": "filtered", "scale_then_privatize": "filtered", "delayed_preconditioner": "filtered",
@@ -28,14 +28,14 @@ _ONLY_FOR: Final = {
 
 
 class Adaptive(Shared, total=False):
-    """Keywords of `dp_adam` and `dp_adagrad`, beside `variant`.
+    """Keywords of `dp_adam` and `dp_adagrad`, in addition to `variant`.
 
     Attributes
     ----------
     eps : float or None
-        Of the denominator. For Adam 1e-8, or 1e-3 where the second moment can be negative or zero by noise. AdaGrad
-        adds it to the root of nu (0 by default, with 0/0 = 0); where the second moment is released by itself or its
-        bias corrected, it is the least denominator (1 by default, as in the paper).
+        Constant of the denominator. For Adam 1e-8, or 1e-3 if the second moment can be negative or zero by noise.
+        AdaGrad adds it to the root of nu (0 by default, with 0/0 = 0); if the second moment is released by itself or
+        its bias corrected, it is the least denominator (1 by default, as in the paper).
     weight_decay : float
         L2 penalty.
     scale_eps, max_scaled_norm, unscaled_steps, scaled_steps

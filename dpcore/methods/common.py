@@ -158,9 +158,7 @@ def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any
     if not isinstance(base, str):
         _check_base(base)
         if lr is not None or settings:
-            raise ArgumentError(
-                "base: an update carries its own settings, so lr and the like must not be given beside it"
-            )
+            raise ArgumentError("base: an update has its own settings, so lr and the like must not be given with it")
         return base
     if lr is None:
         raise ArgumentError(f"lr=None: must be a learning rate for base={base!r}")
@@ -176,12 +174,12 @@ def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any
 
 
 def _check_base(base: Any) -> None:
-    """Refuse what is no update, an optimizer of torch's or a class first of all."""
+    """Refuse an object that is no update, such as torch's optimizer or a class."""
     if not isinstance(base, type) and all(hasattr(base, member) for member in ("rule", "settings", "prepared")):
         return
     kind = base if isinstance(base, type) else type(base)
     name = kind.__name__.lower()
-    remedy = f"; give base={name!r}, and its settings beside it, lr=..." if name in BASES else ""
+    remedy = f"; give base={name!r}, and its settings as keywords, lr=..." if name in BASES else ""
     raise ArgumentTypeError(
         f"base={kind.__name__}: must be one of {', '.join(map(repr, BASES))}, or an update of dpcore.updates, such as "
         f"Adam(lr=0.001){remedy}"

@@ -41,7 +41,7 @@ def doppler(
     ----------
     filter : str or Filter, optional
         A name of `dpcore.filters.NAMED_FILTERS`, or a filter such as `dpcore.filters.OptimalFIR`; "first-order v1"
-        where neither it nor coefficients are given.
+        if neither it nor coefficients are given.
     b, a : sequences of float, optional
         The coefficients themselves, ``b_0..b_nb`` and ``a_1..a_na``: stable and of unit gain.
     bias_corrected : bool
@@ -98,7 +98,7 @@ def disk(
         Weight of the new gradient in the average, in (0, 1]; at 1 DiSK is its base method. A
         `dpcore.filters.ScalarKalman` gives the time-varying gain of the scalar Kalman filter.
     gamma : float
-        Where along the last displacement the second gradient is taken.
+        Position of the second gradient along the last displacement.
     filter : str or Filter, optional
         DOPPLER's filter on top of the average.
     **common
@@ -107,7 +107,7 @@ def disk(
     Notes
     -----
     Both gradients of an example are combined before the clip, so the sensitivity is that of one clipped vector. Costs
-    two gradients an example (one where ``(1 - kappa) / (kappa gamma)`` is 1) and two vectors of state.
+    two gradients an example (one if ``(1 - kappa) / (kappa gamma)`` is 1) and two vectors of state.
 
     References
     ----------
@@ -142,7 +142,7 @@ def pmlf(
 
     Notes
     -----
-    k gradients an example and k - 1 vectors of state beside the filter's. Nothing is stored for an example.
+    k gradients an example and k - 1 vectors of state in addition to the filter's. Nothing is stored for an example.
 
     References
     ----------

@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, as arXiv has it, or its publisher where arXiv has it not.
+    """A paper on arXiv, or at its publisher if arXiv does not have it.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ class Paper:
     arxiv : str
         Its number there.
     doi : str
-        Its number with its publisher, where it has none there.
+        Its number with its publisher, if it is not on arXiv.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Paper:
 
     @property
     def url(self) -> str:
-        """Where it can be read."""
+        """The paper's address."""
         return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else f"https://doi.org/{self.doi}"
 
     def text(self) -> str:

@@ -22,9 +22,9 @@ def memf(**common: Unpack[Common]) -> Method:
     Parameters
     ----------
     **common
-        See `dpcore.methods.Common`; by default base "momentum" (0.9), as for `srg_memf` (the paper's experiments take
-        it for both), and the strategy that is best for it among those that keep at most 4 vectors
-        (`dpcore.strategies.Recommended`). The identity with base "sgd" is DP-SGD.
+        See `dpcore.methods.Common`; by default base "momentum" (0.9), as for `srg_memf` (the paper's experiments use
+        it for both), and its best strategy among those that keep at most 4 vectors (`dpcore.strategies.Recommended`).
+        The identity with base "sgd" is DP-SGD.
 
     References
     ----------
@@ -53,9 +53,9 @@ def srg_memf(*, decay: float | Sequence[float] = math.exp(-2.5), **common: Unpac
     DP-SRG, algorithm 3. Its line 7 adds the noise a second time; here it is added once, to the difference.
     """
     query = RecursiveDifference(decay)
-    told: Any = np.asarray(decay, dtype=np.float64).tolist()
+    decays: Any = np.asarray(decay, dtype=np.float64).tolist()
     common.setdefault(
-        "strategy", Recommended(momentum=_momentum(common), decay=tuple(told) if isinstance(told, list) else told)
+        "strategy", Recommended(momentum=_momentum(common), decay=tuple(decays) if isinstance(decays, list) else decays)
     )
     return assemble(
         "srg_memf", common, query=query, filter=Accumulation(decay), base="momentum"

@@ -1,4 +1,4 @@
-"""The variance of the noise in what the update sees, step by step: filters and strategies change it."""
+"""The variance of the noise in the update's input, step by step: filters and strategies change it."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def _independent(filter: Filter, steps: int) -> Floats:  # noqa: A002
     order = filter.order
     covariance, variances = np.zeros((order, order)), np.empty(steps)
     for t in range(steps):
-        # Basis vectors of (state, input) go through the step; what comes out are the rows of its matrix.
+        # Basis vectors of (state, input) go through the step; the results are the rows of its matrix.
         basis = np.eye(order + 1)
         state = list(basis[:order])
         y = advance(basis[order], state, filter.coefficients(t))

@@ -33,14 +33,14 @@ _BATCH_SIZE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run, checked before anything is.
+    """The plan of a run, checked before anything runs.
 
     Parameters
     ----------
     method : Method
         Five stages.
     sampler : Sampler
-        What chooses the batches; the same object yields the event.
+        It chooses the batches, and yields the event.
     steps : int
         Number of steps planned.
     tensors : tuple of str
@@ -82,7 +82,7 @@ class Plan:
             object.__setattr__(self, "method", replace(self.method, noise=noise))
         self._check_sampling()
         if self.adaptive_clip is not None and self.method.noise.noise_multiplier is not None:
-            self.noise_standard_deviation()  # is there any, beside that of the bits
+            self.noise_standard_deviation()  # refuses if the bits' noise leaves none
         if self.method.schedule is not None:
             self.method.schedule.check(self.steps)
         query = self.method.preconditioning
@@ -91,7 +91,7 @@ class Plan:
                 f"unscaled_steps={query.unscaled_steps!r}: must be less than the {self.steps} steps of the run, or no "
                 "step is scaled; variant='post_processing' never scales"
             )
-        # Settings that name every step must reach to the last one; asked now, and not when the budget is half spent.
+        # Settings that name every step must reach to the last one. Check now, not when the budget is half spent.
         check_query(self.method.query, self.steps)
         check_filter(self.method.filter, self.steps)
         check_update(self.method.update, self.steps)
@@ -103,7 +103,7 @@ class Plan:
             check_steps(strategy, self.steps)
             check_streaming(strategy, self.steps)
             self.sampler.check_strategy(strategy, self.steps)
-        # Given the batch, an example moves the pair of releases by at most what `scales` says, under zero-out.
+        # Given the batch, an example moves the pair of releases by at most the bound in `scales`, under zero-out.
         bounded = self.sampler.max_batch_size is not None and self.sampler.adjacency is Adjacency.ZERO_OUT
         if moment == "independent" and not bounded:
             raise PrivacyError(
@@ -114,35 +114,35 @@ class Plan:
         single = self.sampler.max_batch_size == 1 and self.batch_size == 1 and self.sampler.keeps_order
         if moment == "joint" and not single:
             raise PrivacyError(
-                f"sampler={name}: joint moments hold for batches of one example only, in a fixed order; use "
+                f"sampler={name}: joint moments need batches of one example, in a fixed order; use "
                 "FixedOrderSampler(dataset_size=..., batch_size=1), sampling='fixed-order', or "
                 "variant='independent_moments'"
             )
 
     @property
     def event(self) -> Event:
-        """What the whole planned run releases."""
+        """The event of the whole planned run."""
         return self.event_after(self.steps)
 
     def event_after(self, steps: int, abandoned: Sequence[Rows] | int = ()) -> Event:
-        """Return what the first `steps` steps release, and the rows that a run went back behind.
+        """Return the event of the first `steps` steps and of abandoned rows.
 
-        `abandoned` holds the rows (first, stop) of each branch that was left (`dpcore.accounting.branches`), or their
-        number, of branches that nobody knows: each row then counts as a branch of its own, and under correlated noise
-        as a whole planned run.
+        `abandoned` has the rows (first, stop) of each branch that was left (`dpcore.accounting.branches`), or their
+        number if the branches are unknown: each row then counts as its own branch, and under correlated noise as a
+        whole planned run.
 
         Notes
         -----
-        Where every step draws anew, abandoned steps are steps like the others. Under an order that is kept, a branch
-        meets an example as often as the order does between `first` and `stop`.
+        If every step draws afresh, abandoned steps are steps like the others. If an order is kept, a branch meets an
+        example as often as the order does between `first` and `stop`.
 
-        Under correlated noise a branch shares the rows of noise before `first` with what it grew out of, and has rows
-        of its own from there. With C applied to the releases of each branch, all of them together are Gaussian noise
+        Under correlated noise a branch shares the rows of noise before `first` with its parent, and has its own rows
+        from there. With C applied to the releases of each branch, all of them together are Gaussian noise
         of independent rows on C times the sums of that branch: once for every row. One example takes part at the same
         steps on every branch, so it moves the present branch by at most the sensitivity s of C, and the rows
-        [first, stop) of another by at most that of these rows of C, s_b: mu^2 = (s^2 + sum s_b^2) / sigma^2. What a
-        step sums may depend on earlier releases, and so may where a branch begins: the squares add up row by row.
-        Under cyclic sampling `dpcore.sampling.cyclic_poisson` says what branches cost.
+        [first, stop) of another by at most that of these rows of C, s_b: mu^2 = (s^2 + sum s_b^2) / sigma^2. A step's
+        sum may depend on earlier releases, and so may the beginning of a branch: the squares add up row by row. For
+        cyclic sampling, `dpcore.sampling.cyclic_poisson` derives the cost of branches.
         """
         return self._event(self.noise_multiplier, steps, abandoned)
 
@@ -184,7 +184,7 @@ class Plan:
         return math.hypot(*(self._reach(*rows) for rows in left))
 
     def _reach(self, first: int, stop: int) -> float:
-        """How far an example moves C times the sums in rows [first, stop), where the sampler lets it take part."""
+        """How far an example moves C times the sums in rows [first, stop), if the sampler lets it take part."""
         strategy = self.method.noise.strategy
         assert strategy is not None
         if (first, stop) not in self._reaches:
@@ -257,19 +257,19 @@ class Plan:
 
     @property
     def adaptive_clip(self) -> AdaptiveClip | None:
-        """How the clip norm is adapted; None where it is fixed."""
+        """The adaptation of the clip norm; None if it is fixed."""
         return getattr(self.method.clip, "adaptive", None)
 
     @property
     def clip_limits(self) -> tuple[float, ...]:
-        """The least and the greatest norm that an adaptive clip may come to; empty where the norm is fixed."""
+        """The least and the greatest norm that an adaptive clip can reach; empty if the norm is fixed."""
         return () if self.adaptive_clip is None else limits(self.method.clip.max_grad_norm)
 
     def clip_at(self, step: int = 0, norm: float | None = None) -> Clip:
-        """The clip of step `step`: of scaled vectors, with their own norm, where they are scaled.
+        """The clip of step `step`; if it scales vectors, the clip of scaled vectors, with their own norm.
 
-        An adaptive clip's norm is a release, which the plan cannot know: here and below, `norm` is the one in force at
-        the step, known to the mechanism, or None for that of the first step.
+        An adaptive clip's norm is a release, unknown to the plan: here and below, `norm` is the mechanism's present
+        norm, or None for that of the first step.
         """
         return self._clip(step, norm)[0]
 
@@ -294,20 +294,20 @@ class Plan:
         scaled = plain
         if query is not None and query.max_scaled_norm is not None:
             scaled = replace(plain, max_grad_norm=query.max_scaled_norm)
-        found = {}
+        clips = {}
         for key, clip in ((False, plain), (True, scaled)):
             grouping = clip.grouping(self.tensors)
-            found[key] = clip, grouping, clip.sensitivity(grouping)
-        return found
+            clips[key] = clip, grouping, clip.sensitivity(grouping)
+        return clips
 
     @property
     def bit_noise_standard_deviation(self) -> float:
-        """Standard deviation of the noise on the sum of an adaptive clip's bits; 0 where the norm is fixed."""
+        """Standard deviation of the noise on the sum of an adaptive clip's bits; 0 if the norm is fixed."""
         return 0.0 if self.adaptive_clip is None else self.adaptive_clip.noise_on_bits(self.batch_size)
 
     @property
     def gradient_noise_multiplier(self) -> float:
-        """sigma, raised where the bits of an adaptive clip are released beside the sum: `scales.raised_multiplier`."""
+        """sigma, raised if the bits of an adaptive clip are released with the sum: `scales.raised_multiplier`."""
         if self.adaptive_clip is None:
             return self.noise_multiplier
         return scales.raised_multiplier(self.noise_multiplier, self.bit_noise_standard_deviation)
@@ -319,7 +319,7 @@ class Plan:
         )
 
     def square_noise_standard_deviation(self, step: int = 0) -> float:
-        """Standard deviation of the noise on each coordinate of the squared average; 0 where none is released."""
+        """Standard deviation of the noise on each coordinate of the squared average; 0 if none is released."""
         return scales.square_noise(
             self.method.update,
             self.noise_multiplier,
@@ -338,24 +338,24 @@ def tightest(
     accountant: str | None = None,
     dataset_size: int = 1,
 ) -> tuple[float, str]:
-    """Return what `dpcore.accounting.calibrate` finds by the accountant that allows most, and its name.
+    """Return the result of `dpcore.accounting.calibrate` by the accountant that allows most, and its name.
 
     The epsilon of each accountant that covers the event of `probe`, a value of the unknown, is an upper bound. Of equal
     values the first is taken, whose accountant comes first in a statement.
     """
     names = [accountant] if accountant is not None else accounting.accountants_for(make_event(probe))
-    found: list[tuple[float, str]] = []
+    values: list[tuple[float, str]] = []
     refusals: list[Exception] = []
     for name in names or ["rdp"]:
         try:
             target: Any = target_epsilon, target_delta, make_event, name
-            found.append((accounting.calibrate(unknown, *target, dataset_size=dataset_size), name))
+            values.append((accounting.calibrate(unknown, *target, dataset_size=dataset_size), name))
         except (ArgumentError, PrivacyError) as refusal:  # another accountant may certify the target
             refusals.append(refusal)
-    if not found:
+    if not values:
         raise refusals[0]
     best = min if unknown == "noise_multiplier" else max
-    return best(found, key=lambda pair: pair[0])
+    return best(values, key=lambda pair: pair[0])
 
 
 @dataclass(frozen=True)
@@ -367,8 +367,8 @@ class Grid:
     bits : int
         Binary digits of the grid (`dpcore.spec.grid`).
     raised, square_raised : float
-        Shares by which the noise on the sum, and that on squares of their own, exceed what the plan says, for what the
-        grid adds: 0 for independent noise on the sum.
+        Shares by which the noise on the sum, and that on separately released squares, exceed the plan's, to cover the
+        grid: 0 for independent noise on the sum.
     """
 
     bits: int
@@ -377,7 +377,7 @@ class Grid:
 
 
 def grid_of(plan: Plan, dimension: int) -> Grid:
-    """Return the grid of a plan for vectors of so many coordinates.
+    """Return the grid of a plan for vectors of `dimension` coordinates.
 
     Parameters
     ----------
@@ -388,13 +388,13 @@ def grid_of(plan: Plan, dimension: int) -> Grid:
 
     Notes
     -----
-    A square ``(S / B)^2`` rounds by ``3 2^-53`` of itself, which is at most ``B_max / 2`` of what `dpcore.plan.scales`
-    says that an example moves it; two of them differ by twice as much.
+    A square ``(S / B)^2`` rounds by ``3 2^-53`` of itself, which is at most ``B_max / 2`` of an example's effect on it
+    according to `dpcore.plan.scales`; two of them differ by twice as much.
 
     Raises
     ------
     ArgumentError
-        If float64 holds no grid for the sums and their noise.
+        If float64 has no grid for the sums and their noise.
     """
     sigma, sampler, strategy = plan.noise_multiplier, plan.sampler, plan.method.noise.strategy
     if sigma == 0:

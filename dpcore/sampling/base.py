@@ -1,8 +1,8 @@
 """A sampler: the public rule that says which examples take part in which step.
 
-A sampler holds public settings only. The secret it draws from is an argument of `indices`, so that a sampler can be
-printed, stored in a config and hashed into a statement. It is stateless: any step can be asked for at any time, in any
-order, which is all that resuming and sharding need.
+A sampler has only public settings. The secret it draws from is an argument of `indices`, so that a sampler can be
+printed, stored in a config and hashed into a statement. It is stateless: any step can be drawn at any time, in any
+order, as resuming and sharding need.
 
 The same object feeds training (`indices`) and accounting (`event`): the two cannot disagree.
 """
@@ -27,24 +27,24 @@ from dpcore.stages.strategies.sensitivity import block_sensitivity
 class Sampler:
     """Chooses indices, never data. The unit is one example; for `UserSampler` a user, whose examples come in a row.
 
-    What is not overridden holds for most samplers of a `dataset_size` and a `batch_size`: every step draws anew, a unit
-    is an example, and correlated noise is not covered.
+    The defaults suit most samplers with a `dataset_size` and a `batch_size`: every step draws afresh, a unit is an
+    example, and correlated noise is not covered.
 
     Attributes
     ----------
     dataset_size : int
-        Number of examples; indices lie in [0, dataset_size).
+        Number of examples; indices are in [0, dataset_size).
     max_batch_size : int or None
-        The most examples that any step can have, whatever is drawn; None where only the data set bounds them.
+        The most examples that any step can have, whatever is drawn; None if only the data set bounds them.
     adjacency : Adjacency
         The adjacency its events are described under.
     keeps_order : bool
-        Whether the batches of all steps are one arrangement, so that a resumed run must keep it. False where every step
-        draws anew, in secret: a branch of a run must then draw other batches than the run it left, for two releases
-        about one draw cost more than two draws. True where an order is repeated: a branch under another order could
-        meet an example once more than accounted.
+        Whether the batches of all steps are one arrangement, so that a resumed run must keep it. False if every step
+        draws afresh, in secret: a branch of a run must then draw other batches than the run it left, since two releases
+        about one draw cost more than two draws. True if an order is repeated: a branch under another order could meet
+        an example once more than accounted.
     unit_of_privacy : str
-        What neighbors differ in: "example" or "user".
+        The difference of neighbors: "example" or "user".
     """
 
     if TYPE_CHECKING:  # properties here would become the defaults of the samplers' fields
@@ -71,12 +71,12 @@ class Sampler:
 
     @property
     def likely_batch_size(self) -> int:
-        """The most examples of a step, of which sums and their rounding are made; exceeded with probability < 1e-30."""
+        """The most examples of a step, for sums and their rounding; exceeded with probability < 1e-30."""
         return int(self.dataset_size if self.max_batch_size is None else self.max_batch_size)
 
     @property
     def example_count(self) -> int:
-        """The number of examples, also where users are drawn; indices lie in [0, example_count)."""
+        """The number of examples, even if users are drawn; indices are in [0, example_count)."""
         return int(self.dataset_size)
 
     def indices(self, key: bytes, step: int) -> Indices:
@@ -102,8 +102,8 @@ class Sampler:
         Parameters
         ----------
         noise_multiplier : float
-            Standard deviation of the noise on the sum over C, where C bounds the norm of one example's clipped vector
-            (C_eff of the clip), for every sampler alike. The event converts it to its own adjacency.
+            Standard deviation of the noise on the sum over C, the bound on the norm of one example's clipped vector
+            (C_eff of the clip), for every sampler. The event converts it to its own adjacency.
         steps : int
             Number of steps, 0 or more.
         """
@@ -114,7 +114,7 @@ class Sampler:
         raise NotImplementedError
 
     def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
-        """Return how many of a step's indices belong to each unit, in their order; None where each is one."""
+        """Return how many of a step's indices belong to each unit, in their order; None if each is a unit."""
         return None
 
     def unit_of(self, examples: Indices) -> Indices:
@@ -134,7 +134,7 @@ class Sampler:
         )
 
     def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:
-        """Return how far one example moves rows [first, steps) of C times the sums; not where bands are amplified."""
+        """Return how far one example moves rows [first, steps) of C times the sums; not used if bands are amplified."""
         self.check_strategy(strategy, steps)
         raise NotImplementedError
 
@@ -154,7 +154,7 @@ class Sampler:
         column_norm: float,
         strategy: str,
     ) -> Event:
-        """Return the event under banded noise, as `CyclicPoissonSampler` does; only where bands are amplified."""
+        """Return the event under banded noise, as in `CyclicPoissonSampler`; only used if bands are amplified."""
         raise NotImplementedError
 
 
@@ -164,7 +164,7 @@ _MEMBERS: Final = (
 
 
 def is_sampler(value: Any) -> TypeGuard[Sampler]:
-    """Whether an object has what a sampler has."""
+    """Whether an object has a sampler's members."""
     return not isinstance(value, type) and all(hasattr(value, name) for name in _MEMBERS)
 
 
@@ -176,7 +176,7 @@ def check_sampler(**values: Any) -> Sampler:
     return value
 
 
-# What samplers of the library share: descriptions, and when an example takes part.
+# Shared by the library's samplers: descriptions, and when an example takes part.
 
 
 def _flag(**values: Any) -> bool:
@@ -192,7 +192,7 @@ class LibrarySampler(validate.Checked, Sampler):
     note: ClassVar[str]
     secret: ClassVar[bool] = True
     stated: ClassVar[tuple[str, ...]] = ()
-    """What a description has beside sizes and adjacency."""
+    """Fields of a description in addition to sizes and adjacency."""
 
     dataset_size: int
     batch_size: float
@@ -271,7 +271,7 @@ class Patterns:
 
 
 class Blocks:
-    """An example takes part once in each epoch, nobody knows when: every strategy is covered, by a bound over all."""
+    """An example takes part once in each epoch, at an unknown step: a bound over all covers every strategy."""
 
     steps_per_epoch: Any
 
@@ -326,8 +326,8 @@ class Epochs(WholeBatches):
 class Shard:
     """The share of process `rank` of `world_size` in the batches of a sampler; made by `shard`.
 
-    Not a sampler: it has no event. What is accounted is the batch that all shares make together, so the clipped sums of
-    all processes must be added up before **one** draw of noise is added.
+    Not a sampler: it has no event. The accounting is for the batch of all shares together, so the clipped sums of all
+    processes must be added up before **one** draw of noise is added.
 
     Attributes
     ----------
@@ -362,7 +362,7 @@ class Shard:
         return int(units[: self._range(units.size)[0]].sum())
 
     def units(self, key: bytes, step: int) -> npt.NDArray[np.int64] | None:
-        """Return how many of `indices` belong to each unit, or None where every example is a unit."""
+        """Return how many of `indices` belong to each unit, or None if every example is a unit."""
         units = self.sampler.units(key, step)
         return None if units is None else units[slice(*self._range(units.size))]
 
@@ -373,8 +373,8 @@ class Shard:
 def shard(sampler: Sampler, rank: int, world_size: int) -> Shard:
     """Return one process's share of every step's batch.
 
-    All processes ask the same sampler with the same key, and each takes a slice: without a message between them the
-    shares are disjoint, they join to the whole batch, and their sizes differ by at most one example (or user).
+    All processes use the same sampler and key, and each takes a slice: without a message between them the shares are
+    disjoint, join to the whole batch, and differ in size by at most one example (or user).
 
     Parameters
     ----------

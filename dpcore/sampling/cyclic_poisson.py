@@ -2,7 +2,7 @@
 
 It joins amplification by sampling with correlated noise. With C of at most `groups` bands, the steps p, p + groups, ...
 at which one example may take part have columns of C without a common row. To release S + C^{-1} Z is to release
-C S + Z, where a coin of the example at step p moves the rows p .. p + bands - 1 alone: every coin is a Gaussian
+C S + Z, where a coin of the example at step p moves only the rows p .. p + bands - 1: every coin is a Gaussian
 mechanism on rows of its own, of sensitivity ||C[:, p]||, entered with the coin's probability. Together they are
 ceil(steps / groups) Poisson-subsampled Gaussian mechanisms at the largest column norm.
 
@@ -13,16 +13,16 @@ the rows and coins before t are those of the run it left, and the groups stay (t
 decides them). Put the rows of all branches in one tree. A coin at step p of a branch moves the rows after it, fewer
 than `groups` steps on, in every branch that they belong to.
 
-- Coins whose rows all lie in one branch: each is one subsampled mechanism as above. Those on the way to the present
+- Coins whose rows are all in one branch: each is one subsampled mechanism as above. Those on the way to the present
   parameters are counted by the run's own event. Of the others there is at most one for each abandoned step, as many as
   that, all of one group: `abandoned` steps of a cycle of one group.
 - Coins at p < t whose rows reach beyond t, into k branches more: one coin, and a vector of squared norm at most
   (1 + k) ||C[:, p]||^2. Two releases about one coin cost more than two about two coins, so no sampling is claimed for
-  them. A point of branching lies within reach of one such coin of an example at most, for its possible steps are
+  them. A point of branching is within reach of at most one such coin of an example, since its possible steps are
   `groups` apart, and 1 + k <= 2 k. So all of them are at most one Gaussian mechanism with
-  mu^2 = 2 branches (largest norm / sigma)^2, where `branches` were left that have rows of their own.
+  mu^2 = 2 branches (largest norm / sigma)^2, where `branches` counts those left behind with rows of their own.
 
-With independent noise (one band) no row lies beyond t, and the second kind does not occur.
+With independent noise (one band) no row is beyond t, and the second kind does not occur.
 
 References
 ----------
@@ -102,8 +102,8 @@ class CyclicPoissonSampler(LibrarySampler):
             )
         if self._threshold == 0:
             raise ArgumentError(
-                f"batch_size={batch_size!r}: its rate among the {size} examples must be at least 2^-32, below which no "
-                "coin can land"
+                f"batch_size={batch_size!r}: its rate among the {size} examples must be at least 2^-32, the smallest "
+                "rate of a coin"
             )
 
     @property
@@ -127,11 +127,11 @@ class CyclicPoissonSampler(LibrarySampler):
 
     def check_strategy(self, strategy: Strategy, steps: int) -> None:
         """Refuse strategies of more bands than groups."""
-        found = bands(strategy, steps)
-        if found > self.groups:
+        width = bands(strategy, steps)
+        if width > self.groups:
             raise PrivacyError(
                 f"sampler={type(self).__name__}: its amplification holds for strategies of at most as many bands as "
-                f"groups, {self.groups}, and {strategy.describe()['kind']} has {found} (a banded inverse makes no "
+                f"groups, {self.groups}, and {strategy.describe()['kind']} has {width} (a banded inverse makes no "
                 "banded matrix); use dpcore.strategies.BandedToeplitz or Banded with fewer bands, more groups, or "
                 "dpcore.sampling.FixedOrderSampler"
             )
@@ -174,13 +174,13 @@ class CyclicPoissonSampler(LibrarySampler):
         steps, abandoned : int
             Steps on the way to the present parameters, and all others that were released.
         branches : int
-            On how many branches those others lie.
+            Number of branches of those others.
         bands : int
             Of the strategy C, at most `groups`; 1 for independent noise.
         column_norm : float
             Largest column norm of C.
         strategy : str
-            What C is called.
+            Name of C.
 
         Raises
         ------

@@ -4,8 +4,8 @@ Word(row, element) is uniform on 32 bits (ChaCha20; dpcore.spec.stream). Samplin
 run's own sampling key; the row is the step, or the epoch for a sampler that draws once an epoch and never by step. The
 last row, 2^32 - 1, belongs to the one shuffle before a run, so steps end before it.
 
-Subsets and orders give each example a 64-bit sort key made of two words. Where sort keys collide in a way that matters
-the **whole** draw is thrown away and the next words of the row are taken. Given that no collision matters, the joint
+Subsets and orders give each example a 64-bit sort key made of two words. If sort keys collide in a way that matters,
+the **whole** draw is discarded and the next words of the row are taken. Given that no collision matters, the joint
 distribution of the keys is still invariant under every permutation of the examples, so every subset (every order) is
 equally likely, exactly. Patching a single collision instead would break that symmetry.
 """
@@ -51,11 +51,11 @@ def after(words: Words, used: int) -> Words:
 
 def coins(words: Words, threshold: int, start: int, stop: int) -> Indices:
     """Return the i in [start, stop) with word(i) < threshold: each with probability threshold / 2^32, independently."""
-    found = [
+    heads = [
         first + np.flatnonzero(words(first, min(_BLOCK, stop - first)).astype(np.uint64) < np.uint64(threshold))
         for first in range(start, stop, _BLOCK)
     ]
-    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+    return np.concatenate(heads).astype(np.int64) if heads else np.empty(0, np.int64)
 
 
 def sort_keys(words: Words, size: int) -> Iterator[SortKeys]:
@@ -93,8 +93,8 @@ def subset(words: Words, population: int, size: int) -> Indices:
 def permutation(key: bytes, size: int, row: int = SHUFFLE_ROW) -> Indices:
     """Return the one uniformly random order of [0, size) that belongs to a key and a row; read-only.
 
-    Cached, since every step asks for a slice of it. The cache holds secrets, in the memory of a process that holds the
-    key anyway; nothing of it is ever written.
+    Cached, since every step takes a slice of it. The cache has secrets, in the memory of a process that has the key
+    anyway; it is never written.
     """
     words = row_words(key, row)
     result = next(found for keys in sort_keys(words, size) if (found := order(keys)) is not None)

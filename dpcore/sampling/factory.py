@@ -35,7 +35,7 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
     dataset_size : int
         Number of examples.
     batch_size : float, optional
-        The expected one; a whole number where batches have a fixed size.
+        The expected batch size; a whole number if batches have a fixed size.
     **settings
         Further settings of that sampler: `sample_rate`, `max_batch_size`, `groups`, `shuffle`, `drop_last`. None is a
         setting left out.
@@ -64,12 +64,12 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
 
 
 def from_description(described: Mapping[str, Any]) -> Sampler | None:
-    """Return the sampler, of users where it draws users, that `describe` tells of; None where it does not tell all.
+    """Return the sampler of a description, with users if it draws users; None if the description is incomplete.
 
     Raises
     ------
     DataError
-        Where no such sampler can exist.
+        If no such sampler can exist.
     """
     name = described.get("sampler")
     if not isinstance(name, str) or "-" in name or name.replace(" ", "-") not in NAMES:

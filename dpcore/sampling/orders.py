@@ -63,9 +63,9 @@ class FixedOrderSampler(Patterns, Epochs):
 class ShuffledSampler(Blocks, Epochs):
     """Every epoch goes through the data set once, in a fresh uniformly random order.
 
-    What most training loops do. **No amplification is claimed**: the orders count as known to the adversary, and an
-    example then takes part once in every epoch, at steps that no data decide. So an epoch costs what one release does,
-    whatever the batch size, and nothing is lost if the orders are published.
+    The order of most training loops. **No amplification is claimed**: the orders count as known to the adversary, and
+    an example then takes part once in every epoch, at steps that no data decide. So an epoch costs as much as one
+    release, whatever the batch size, and nothing is lost if the orders are published.
 
     Parameters
     ----------
@@ -132,11 +132,11 @@ class FixedBatches(Patterns, LibrarySampler):
             raise ArgumentTypeError(f"batches={batches!r}: must be a list of index arrays, one for each step")
         fixed = tuple(_batch(number, batch) for number, batch in enumerate(batches))
         if not any(batch.size for batch in fixed):
-            raise ArgumentError("batches: must hold at least one batch with at least one index")
+            raise ArgumentError("batches: must have at least one batch with at least one index")
         end = 1 + max(int(batch[-1]) for batch in fixed if batch.size)
         size = end if dataset_size is None else validate.integer(dataset_size=dataset_size, minimum=1)
         if end > size:
-            raise ArgumentError(f"batches: index {end - 1} lies outside of dataset_size={size}")
+            raise ArgumentError(f"batches: index {end - 1} is outside of dataset_size={size}")
         largest = float(max(batch.size for batch in fixed))
         object.__setattr__(self, "batches", fixed)
         object.__setattr__(self, "dataset_size", size)
@@ -204,7 +204,7 @@ def _batch(number: int, batch: npt.ArrayLike) -> Indices:
     if array.ndim != 1:
         raise ArgumentError(f"batches[{number}]: must be one-dimensional, not of shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"batches[{number}]: must hold integer indices, not {array.dtype}")
+        raise ArgumentTypeError(f"batches[{number}]: must be integer indices, not {array.dtype}")
     ordered = np.sort(array.astype(np.int64))
     if ordered.size and ordered[0] < 0:
         raise ArgumentError(f"batches[{number}]: index {ordered[0]} must be 0 or greater")

@@ -132,7 +132,7 @@ def smallest_maximum(size: int, sample_rate: float, overflow: float = OVERFLOW) 
 
 @dataclass(frozen=True, init=False)
 class TruncatedPoissonSampler(LibrarySampler):
-    """Poisson coins, and a uniformly random subset of `max_batch_size` where more examples land in a step.
+    """Poisson coins, and a uniformly random subset of `max_batch_size` if more examples are drawn in a step.
 
     Give `batch_size` or `sample_rate`, as for `PoissonSampler`.
 
@@ -243,12 +243,12 @@ class FixedSizeSampler(WholeBatches):
 
 # Random allocation, or balls in bins: each epoch every example enters one of its batches, drawn in secret.
 #
-# It is what people do who shuffle into batches and do not care that these differ a little in size: every example is
+# It is like shuffling into batches whose sizes may differ a little: every example is
 # used once in every epoch. Unlike shuffling into batches of one size, it is amplified, for the examples are drawn
 # independently of each other (`dpcore.accounting.pld.allocation`).
 #
 # Branches -------- A run that goes back to a checkpoint keeps the batches of every epoch: other ones, in the middle of
-# an epoch, could meet an example again. What it releases once more, about batches that earlier releases told of, is
+# an epoch, could meet an example again. Its repeated releases, about batches that earlier releases revealed, are
 # charged without amplification: one release for each epoch that an abandoned branch reaches into. Given everything else
 # that was released, which only says in which batch the example may be, a mixture over batches is not worse than the
 # worst of them, a Gaussian mechanism; so both compose.
@@ -310,7 +310,7 @@ class RandomAllocationSampler(Blocks, LibrarySampler):
 
 @lru_cache(maxsize=4)
 def _epoch(key: bytes, epoch: int, size: int, batches: int) -> tuple[Indices, npt.NDArray[np.int64]]:
-    """Return the examples batch by batch, sorted in each, and where each batch begins and the last one ends.
+    """Return the examples batch by batch, sorted in each, and the bounds of the batches.
 
     Cached as `draw.permutation` is, and as secret.
     """

@@ -28,7 +28,7 @@ class UserSampler(Sampler):
 
     The sums of a run are then over users: the vectors of a user's examples are added up **before** the clip, so that
     one user moves a sum by at most C, whatever the number of examples (clipping each example instead would allow m C).
-    All that is said of examples elsewhere holds for users: sizes, the denominator of averages and the event count them.
+    All statements on examples elsewhere hold for users: sizes, the denominator of averages and the event count them.
     A user with any example whose vector is not finite contributes exactly 0.
 
     Parameters
@@ -38,9 +38,9 @@ class UserSampler(Sampler):
     user_of_example : (n,) integer array
         The user, 0 to U - 1, of each example. Every user must have an example. Taken as public; copied.
     max_examples_per_user : int
-        m, 1 or more: of a user with more examples m take part, drawn once for the run, in secret and uniformly. A
-        branch under fresh sampling keys draws them anew, which costs nothing: what a user's vector is made of is not
-        what the guarantee rests on.
+        m, 1 or more: if a user has more examples, m of them take part, drawn once for the run, in secret and
+        uniformly. A branch under fresh sampling keys draws them again, which costs nothing: the guarantee does not
+        depend on the content of a user's vector.
 
     Attributes
     ----------
@@ -75,14 +75,14 @@ class UserSampler(Sampler):
     adjacency = _of_users("adjacency", 'That of the sampler, with "user" for "example".')
     amplified_bands = _of_users("amplified_bands", "The most bands of correlated noise that sampling amplifies.")
     meetings = _of_users("meetings", "How often one user takes part in a range of steps, at most.")
-    check_strategy = _of_users("check_strategy", "Refuses what the sampler of the users refuses.")
+    check_strategy = _of_users("check_strategy", "Refuses strategies that the sampler of the users refuses.")
     moved = _of_users("moved", "How far one user moves rows [first, steps) of C times the sums.")
     event = _of_users("event", "The event of the sampler of the users.")
     banded_event = _of_users("banded_event", "Likewise, under banded noise.")
 
     @property
     def example_count(self) -> int:
-        """The number of examples; indices lie in [0, example_count)."""
+        """The number of examples; indices are in [0, example_count)."""
         return int(self.user_of_example.size)
 
     def unit_of(self, examples: Indices) -> Indices:
@@ -100,7 +100,7 @@ class UserSampler(Sampler):
     def _of(self, key: bytes, users: Indices) -> tuple[Indices, npt.NDArray[np.int64]]:
         examples, first = _kept(key, self)
         sizes = first[users + 1] - first[users]
-        # Place j of the result lies so many places after the beginning of its own user.
+        # The offset of each place of the result from the beginning of its own user.
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return examples[np.repeat(first[users], sizes) + within], sizes
 
@@ -111,7 +111,7 @@ class UserSampler(Sampler):
         return np.argsort(self.user_of_example, kind="stable").astype(np.int64), counts
 
     def describe(self) -> dict[str, Any]:
-        """Return the public settings: those of the sampler of users, and what a user is."""
+        """Return the public settings: those of the sampler of users, and the definition of a user."""
         return {
             **self.sampler.describe(),
             "unit": self.unit_of_privacy,
@@ -141,7 +141,7 @@ def _users(user_of_example: npt.ArrayLike, count: int) -> npt.NDArray[np.int64]:
     if users.min() < 0 or users.max() >= count:
         bad = int(users.min() if users.min() < 0 else users.max())
         raise ArgumentError(
-            f"user_of_example: holds the user {bad}; must be 0 to {count - 1}, for the sampler has "
+            f"user_of_example: has the user {bad}; must be 0 to {count - 1}, since the sampler has "
             f"dataset_size={count} users"
         )
     missing = np.flatnonzero(np.bincount(users, minlength=count) == 0)
@@ -156,7 +156,7 @@ def _users(user_of_example: npt.ArrayLike, count: int) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=2)
 def _kept(key: bytes, sampler: UserSampler) -> tuple[Indices, npt.NDArray[np.int64]]:
-    """Return the examples that take part, user by user, and where each user's begin: (K,) and (U + 1,).
+    """Return the examples that take part, user by user, and the beginnings of each user's: (K,) and (U + 1,).
 
     The m smallest of a user's sort keys are kept, by words of a key of their own (the samplers of users use up the rows
     of the sampling key). Equal sort keys of one user leave the choice open: then all are drawn again, see
@@ -178,7 +178,7 @@ def _chosen(keys: draw.SortKeys, examples: Indices, counts: npt.NDArray[np.int64
     """Return the `most` examples with the smallest keys of each user, in the given order; None if two keys collide."""
     user = np.repeat(np.arange(counts.size), counts)
     by_key = np.lexsort((keys, user))
-    same_user = user[1:] == user[:-1]  # the lexicographic order leaves users where they are
+    same_user = user[1:] == user[:-1]  # the lexicographic order does not move users
     if np.any(same_user & (keys[by_key][1:] == keys[by_key][:-1])):
         return None
     rank = np.arange(user.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -188,9 +188,9 @@ def _chosen(keys: draw.SortKeys, examples: Indices, counts: npt.NDArray[np.int64
 def portions(units: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int, list[int], bool]]:
     """Split the rows of whole units into portions of at most `most` rows.
 
-    A unit is split only if it is larger than a portion, and then its portions hold nothing else. Yields the rows of the
-    portion, start and stop, how many of them belong to each of its units, and whether its one unit goes on in the next
-    portion, so that the sums are not complete.
+    A unit is split only if it is larger than a portion, and then its portions have nothing else. Yields the rows of the
+    portion, start and stop, how many of them belong to each of its units, and whether its one unit continues in the
+    next portion, so that the sums are not complete.
     """
     start, sizes = 0, list[int]()
     for unit in units.tolist():

@@ -1,1 +1,1 @@
-"""The port: what a backend must do, said once. Backends import this package and nothing else of dpcore's core."""
+"""The port: the contract of a backend. Backends import this package and nothing else of dpcore's core."""

@@ -21,19 +21,19 @@ _active: str | None = None
 
 @cache
 def _registered() -> dict[str, str]:
-    found = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return {**found, **_BUILT_IN}
+    installed = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return {**installed, **_BUILT_IN}
 
 
 def available_backends() -> tuple[str, ...]:
-    """Return the names that `set_backend` knows: the two built in and those installed by other packages."""
+    """Return the names for `set_backend`: the built-in ones and those installed by other packages."""
     return tuple(sorted(_registered()))
 
 
 def load_backend(name: str | None = None) -> Backend[Any]:
     """Import and return the backend `name`, or the active one; there is no fallback to another one.
 
-    Raises ArgumentError for an unknown name, BackendError where what the backend needs is missing.
+    Raises ArgumentError for an unknown name, BackendError if a requirement of the backend is missing.
     """
     chosen = choice(available_backends(), backend=get_backend() if name is None else name)
     module = _registered()[chosen]
@@ -48,7 +48,7 @@ def load_backend(name: str | None = None) -> Backend[Any]:
 def set_backend(name: str) -> None:
     """Make `name` the backend of every object built from now on, in every thread.
 
-    Process-wide on purpose: PyTorch runs backward passes on worker threads, where a thread's own setting would be lost.
+    Process-wide on purpose: PyTorch runs backward passes on worker threads, and these would not see a thread's setting.
     """
     global _active
     load_backend(name)
@@ -58,7 +58,7 @@ def set_backend(name: str) -> None:
 def get_backend() -> str:
     """Return the active backend's name: the last one set, else the variable ``DPCORE_BACKEND``, else "numpy".
 
-    Where none is set, `dpcore.torch.make_private` takes "torch" for a model on the CPU and "triton" for one on a GPU.
+    If none is set, `dpcore.torch.make_private` takes "torch" for a model on the CPU and "triton" for one on a GPU.
     """
     return chosen_backend() or "numpy"
 

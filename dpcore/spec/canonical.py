@@ -44,10 +44,10 @@ def plain(value: Any, where: str = "value") -> Any:
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value that a JSON text holds, where every reader finds the same one.
+    """Return the value of a JSON text, if every reader finds the same one.
 
-    A byte order mark in front is skipped. Raises ValueError for what is not JSON in UTF-8, larger than `MOST_BYTES` or
-    nested too deeply; for NaN and infinite numbers; and for an object that names a key twice: a person may read the
+    A byte order mark in front is skipped. Raises ValueError for text other than JSON in UTF-8, exceeds `MOST_BYTES` or
+    is nested too deeply; for NaN and infinite numbers; and for an object that names a key twice: a person may read the
     first, a program takes the last.
     """
     if len(text) > MOST_BYTES:
@@ -60,18 +60,18 @@ def read_json(text: str | bytes) -> Any:
 
 
 def read_json_file(path: Path) -> Any:
-    """Return the value that a JSON file holds; raises ValueError as `read_json` does, and OSError."""
+    """Return the value of a JSON file; raises ValueError as `read_json` does, and OSError."""
     with path.open("rb") as file:
         return read_json(file.read(MOST_BYTES + 1))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
-    return found
+        twice = next(name for name in content if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is twice in one object")
+    return content
 
 
 def _refuse(name: str) -> float:

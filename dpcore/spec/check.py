@@ -29,7 +29,7 @@ from dpcore.spec.validate import choice, integer, non_negative, positive
 
 FLOATS = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
-"""What examples' vectors may have beside: 16 bits, of which each number is one of float32, as which it is read."""
+"""16-bit dtypes that examples' vectors may have, too: each of their numbers is read as the equal float32 number."""
 
 
 def dtype_name(array: Any) -> str:
@@ -55,15 +55,15 @@ def check_float(
     *,
     halves: bool = False,
 ) -> None:
-    """Refuse what is no floating-point array, or not of `dtype` or `shape`; with `halves` 16 bits are float32."""
+    """Refuse anything but a floating-point array of `dtype` and `shape`; with `halves`, 16 bits count as float32."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArgumentTypeError(f"{name} of type {type(array).__name__}: must be an array of the active backend")
-    found = read_as(array) if halves else dtype_name(array)
-    if found not in FLOATS:
+    kind = read_as(array) if halves else dtype_name(array)
+    if kind not in FLOATS:
         others = ", or one of 16 bits" if halves else ""
         raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be float32 or float64{others}")
-    if dtype is not None and found != dtype:
-        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype} beside the other arrays")
+    if dtype is not None and kind != dtype:
+        raise ArgumentTypeError(f"{name}.dtype={dtype_name(array)}: must be {dtype} as the other arrays")
     if shape is not None and tuple(array.shape) != shape:
         raise ArgumentError(f"{name}.shape={tuple(array.shape)}: must be {shape}")
 
@@ -122,7 +122,7 @@ def _check_state(x: Any, state: Sequence[Any], coefficients: FilterCoefficients)
 
 
 def check_places(coefficients: RingCoefficients) -> None:
-    """Refuse a place outside of the ring, and what no ring keeps."""
+    """Refuse a place outside of the ring, and an unknown kind of entry."""
     count = len(coefficients.weights)
     if integer(0, place=coefficients.place) >= max(count, 1):
         raise ArgumentError(f"place={coefficients.place}: must be less than {count}, the number of weights of the ring")
@@ -138,7 +138,7 @@ def check_correlate(z: Any, state: Sequence[Any], coefficients: Correlation, bit
 
 
 def check_bits(bits: int) -> None:
-    """Refuse a grid that is finer than what is drawn."""
+    """Refuse a grid that is finer than the draws."""
     if not 0 <= integer(bits=bits) <= FRACTION_BITS:
         raise ArgumentError(f"bits={bits}: must be from 0 to {FRACTION_BITS}")
 
@@ -149,7 +149,7 @@ def _check_noise_state(name: str, like: Any, state: Sequence[Any], coefficients:
         check_count(name, state, len(coefficients.weights), "one for each weight of the ring")
     else:
         if not coefficients.b or coefficients.b[0] != 1:
-            raise ArgumentError(f"b={coefficients.b}: must begin with 1 where noise is correlated")
+            raise ArgumentError(f"b={coefficients.b}: must begin with 1 if noise is correlated")
         check_count(name, state, order_of(coefficients), "the order of the recurrence")
     for index, vector in enumerate(state):
         check_float(f"{name}[{index}]", vector, "float64", tuple(like.shape))

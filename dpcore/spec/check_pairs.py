@@ -13,7 +13,7 @@ from dpcore.spec.validate import number
 def check_layers(layers: Sequence[LinearPairs[Any]], scales: Sequence[Any] | None) -> None:
     """Refuse layers that `check_linear` does, that are not of one B, and scales that are not (q p,)."""
     if not layers:
-        raise ArgumentError("layers=[]: must hold at least one layer")
+        raise ArgumentError("layers=[]: must have at least one layer")
     for index, layer in enumerate(layers):
         check_linear(layer.inputs, layer.gradients, layer.point_weights, f"layers[{index}].")
         shape, examples = tuple(layer.inputs[0].shape), layers[0].inputs[0].shape[0]
@@ -31,7 +31,7 @@ def check_layers(layers: Sequence[LinearPairs[Any]], scales: Sequence[Any] | Non
 def check_linear(
     inputs: Sequence[Any], gradients: Sequence[Any], point_weights: Sequence[float], where: str = ""
 ) -> None:
-    """Refuse parts that are not (B, T_j, p) and (B, T_j, q) of one dtype; `where` they stand is put before names."""
+    """Refuse parts that are not (B, T_j, p) and (B, T_j, q) of one dtype; `where` is put before names."""
     _parts(f"{where}inputs", inputs, point_weights)
     check_count(f"{where}gradients", gradients, len(inputs), "one for each part")
     _parts(f"{where}gradients", gradients, point_weights)
@@ -89,7 +89,7 @@ def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:
 def _parts(name: str, parts: Sequence[Any], weights: Sequence[float]) -> None:
     """Refuse parts that are not J >= 1 arrays (B, T_j, n) of one dtype, B and n, or weights that are not J numbers."""
     if not parts:
-        raise ArgumentError(f"{name}=[]: must hold at least one part")
+        raise ArgumentError(f"{name}=[]: must have at least one part")
     check_count("point_weights", weights, len(parts), "one for each part")
     for index, part in enumerate(parts):
         check_float(f"{name}[{index}]", part, read_as(parts[0]) if index else None, halves=True)

@@ -20,7 +20,7 @@ def check_rows(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequenc
 
 def _check_shapes(rows: Sequence[Any], scale: Sequence[Any] | None, groups: Sequence[int] | None = None) -> None:
     if not rows:
-        raise ArgumentError("rows=[]: must hold at least one block of shape (B, d)")
+        raise ArgumentError("rows=[]: must have at least one block of shape (B, d)")
     for index, block in enumerate(rows):
         check_float(f"rows[{index}]", block, halves=True)
         if len(block.shape) != 2:
@@ -82,7 +82,7 @@ def check_factors(
     choice(CLIP_RULES, rule=rule)
     positive(unit=unit)
     if not norms:
-        raise ArgumentError("norms=[]: must hold one array of shape (B,) for each group")
+        raise ArgumentError("norms=[]: must have one array of shape (B,) for each group")
     _check_norms(norms)
     check_count("bounds", bounds, len(norms), "one for each group")
     check_count("sizes", sizes, len(norms), "one for each group")

@@ -14,10 +14,10 @@ k_i and nothing else. It remains to see how long k_i is:
   of a and e, ``|a'_t - 2^F a_t / alpha_t| <= sqrt(p) / 2`` and likewise for e'_t, so that k_i differs from w_i v_i by
   at most ``w_i 2^-F sqrt(p) / 2 sum_t alpha_t |e_t|``, which is in N_i, and ``T sqrt(q) / 2 (2^F + sqrt(p) / 2)``.
 
-What does not grow with w_i is `rounding_of_rows` and `rounding_of_linear`: the clip leaves as much room for it
+The part that does not grow with w_i is `rounding_of_rows` and `rounding_of_linear`: the clip leaves as much room for it
 (`dpcore.spec.ops.Backend.clip_factors`), so that ``||k_i|| <= C / u``.
 
-**No sum leaves the integers of float64.** N_i is at least `CANCELLATION` times the sum of its terms' norms where terms
+**No sum leaves the integers of float64.** N_i is at least `CANCELLATION` times the sum of its terms' norms if terms
 enter a sum one by one (few rows; the two parts of a tied matrix). So B examples' terms are below ``B C / (u
 CANCELLATION)`` and a little more for their rounding, and `dpcore.spec.grid.bits_for` keeps that below 2^53.
 """
@@ -26,16 +26,16 @@ import math
 from typing import Final
 
 FACTOR_BITS: Final = 16
-"""F: binary digits of an activation, relative to its row's norm, where an example's product is not formed."""
+"""F: binary digits of an activation, relative to its row's norm, if an example's product is not formed."""
 
 FEW_ROWS: Final = 24
 """Linear maps of fewer rows may be added without their product."""
 
 CANCELLATION: Final = 1 / 16
-"""Least share of the certified norm in the sum of its terms' norms, where these enter a sum one by one."""
+"""Least share of the certified norm in the sum of its terms' norms, if these enter a sum one by one."""
 
 MOST_ROUNDED: Final = 0.25
-"""Rounding may take this share of a clip norm; more noise than that on so many coordinates is refused."""
+"""Largest share of a clip norm for rounding; noise that needs more, on that many coordinates, is refused."""
 
 
 def rounding_of_rows(size: int) -> float:
@@ -44,7 +44,7 @@ def rounding_of_rows(size: int) -> float:
 
 
 def rounding_of_linear(q: int, p: int, rows: int = FEW_ROWS - 1) -> float:
-    """Return how far, in the grid's steps, rounding moves a (q, p) weight's gradient of so many rows, formed or not.
+    """Return how far, in the grid's steps, rounding moves a (q, p) weight's gradient of `rows` rows, formed or not.
 
     The number of an example's rows is public: all examples of a data set have one shape. Float64 rounds each product
     before `nearest` by 2^-53 of itself: included in the last factor.

@@ -6,7 +6,7 @@ EXTRAS = {
 }  # fmt: skip
 
 
-def needs(what: str, package: str) -> str:
-    """Return the sentence for `what` ("a picture") that cannot be had, since `package` is not installed."""
+def needs(feature: str, package: str) -> str:
+    """Return the sentence for a `feature` ("a picture") that is not available, since `package` is not installed."""
     distribution = f"'dpcore[{EXTRAS[package]}]'" if package in EXTRAS else package
-    return f"{what} needs {package}; install it with: pip install {distribution}"
+    return f"{feature} needs {package}; install it with: pip install {distribution}"

@@ -1,4 +1,4 @@
-"""What memory the machine has left, and the refusal of what would not fit, before any of it is taken."""
+"""The machine's free memory, and the refusal of arrays that would not fit, before any is allocated."""
 
 import os
 import re
@@ -8,21 +8,21 @@ from pathlib import Path
 from dpcore.errors import ArgumentError
 
 
-def check_room(needed: int, what: str, instead: str, free: int | None, where: str) -> None:
-    """Refuse what takes more bytes than are free; nothing is refused where that is not known.
+def check_room(needed: int, said: str, instead: str, free: int | None, where: str) -> None:
+    """Refuse to take more bytes than are free; if that is unknown, refuse nothing.
 
-    A machine may promise memory that it does not have, and end the process when it is touched: so it is asked first.
+    A machine may promise memory that it does not have, and end the process when it is used: so check first.
 
     Parameters
     ----------
     needed : int
         Bytes.
-    what : str
-        The argument with its value, and what is kept for it: ``"window=9: keeps 8 vectors"``.
+    said : str
+        The argument with its value and its arrays: ``"window=9: keeps 8 vectors"``.
     instead : str
-        What would be right.
+        The advice.
     free, where : int or None, str
-        As `host_memory` returns them.
+        The result of `host_memory`.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def check_room(needed: int, what: str, instead: str, free: int | None, where: st
         With one sentence.
     """
     if free is not None and needed > free:
-        raise ArgumentError(f"{what}, which takes {words(needed)}, and {where} has {words(free)} free; {instead}")
+        raise ArgumentError(f"{said}, which takes {words(needed)}, but {where} has {words(free)} free; {instead}")
 
 
 def host_memory() -> tuple[int | None, str]:
@@ -49,7 +49,7 @@ def words(size: float) -> str:
 
 
 def _bounds() -> Iterator[tuple[int | None, str]]:
-    """Yield what each of those that may limit this process leaves to it."""
+    """Yield the free bytes under each limit of this process."""
     page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     available = re.search(r"^MemAvailable:\s*(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
     if available:
@@ -68,7 +68,7 @@ def _bounds() -> Iterator[tuple[int | None, str]]:
 
 
 def _control_groups(root: Path) -> Iterator[int | None]:
-    """Yield what Linux's control groups around this process leave, of both versions of their files."""
+    """Yield the free bytes under each of Linux's control groups around this process, in both versions."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds == "" or "memory" in kinds.split(","):
@@ -83,7 +83,7 @@ def _control_groups(root: Path) -> Iterator[int | None]:
 
 
 def _left(folder: Path, limit: str, used: str) -> int | None:
-    """Return what a control group leaves; files' pages that can be dropped do not count as used."""
+    """Return the free bytes of a control group; files' pages that can be dropped do not count as used."""
     most, now = _text(folder / limit).strip(), _text(folder / used).strip()
     if not most.isdigit() or not now.isdigit():  # "max", or no such file
         return None

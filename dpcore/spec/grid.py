@@ -1,7 +1,7 @@
 """The grid of a release: sum and noise are whole multiples of one step, so that a release has no digits of its own.
 
 A step releases ``S + s n``: a sum S, and noise n of unit scale s. Floats for n would betray S: the values that ``S +
-s n`` can take have holes, other ones for every S. Here the step of the grid is ``u = s 2^-bits``, and what leaves is
+s n`` can take have holes, different for every S. Here the step of the grid is ``u = s 2^-bits``, and the release is
 
     u (A + M),   A = S / u,   M = floor(2^bits Z),
 
@@ -22,20 +22,20 @@ for a million parameters at 36 bits.
 float64. A neighbor releases the same numbers with rows K' for which ``K'_t - K_t = (A_t - A'_t) + (R_t - R'_t)``.
 Were R exact, that would be C applied to the sums' difference, in units of the noise. nearest adds at most 1 a
 coordinate to a row's difference, and float64 less than 1/2 (2^bits times 2^-53 times the size of r). What an error
-at one row does to the others is a matrix L. A ring that keeps outputs goes on from what was rounded, and so does a
+at one row does to the others is a matrix L. A ring that keeps outputs continues from the rounded values, and so does a
 recurrence (its input becomes ``m - r``), so that L is the identity. Rows made of earlier Z have L = C over its
 diagonal: its columns have norms of at most 1, and its diagonal is at least 1 / growth, with the growth the largest row
 norm of C^{-1}; ``||L|| <= sqrt(steps) growth``. In all ``1.5 2^-bits ||L|| sqrt(steps d)``, or 3 instead of 1.5 for
 squares of their own.
 
-`moved_share` is any of these, relative to what an example moves. Noise is raised by it, so that the events that a plan
+`moved_share` is any of these, relative to an example's effect. Noise is raised by it, so that the events that a plan
 states hold exactly.
 
 References
 ----------
 Mironov, "On significance of the least significant bits for differential privacy", CCS 2012.
 Haney, Desfontaines, Hartman, Shrestha, Hay, "Precision-based attacks and interval refining", 2022: rounding to a grid
-before and after continuous noise does not help where the noise itself is a float.
+before and after continuous noise does not help if the noise itself is a float.
 """
 
 import math
@@ -51,7 +51,7 @@ LARGEST_SUM: Final = 2.0**48
 """So are all examples' vectors of a sum together, in steps: their terms are below 2^53, some rounding included."""
 LEAST_BITS: Final = 4
 MOST_SHARE: Final = 0.25
-"""Of what one example moves, the grid may move as much."""
+"""Largest effect of the grid, relative to that of one example."""
 
 
 def nearest(x: Any) -> Any:
@@ -70,20 +70,20 @@ def released(integers: Any, m: Any, bits: int, factor: float) -> Any:
     Parameters
     ----------
     integers : (d,) float64 array
-        What must not leave un-noised, in steps of the grid.
+        The sum that must not leave without noise, in steps of the grid.
     m : (d,) float64 array
         Its noise, multiples of 2^-bits.
     factor : float
-        What one step is worth, such as ``step / batch_size``.
+        The value of one step, such as ``step / batch_size``.
     """
-    found = m * 2.0**bits
-    found += integers
-    found *= factor
-    return found
+    result = m * 2.0**bits
+    result += integers
+    result *= factor
+    return result
 
 
 def bits_for(largest_sum: float, growth: float = 1.0) -> int:
-    """Return the digits of the finest grid on which sums are exact and the integers of a release lie below `LIMIT`.
+    """Return the digits of the finest grid on which sums are exact and the integers of a release are below `LIMIT`.
 
     Parameters
     ----------
@@ -131,13 +131,13 @@ def moved_share(
     Raises
     ------
     ArgumentError
-        If the noise is so large that its grid is as coarse as what it hides.
+        If the noise is so large that its grid is as coarse as the sum it hides.
     """
     each = (1.5 * squares + 1.5 * bool(rows)) * carried * math.sqrt(max(rows, 1))
     share = each * 2.0**-bits * math.sqrt(dimension) / moved
     if not share <= MOST_SHARE:
         raise ArgumentError(
             f"noise_multiplier: is so large that the grid of its noise, 2^-{bits} of a standard deviation in "
-            f"{dimension:,} coordinates, moves sums by {share:.2g} of what one example does: take less noise"
+            f"{dimension:,} coordinates, moves sums by {share:.2g} of one example's effect: take less noise"
         )
     return share

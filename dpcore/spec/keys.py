@@ -1,4 +1,4 @@
-"""The secret keys of a run: where its noise and its sampling come from, and which rows of noise are spent."""
+"""The secret keys of a run's noise and sampling, and the rows of noise that are spent."""
 
 import hashlib
 import os
@@ -15,14 +15,14 @@ CALLER = "caller's key"
 EXACT = "caller's key, exact"
 
 # Digest of a noise key -> number of its rows that this process has begun. Objects come and go, and a checkpoint can be
-# loaded into several of them; what was released stays released.
+# loaded into several of them; released rows stay released.
 _begun: dict[str, int] = {}
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a statement says of a run's keys: their origin, and how often it was resumed; nothing secret."""
+    """A statement's facts on a run's keys: their origin, and how often it was resumed; nothing secret."""
 
     origin: str = OPERATING_SYSTEM
     forks: int = 0
@@ -46,8 +46,8 @@ class RunKeys(Provenance):
         Parameters
         ----------
         key : bytes, optional
-            32 bytes of the caller's, into which fresh ones are mixed, so that no two runs share noise; all fresh from
-            the operating system by default.
+            32 bytes of the caller's, into which fresh ones are mixed, so that no two runs share noise; by default all
+            are fresh from the operating system.
         exact_key : bool
             Take the caller's key as it is: two runs with one key then have the *same* noise, and the difference of
             their results shows the data. For tests and study.
@@ -77,8 +77,8 @@ class RunKeys(Provenance):
     def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0, number: int | None = None) -> "RunKeys":
         """Return keys for a branch: fresh noise from `row` on, and fresh batches unless `keep_sampling`.
 
-        `number` tells branches apart; a ledger recorded it before. Without one, the operating system does. `forks` is
-        how many the caller knows of.
+        `number` distinguishes branches; a ledger recorded it before. Without one, the operating system draws it.
+        `forks` is the number that the caller knows of.
         """
         tag = os.urandom(16) if number is None else number.to_bytes(8, "little")
         branch = derive_key(self.noise, b"dpcore fork" + tag)
@@ -114,7 +114,7 @@ class RunKeys(Provenance):
 
     @property
     def digest(self) -> str:
-        """SHA-256 that tells one noise key from another and gives neither away."""
+        """SHA-256 that distinguishes noise keys without revealing them."""
         return hashlib.sha256(b"dpcore spent" + self.noise).hexdigest()
 
     def begin(self, row: int) -> None:
@@ -133,5 +133,5 @@ class RunKeys(Provenance):
             _begun[self.digest] = max(row + 1, _begun.get(self.digest, 0))
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied along with an object that holds the keys."""
+        """Refuse to be pickled or copied along with an object that has the keys."""
         raise PrivacyError("the keys of a run are not pickled or copied: save state_dict(), which has a secret part")

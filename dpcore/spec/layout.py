@@ -27,7 +27,7 @@ class Entry:
 
 
 class Piece(NamedTuple):
-    """Coordinates start .. stop - 1 of a tensor, in row-major order: what one process owns of it."""
+    """Coordinates start .. stop - 1 of a tensor, in row-major order, that one process owns."""
 
     tensor: int
     start: int
@@ -39,8 +39,8 @@ class Layout:
     """The table of a run's tensors, fixed when the run is built.
 
     Every tensor starts at a multiple of 4096, so that no tile is shared: small tensors waste words, they never share
-    them. A coordinate's element is ``first`` plus its row-major index in the global tensor, whatever shard, parameter
-    group or memory format holds it.
+    them. A coordinate's element is ``first`` plus its row-major index in the global tensor, whatever its shard,
+    parameter group or memory format.
     """
 
     entries: tuple[Entry, ...]
@@ -72,7 +72,7 @@ class Layout:
         return sum(entry.size for entry in self.entries)
 
     def pieces(self, rank: int, world_size: int) -> tuple[Piece, ...]:
-        """Return what a process owns of each tensor; with one process every tensor, also those without coordinates.
+        """Return a process's piece of each tensor; with one process every tensor, even those without coordinates.
 
         All coordinates, one tensor after the other, are cut into `world_size` runs of one length; the last ones may be
         shorter, or empty: an empty piece then.
@@ -80,26 +80,26 @@ class Layout:
         if world_size == 1:
             return tuple(Piece(i, 0, entry.size) for i, entry in enumerate(self.entries))
         length = -(-self.dimension // world_size)
-        found, before = list[Piece](), 0
+        own, before = list[Piece](), 0
         for i, entry in enumerate(self.entries):
             start, stop = max(rank * length - before, 0), min((rank + 1) * length - before, entry.size)
             if start < stop:
-                found.append(Piece(i, start, stop))
+                own.append(Piece(i, start, stop))
             before += entry.size
-        return tuple(found) or (Piece(0, 0, 0),)
+        return tuple(own) or (Piece(0, 0, 0),)
 
     def rows(self, rank: int, world_size: int) -> tuple[Piece, ...]:
-        """Return what a process has of each tensor where torch shards it along its first dimension, as DTensor does.
+        """Return a process's piece of each tensor if torch shards it along its first dimension, as DTensor does.
 
         Rows are cut into `world_size` chunks of one size; the last ones may be smaller, or empty.
         """
-        found = list[Piece]()
+        pieces = list[Piece]()
         for i, entry in enumerate(self.entries):
             length = entry.shape[0] if entry.shape else 1
             chunk, width = -(-length // world_size), entry.size // max(length, 1)
             start, stop = (min(chunk * end, length) * width for end in (rank, rank + 1))
-            found.append(Piece(i, start, stop))
-        return tuple(found)
+            pieces.append(Piece(i, start, stop))
+        return tuple(pieces)
 
     def of_pieces(self, pieces: Sequence[Piece]) -> "Layout":
         """Return the table of pieces: vectors of the same names, at their own elements of the stream."""

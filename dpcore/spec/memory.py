@@ -1,7 +1,7 @@
-"""Where arrays lie: all of one call on one device, and what is changed in place in memory of its own.
+"""Checks of arrays' memory: all of one call on one device, and arrays that are changed in place share none.
 
 Both NumPy arrays and torch tensors come here. Kernels write by address, and the plain operations write one array after
-the other: where two share memory the result would depend on the backend, and a refusal on the way would leave it half
+the other: if two share memory the result would depend on the backend, and a refusal on the way would leave it half
 written.
 """
 
@@ -17,7 +17,7 @@ Named = tuple[Name, Any]
 
 
 def listed(name: str, arrays: Sequence[Any]) -> list[Named]:
-    """Return the members of a sequence by their names, which are put into words where one is refused."""
+    """Return the members of a sequence by their names, which become words if one is refused."""
     return [((name, index), array) for index, array in enumerate(arrays)]
 
 
@@ -63,7 +63,7 @@ def check_place(changed: Sequence[Named], read: Sequence[Named] = ()) -> None:
 
 
 def check_device(named: Sequence[Named]) -> None:
-    """Refuse arrays of different libraries or devices, and such as hold no numbers."""
+    """Refuse arrays of different libraries or devices, and arrays without numbers."""
     if not named:
         return
     first_name, first = _words(named[0][0]), named[0][1]
@@ -78,11 +78,11 @@ def check_device(named: Sequence[Named]) -> None:
                 raise ArgumentError(f"{_words(name)}.device={array.device}: must be {expected}, as the other arrays")
             break
     if str(expected) == "meta":
-        raise ArgumentError(f"{first_name}.device=meta: must be where the backend computes; it holds no numbers")
+        raise ArgumentError(f"{first_name}.device=meta: must be the backend's device; meta tensors have no numbers")
 
 
 def _span(name: Name, array: Any, changed: bool) -> tuple[int, int]:
-    """Return the first address of an array and the one after its last; the same twice where it is empty."""
+    """Return the first address of an array and the one after its last; the same twice if it is empty."""
     if hasattr(array, "data_ptr"):
         start = array.data_ptr()
         if array.is_contiguous():
@@ -91,7 +91,7 @@ def _span(name: Name, array: Any, changed: bool) -> tuple[int, int]:
     else:
         flags = array.flags
         if flags.writeable and flags.c_contiguous and array.nbytes:
-            # Five times as fast as __array_interface__, and this is asked of every array at every step.
+            # Five times as fast as __array_interface__, and every array needs it at every step.
             start = addressof(c_char.from_buffer(array))
             return start, start + array.nbytes
         if changed and not flags.writeable and array.nbytes:

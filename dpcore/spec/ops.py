@@ -7,7 +7,7 @@ Arrays are the backend's own: NumPy arrays under "numpy", torch tensors under "t
 argument unless its description says "in place", and accept arrays of size zero.
 
 Arrays of examples (rows, inputs, gradients) may be of 16 bits, each with a dtype of its own: float16, or bfloat16,
-which NumPy has not. They stand for the float32 arrays of the same numbers, and are widened a piece at a time: results
+which NumPy lacks. They represent the float32 arrays of the same numbers, and are widened a piece at a time: results
 are those of the float32 arrays, to the bit.
 """
 
@@ -28,18 +28,18 @@ AUTOMATIC_STABILITY: Final = 0.01
 PSAC_STABILITY: Final = 0.1
 # Update rule -> number of state vectors: momentum; first and second moment; the sum of squares; the sequences z and y.
 UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2, "adagrad": 1, "accelerated": 2}
-# Rules with a second moment, and where it stands among the state vectors.
+# Rules with a second moment, and its place among the state vectors.
 SECOND_MOMENT: Final = {"adam": 1, "adamw": 1, "adagrad": 0}
-# What enters the second moment: see `Backend.step`.
+# Inputs of the second moment: see `Backend.step`.
 SQUARES: Final = ("filtered", "released", "separate", "given")
-# What a ring keeps of a step: see `RingCoefficients`.
+# The vector of a step that a ring keeps: see `RingCoefficients`.
 KEPT: Final = ("output", "input")
 
 
 class FilterCoefficients(NamedTuple):
     """One step of a linear filter: ``y = b[0] x + ... - a[0] y_{t-1} - ...``, divided by `normalizer`.
 
-    `a` holds a_1..a_na (the leading 1 is left out), `b` holds b_0..b_nb. They may differ from step to step.
+    `a` is a_1..a_na (the leading 1 is left out), `b` is b_0..b_nb. They may differ from step to step.
     """
 
     b: tuple[float, ...]
@@ -51,7 +51,7 @@ class RingCoefficients(NamedTuple):
     """One step of a sum over a ring of the last m = len(weights) vectors, which are found by their places.
 
     ``n = (z + sum_j weights[j - 1] v_j) / normalizer`` with v_j the vector kept j steps ago, at ``place - j``; places
-    count modulo m. `keeps` says what this step leaves at `place`, in place of v_m: its "output" n, or its "input" z.
+    count modulo m. `keeps` is the vector that this step stores at `place`, instead of v_m: its "output" n or "input" z.
     """
 
     weights: tuple[float, ...]
@@ -61,13 +61,13 @@ class RingCoefficients(NamedTuple):
 
 
 Correlation = FilterCoefficients | RingCoefficients
-"""One step of what correlates the noise: see `Backend.correlate`."""
+"""One step of correlated noise: see `Backend.correlate`."""
 
 
 class NoiseRow(NamedTuple):
     """Row `row` of a stream, scaled: standard normals times `scale`, the standard deviation on the *sum*.
 
-    They lie on a grid of `bits` binary digits (`dpcore.spec.grid`).
+    They are on a grid of `bits` binary digits (`dpcore.spec.grid`).
     """
 
     key: bytes
@@ -83,7 +83,7 @@ class NoiseRow(NamedTuple):
 
 
 class UpdateSettings(NamedTuple):
-    """Numbers of an update rule; rules ignore what they do not use.
+    """Numbers of an update rule; rules ignore those that they do not use.
 
     `beta1` is the momentum under "momentum" and "nesterov". `bias` is subtracted from the second moment, and `floor` is
     the least denominator. `weight` (eta_t) and `coupling` (tau_{t+1}) belong to "accelerated".
@@ -111,10 +111,10 @@ class Slot(NamedTuple, Generic[A]):
     first: int  #: stream element of the first coordinate
     filter_state: tuple[A, ...] = ()  #: of the filters, one after the other: `order` vectors each (direct form II)
     moments: tuple[A, ...] = ()  #: state of the update rule, ``UPDATE_RULES[rule]`` vectors
-    displacement: A | None = None  #: receives x_{t+1} - x_t where a query needs it
-    noise_state: tuple[A, ...] = ()  #: float64, of what correlates the noise: **secret**
-    scale: A | None = None  #: read only: what the per-example vectors were multiplied by; the average is divided by it
-    square: A | None = None  #: read only: what enters the second moment under "given"
+    displacement: A | None = None  #: receives x_{t+1} - x_t if a query needs it
+    noise_state: tuple[A, ...] = ()  #: float64, correlates the noise: **secret**
+    scale: A | None = None  #: read only: the factors of the per-example vectors; the average is divided by it
+    square: A | None = None  #: read only: the second moment's input under "given"
 
 
 class Backend(PairOperations[A], Protocol[A]):
@@ -138,7 +138,7 @@ class Backend(PairOperations[A], Protocol[A]):
         """Return contiguous zeros of the shape and place of `array`, of `dtype` ("float32", "float64") or its own."""
 
     def beside(self, array: A) -> AbstractContextManager[None]:
-        """Return a context in which `from_numpy`, `words` and `normal` make their arrays where `array` is.
+        """Return a context in which `from_numpy`, `words` and `normal` make their arrays on the device of `array`.
 
         A backend of one place has nothing to do; with several GPUs the current one need not be the model's.
         """
@@ -149,14 +149,14 @@ class Backend(PairOperations[A], Protocol[A]):
     def repeat(self, work: Callable[..., T], *args: Any) -> T:
         """Return ``work(*args)``, which a backend may have recorded when it was called with the same arguments.
 
-        `work` is a function of its arguments alone: operations of this port on their arrays, and on those made of them.
-        It reads no values into Python, and changes arrays only, in place. The result may lie in an earlier call's.
+        `work` is a function of its arguments only: operations of this port on their arrays, and on those made of them.
+        It reads no values into Python, and changes only arrays, in place. The result may use an earlier call's memory.
         """
 
     def words(
         self, key: bytes, row: int, stream: int, start: int, size: int, *, part: int = 0, rng: str = "chacha20"
     ) -> A:
-        """Return words `start` .. `start + size` of a row: uint32 (int32 of the same bits where torch lacks uint32).
+        """Return words `start` .. `start + size` of a row: uint32 (int32 of the same bits if torch lacks uint32).
 
         Guarantees
         ----------
@@ -177,7 +177,7 @@ class Backend(PairOperations[A], Protocol[A]):
         """Return standard normals of elements `start` .. `start + size` on a grid: float64 multiples of 2^-bits.
 
         They are ``floor(2^bits Z) 2^-bits`` with Z standard normal, drawn from words of parts 0 and 1, and few from
-        others: `dpcore.spec.rounded_normal` is the definition and holds the proof. `bits` is at most 36; with fewer,
+        others: `dpcore.spec.rounded_normal` has the definition and the proof. `bits` is at most 36; with fewer,
         the same draws are rounded down further.
 
         Guarantees
@@ -198,7 +198,7 @@ class Backend(PairOperations[A], Protocol[A]):
         Guarantees
         ----------
         Relative to the true norm at least ``1 - (d + 8) 2^-53``, with d the sum of d_l, and at most ``1 + 2^-17``: a
-        backend that adds squares in less than float64 raises the result by what that may lose. So for every finite
+        backend that adds squares in less than float64 raises the result by the possible loss. So for every finite
         float32 input (neither 1e38 nor a denormal overflows or underflows). A non-finite entry gives a non-finite
         norm.
         """
@@ -239,16 +239,16 @@ class Backend(PairOperations[A], Protocol[A]):
         bounds, sizes : sequences of length G
             Clip norm C and number of coordinates d of each group.
         roundings : sequence of length G
-            r: how far, in steps, rounding to the grid moves what an example adds to the group (`contributions`).
+            r: how far, in steps, rounding to the grid moves an example's addend to the group (`contributions`).
         unit : float
             u: the grid's step.
 
         Guarantees
         ----------
         *Certified*: ``w N + r <= C / u`` for the returned w and the true norm N (1 / u under "normalized"), so that
-        what an example adds is at most as long as the clip says. N is first raised by its own error bound (``1 + (d +
-        8) 2^-53``), and ``C - r u`` stands for C, lowered by 2^-50 of itself for what follows. "standard" is exactly
-        1 / u where the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all.
+        an example's addend is at most as long as the clip norm. N is first raised by its own error bound (``1 + (d +
+        8) 2^-53``), and ``C - r u`` replaces C, lowered by 2^-50 of itself for later roundings. "standard" is exactly
+        1 / u if the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all.
         """
 
     def weighted_sum(
@@ -258,7 +258,7 @@ class Backend(PairOperations[A], Protocol[A]):
         out: Sequence[A],
         scale: Sequence[A | None] | None = None,
     ) -> None:
-        """Add ``sum_i nearest(weights[l][i] * rows[l][i])`` to ``out[l]``; rows times ``scale[l]`` where it is given.
+        """Add ``sum_i nearest(weights[l][i] * rows[l][i])`` to ``out[l]``; rows times ``scale[l]`` if it is given.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class Backend(PairOperations[A], Protocol[A]):
         ----------
         The same bits on every backend, for any order of the examples: products are formed in float64 and rounded to
         integers (`dpcore.spec.grid.nearest`), whose additions are exact below 2^53. A scaled entry is one product
-        before the weight's. A row of weight 0 adds exactly 0, even where it holds NaN or infinities.
+        before the weight's. A row of weight 0 adds exactly 0, even if it has NaN or infinities.
         """
 
     def recurrence(self, x: A, state: Sequence[A], coefficients: FilterCoefficients) -> A:
@@ -285,7 +285,7 @@ class Backend(PairOperations[A], Protocol[A]):
         """
 
     def correlate(self, z: A, state: Sequence[A], coefficients: Correlation, *, bits: int = FRACTION_BITS) -> A:
-        """Return one step of correlated noise, not divided by its normalizer, on the grid of `z`; `state` goes on.
+        """Return one step of correlated noise, not divided by its normalizer, on the grid of `z`; `state` advances.
 
         Parameters
         ----------
@@ -334,8 +334,8 @@ class Backend(PairOperations[A], Protocol[A]):
         - accelerated: ``z <- z - lr g;  y <- x - (lr / weight) g;  x <- (1 - coupling) y + coupling z``, with moments
           (z, y) and no weight decay
 
-        with ``D(u) = sqrt(max(u - bias, floor^2)) + eps``; where D is 0 the coordinate does not move. h is `square`,
-        or g^2 (after weight decay) where that is None.
+        with ``D(u) = sqrt(max(u - bias, floor^2)) + eps``; if D is 0 the coordinate does not move. h is `square`,
+        or g^2 (after weight decay) if that is None.
         """
 
     def step(
@@ -355,22 +355,22 @@ class Backend(PairOperations[A], Protocol[A]):
     ) -> None:
         """Noise, filters and update of every tensor in one pass over memory, in place.
 
-        For each slot, with z its normals (none are drawn where ``noise.scale`` is 0, and m is 0):
+        For each slot, with z its normals (none are drawn if ``noise.scale`` is 0, and m is 0):
 
-        - ``m = correlate(z, noise_state, correlation)``; m = z where `correlation` is None; where ``noise.scale`` is 0
-          the state rests;
+        - ``m = correlate(z, noise_state, correlation)``; m = z if `correlation` is None; if ``noise.scale`` is 0 the
+          state does not change;
         - the grid's step is ``u = unit``: ``(noise.scale / normalizer) 2^-bits``, with the correlation's normalizer, or
-          1, and any positive number where ``noise.scale`` is 0;
+          1, and any positive number if ``noise.scale`` is 0;
         - ``g = (total + 2^bits m) (u / batch_size)`` in float64, rounded to the parameter's dtype (after the noise, so
-          that the rounding tells nothing), then divided by the slot's ``scale`` where it has one;
+          that the rounding reveals nothing), then divided by the slot's ``scale`` if it has one;
         - ``y = g`` through each of `filters`, one after the other: each takes ``max(len(a), len(b) - 1)`` of the
-          slot's ``filter_state``, which holds no others;
-        - ``h``, what enters the second moment, by `square`:
+          slot's ``filter_state``, which has no others;
+        - ``h``, the second moment's input, by `square`:
           "filtered": y^2 (`update`'s own);
           "released": g^2;
           "separate": ``(nearest(q^2 (1 / u')) + 2^bits z') u'`` in float64, then rounded, with ``q = total (u /
-          batch_size)`` (divided by the slot's scale where it has one), z' the normals of `square_noise` and ``u' =
-          square_noise.scale 2^-bits``; q^2 where that is None or its scale is 0;
+          batch_size)`` (divided by the slot's scale if it has one), z' the normals of `square_noise` and ``u' =
+          square_noise.scale 2^-bits``; q^2 if that is None or its scale is 0;
           "given": the slot's ``square``;
         - ``update(y, h);  displacement = x_{t+1} - x_t``.
         """

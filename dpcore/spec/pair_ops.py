@@ -24,7 +24,7 @@ class LinearPairs(NamedTuple, Generic[A]):
     gradients: Sequence[A]  #: J arrays (B, T_j, q)
     point_weights: Sequence[float]  #: J numbers
     #: Norms by inner products of rows, ``|v|^2 = sum_{s,t} (a_s . a_t)(e_s . e_t)``: T^2 (p + q) multiplications, and
-    #: not the T p q of the matrix itself. Without effect where a scale is given, or T is small.
+    #: not the T p q of the matrix itself. Without effect if a scale is given, or T is small.
     gram: bool = False
     exact: bool = False  #: in float64 throughout: for combinations that cancel
 
@@ -34,15 +34,15 @@ class PairOperations(Protocol[A]):
 
     Guarantees
     ----------
-    *Certified*: what a sum adds for example i at weight w_i is an integer vector k_i, which depends on that example's
-    own arrays and weight only, and the norm N_i of the same arguments obeys ``||k_i|| <= w_i N_i + r`` with the r of
+    *Certified*: the addend of example i at weight w_i is an integer vector k_i, which depends only on that example's
+    own arrays and weight, and the norm N_i of the same arguments obeys ``||k_i|| <= w_i N_i + r`` with the r of
     `dpcore.spec.contributions`: all other rounding is in N_i. Sums of them are exact, in any order.
 
     An example with a NaN, an infinity, or a norm beyond float64 has a norm that is not finite; so has one with a row
-    from 2^50 on, or terms from 2^60 on, where 16-bit tensor cores multiply. Otherwise nothing overflows, and where
+    from 2^50 on, or terms from 2^60 on, where 16-bit tensor cores multiply. Otherwise nothing overflows, and if
     squares or products underflow N_i is still a bound: for float32 arrays of any finite values.
 
-    A weight of 0 adds exactly 0, even where the example's arrays hold NaN or infinities.
+    A weight of 0 adds exactly 0, even if the example's arrays have NaN or infinities.
     """
 
     def linear_norms(self, layers: Sequence[LinearPairs[A]], scales: Sequence[A | None] | None = None) -> tuple[A, ...]:
@@ -51,13 +51,13 @@ class PairOperations(Protocol[A]):
         Parameters
         ----------
         layers : sequence of LinearPairs
-            Of one B; what is found for one does not depend on the others.
+            All of one B; the result for one does not depend on the others.
         scales : sequence of (q p,) arrays or None, optional
             One for each layer: its v_i are multiplied by it, coordinate by coordinate.
 
         Guarantees
         ----------
-        Certified, for what `linear_sums` adds with the same layers and scales.
+        Certified, for the addends of `linear_sums` with the same layers and scales.
         """
 
     def linear_sums(
@@ -111,7 +111,7 @@ class PairOperations(Protocol[A]):
 
         Guarantees
         ----------
-        Certified, for what `embedding_sum` adds with the same arguments. No memory of the table's size.
+        Certified, for the addends of `embedding_sum` with the same arguments. No memory of the table's size.
         """
 
     def embedding_sum(
@@ -150,7 +150,7 @@ class PairOperations(Protocol[A]):
 
         Guarantees
         ----------
-        Certified, for what `embedding_sum` and `linear_sums` together add with these arguments, and at least
+        Certified, for the addends of `embedding_sum` and `linear_sums` together with these arguments, and at least
         `dpcore.spec.contributions.CANCELLATION` times the sum of the two parts' norms.
         """
 
@@ -165,5 +165,5 @@ class PairOperations(Protocol[A]):
         Guarantees
         ----------
         At least the norm of any vectors that the given ones bound, and above the norm of the given ones by no more
-        than the rounding of their additions. Nothing overflows on the way; not finite where one of the group is not.
+        than the rounding of their additions. Nothing overflows on the way; not finite if one of the group is not.
         """

@@ -1,4 +1,4 @@
-"""Public names of rooms that lie deeper: ``dpcore.filters`` is `dpcore.filters`, one module with two names."""
+"""Public names of deeper rooms: ``dpcore.filters`` is `dpcore.stages.filters`, one module with two names."""
 
 import sys
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ PUBLIC_NAMES: Final = {
 
 
 class _PublicNames(MetaPathFinder, Loader):
-    """Finds the module itself, so that a class is never there twice; refuses what would be a second copy."""
+    """Finds the module itself, so that a class never exists twice; refuses a second copy."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -40,7 +40,7 @@ class _PublicNames(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # What stands in sys.modules after the execution is what the import statement gets.
+        # The import statement gets the entry of sys.modules after the execution.
         sys.modules[module.__name__] = import_module(PUBLIC_NAMES[module.__name__])
 
 

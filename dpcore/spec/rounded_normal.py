@@ -1,7 +1,7 @@
 """The law of the noise: floor(2^36 Z) for a standard normal Z, an integer that is drawn exactly.
 
-Why not a float normal: what a run releases is ``S + sigma z``. A float z has holes, other ones for every S, so that the
-last digits of a release tell which S it cannot have come from (Mironov 2012). Noise on a grid that does not depend on
+Why not a float normal: a run releases ``S + sigma z``. A float z has holes, different for every S, so that the last
+digits of a release rule out values of S (Mironov 2012). Noise on a grid that does not depend on
 the data has none (`dpcore.spec.ops.Backend.step`).
 
 The sampler
@@ -13,7 +13,7 @@ mass that is a multiple of 2^-24. One word of 32 bits, and 2 bits of another one
 step; the other 30 bits are m. A staircase is a box whose places are mirrored at random: with t uniform in 0 .. 511 and
 c = m >> 21, m stays where ``t < 511 - c`` and else becomes ``2^30 - 1 - m``, so that step c has the probability
 ``(2 (511 - c) + 1) / 512^2``. All this is exact: the boxes and staircases are chosen by an alias table of 1024 columns
-(Walker 1977) with thresholds of 14 bits, whose last region stands for all the rest: 4.5e-5 of the mass.
+(Walker 1977) with thresholds of 14 bits, whose last region is all the rest: 4.5e-5 of the mass.
 
 The rest, ``r_j(m) = f - box - staircase >= 0``, is drawn by rejection. A word of 63 bits chooses a strip by hats h_j >=
 r_j, integers that add up to nearly 2^63 (beyond their sum: again), and v with 53 bits accepts m where ``v h_j <
@@ -29,10 +29,10 @@ of the cell. Relative to f it errs by: 2^-52 for f at the left end (rounded once
 delta (x + delta / 2) <= 0.16, 2 roundings of e, the last of 12 terms of its series below 2^-60, and Horner's rule, 3
 roundings at most as the terms shrink; 2 products; the staircase, below f, 2 roundings; the difference 1. Together less
 than 12 2^-53 of f. The density's mean over a cell of width 2^-36 is that at its middle within 2^-76 max(1, x^2). v, its
-product and the rounded hat add ``3 2^-53 h_j``, with h_j at most 1.17 f. So what a place is accepted with is right
+product and the rounded hat add ``3 2^-53 h_j``, with h_j at most 1.17 f. So a place's acceptance probability is right
 within 15.6 2^-53 of f.
 
-What is accepted is divided by its sum. Errors relative to f add up there, against a rest of 4.5e-5 of the mass: in the
+Acceptance is divided by its sum. Errors relative to f add up there, against a rest of 4.5e-5 of the mass: in the
 worst case 2^-35 of it. Added up over all 2^30 places of each of the first 384 strips (`docs/studies/rest_sum.py 384`),
 the sum is too small by 3.610e-14 of it, mostly for the rounding of f at the left ends, and every r lies between 0.001
 and 1 of its hat; the other strips can change the sum by 1e-19. So it is off by less than 2^-44.6, which moves k by that
@@ -71,7 +71,7 @@ COLUMN_BITS: Final = 10
 THRESHOLD_BITS: Final = 14
 STAIR_BITS: Final = 9
 REST: Final = 2**COLUMN_BITS - 1
-"""The region that stands for the rest; region 2 j is the box of strip j, and 2 j + 1 its staircase."""
+"""The region of the rest; region 2 j is the box of strip j, and 2 j + 1 its staircase."""
 TRIALS: Final = 3
 """Of the rest, in one block of the cipher: five words each."""
 LARGEST: Final = 10
@@ -96,7 +96,7 @@ class Strip(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What backends read: see the module.
+    """The tables of backends: see the module.
 
     Attributes
     ----------
@@ -114,15 +114,15 @@ class Tables(NamedTuple):
 
 
 def strips() -> list[Strip]:
-    """Return the masses of all strips; see the module for why they lie below f."""
+    """Return the masses of all strips; see the module for the proof that they are below f."""
     with localcontext() as context:
         context.prec = 50
-        root, found = (2 / _PI).sqrt() * _WIDTH, []
+        root, result = (2 / _PI).sqrt() * _WIDTH, []
         f = [root * (-((_WIDTH * half / 2) ** 2) / 2).exp() for half in range(2 * STRIPS + 1)]
         for j in range(STRIPS):
             left, middle, right = f[2 * j : 2 * j + 3]
             start, stop = _WIDTH * j, _WIDTH * (j + 1)
-            if stop <= 1:  # the chord; f'' = (x^2 - 1) f bounds what lies above it
+            if stop <= 1:  # the chord; f'' = (x^2 - 1) f bounds the mass above it
                 lowest, slope = right, left - right
                 above = _WIDTH**2 / 8 * (1 - start * start) * left
             else:  # the tangent at the middle; a convex function is farthest from it at an end
@@ -132,27 +132,27 @@ def strips() -> list[Strip]:
             box = int((lowest - slope / (2 * _STAIRS)) * _UNITS) if 2 * j + 1 < REST else 0
             staircase = int(slope / 2 * _UNITS) if 2 * j + 1 < REST else 0
             hat = min(left - Decimal(box) / _UNITS, above + slope / _STAIRS + Decimal(3) / _UNITS)
-            found.append(Strip(left, box, staircase, hat))
-    return found
+            result.append(Strip(left, box, staircase, hat))
+    return result
 
 
 @lru_cache(maxsize=1)
 def tables() -> Tables:
     """Return the tables, the same numbers on every machine."""
-    found = strips()
-    masses = [mass for strip in found[: REST // 2] for mass in (strip.box, strip.staircase)]
+    cut = strips()
+    masses = [mass for strip in cut[: REST // 2] for mass in (strip.box, strip.staircase)]
     masses += [0] * (REST - len(masses))
     thresholds, others = _aliases([*masses, _UNITS - sum(masses)])
     columns = [limit << COLUMN_BITS | other for limit, other in zip(thresholds, others, strict=True)]
     with localcontext() as context:
         context.prec = 50
-        scale = (_HATS - STRIPS) / sum((strip.hat for strip in found), Decimal(0))
-        hats = [int(strip.hat * scale) + 1 for strip in found]
+        scale = (_HATS - STRIPS) / sum((strip.hat for strip in cut), Decimal(0))
+        hats = [int(strip.hat * scale) + 1 for strip in cut]
         numbers: list[list[Any]] = [
-            [strip.left * scale for strip in found],
+            [strip.left * scale for strip in cut],
             hats,
-            [strip.box * scale / _UNITS for strip in found],
-            [strip.staircase * scale * 2 / (_UNITS * _STAIRS) for strip in found],
+            [strip.box * scale / _UNITS for strip in cut],
+            [strip.staircase * scale * 2 / (_UNITS * _STAIRS) for strip in cut],
         ]
         rows = [[float(value) for value in row] for row in numbers]
     ends = np.cumsum(np.array(hats, dtype=np.uint64), dtype=np.uint64)
@@ -180,9 +180,9 @@ def _aliases(masses: list[int]) -> tuple[list[int], list[int]]:
 
 
 def rest(strip: Any, place: Any, bits: int = FINE_BITS) -> Any:
-    """Return r_j(m), in units of the hats: float64, for arrays of strips j and places m of so many bits.
+    """Return r_j(m), in units of the hats: float64, for arrays of strips j and places m of `bits` bits.
 
-    By additions and products alone, each rounded once and in this order, so that all backends accept the same.
+    It uses only additions and products, each rounded once and in this order, so that all backends accept the same.
     """
     numbers = tables().numbers[:, strip]
     left, _, box, step = numbers.tolist() if isinstance(strip, int) else numbers
@@ -196,5 +196,5 @@ def rest(strip: Any, place: Any, bits: int = FINE_BITS) -> Any:
 
 
 def distance(draws: float) -> float:
-    """Return how far so many draws together are from independent rounded normals, in total variation, at most."""
+    """Return a bound on the total variation distance of `draws` draws together from independent rounded normals."""
     return draws * 2.0**-75 + math.sqrt(draws) * 2.0**-49

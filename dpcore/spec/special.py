@@ -1,4 +1,4 @@
-"""The functions of `scipy.special`, imported when the first one is asked for: half of dpcore's import time otherwise.
+"""The functions of `scipy.special`, imported at the first use of one: half of dpcore's import time otherwise.
 
 Ask for them as attributes of this module (``special.ndtr``): ``from dpcore.spec.special import ndtr`` imports at once.
 """

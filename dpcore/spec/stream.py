@@ -1,10 +1,10 @@
-"""The random stream: where the words of every draw come from. A contract: it cannot change after the first checkpoint.
+"""The random stream: the words of every draw. A contract: it cannot change after the first checkpoint.
 
-Words belong to each (key, row, stream, element), one in each part. `row` is the optimizer step, `stream` what the
-draw is for, and `element` the place in the run's layout (`dpcore.spec.layout`). Elements are cut into tiles of 4096;
+Words belong to each (key, row, stream, element), one in each part. `row` is the optimizer step, `stream` the use of the
+draw, and `element` the place in the run's layout (`dpcore.spec.layout`). Elements are cut into tiles of 4096;
 inside a tile, element ``r`` is word ``r // 256`` of the cipher block with counter ``256 * tile + r % 256``. So 256
 neighboring elements are one word of 256 neighboring blocks, which is the order in which a GPU reads and writes them,
-and any range of elements can be computed alone: a shard, a drawn-again row, a resumed run.
+and any range of elements can be computed by itself: a shard, a row drawn again, a resumed run.
 
 A normal takes its words of parts 0 and 1. The few that take more have blocks of their own: attempt a at the element of
 word w has the whole block of part ``2 + 16 a + w``.
@@ -34,7 +34,7 @@ MAX_ELEMENTS: Final = {"chacha20": 2**36, "philox": 2**34}
 
 
 class Stream(IntEnum):
-    """What a draw is for. Numbers are never reused."""
+    """The use of a draw. Numbers are never reused."""
 
     GRADIENT = 0
     SECOND_MOMENT = 1
@@ -64,7 +64,7 @@ def check_key(key: bytes) -> None:
 
 
 def check_range(row: int, stream: int, start: int, size: int, rng: str) -> None:
-    """Refuse a draw that lies outside of the stream."""
+    """Refuse a draw outside of the stream."""
     choice(RNGS, rng=rng)
     integer(0, row=row)
     integer(0, start=start)

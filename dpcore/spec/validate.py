@@ -22,7 +22,7 @@ def _single(values: dict[str, Any]) -> tuple[str, Any]:
 
 def _too_large(name: str) -> str:
     """Return a sentence without the value, whose digits would fill the screen and may be more than Python prints."""
-    return f"{name}: must be at most {sys.float_info.max:.4g} in size, the largest number that float64 holds"
+    return f"{name}: must be at most {sys.float_info.max:.4g} in size, the largest number of float64"
 
 
 def number(**values: Any) -> float:
@@ -69,7 +69,7 @@ def unit_intervals(**values: Any) -> float | tuple[float, ...]:
     if isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0 or not hasattr(value, "__len__"):
         return unit_interval(**values)
     if not len(value):
-        raise ArgumentError(f"{name}={value!r}: must hold one number a step")
+        raise ArgumentError(f"{name}={value!r}: must have one number a step")
     return tuple(unit_interval(**{name: each}) for each in value)
 
 
@@ -105,7 +105,7 @@ def function(**values: Any) -> Any:
 
 
 def integer(minimum: int | None = None, **values: Any) -> int:
-    """Return the value as an int, at least `minimum` where one is given."""
+    """Return the value as an int, at least `minimum` if one is given."""
     name, value = _single(values)
     if isinstance(value, bool):
         raise ArgumentTypeError(f"{name}={value!r}: must be an integer")
@@ -134,7 +134,7 @@ def choice(options: Iterable[str], **values: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return what was probably meant: the only name that begins so, or a name of nearly the same letters."""
+    """Return the probable intention: the only name that begins so, or a name of nearly the same letters."""
     names = list(known)
     begun = [other for other in names if name and other.startswith(name)]
     close = begun if len(begun) == 1 else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
@@ -147,7 +147,7 @@ Rules = Mapping[str, Callable[..., Any]]
 class Checked:
     """A frozen dataclass whose fields are checked and converted when it is built, each by its validator in `rules`.
 
-    A field that is None stays None where that is its default.
+    A field that is None stays None if that is its default.
     """
 
     rules: ClassVar[Rules] = {}

@@ -1,4 +1,4 @@
-"""A line on standard error where something takes long: nobody should have to guess whether it still does anything."""
+"""A line on standard error if something takes long, so that nobody has to guess whether it still works."""
 
 import sys
 import threading
@@ -23,5 +23,5 @@ def told_if_slow(text: Callable[[], str], patience: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # What has begun is written before the result, never into it.
+        # A line that has begun is written before the result, never into it.
         timer.join()

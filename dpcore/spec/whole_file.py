@@ -1,4 +1,4 @@
-"""Files that are written whole: beside their place, and moved there in one step."""
+"""Files that are written as a whole: under another name, then moved to their place in one step."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def whole_file(target: Path, *, secret: bool = False) -> Iterator[IO[bytes]]:
     Raises
     ------
     OSError
-        Where it cannot be written, as on a full disk; it names `target`, not the draft.
+        If it cannot be written, as on a full disk; it names `target`, not the draft.
     """
     draft = target.with_name(f".{target.name}.draft")
     try:

@@ -1,4 +1,4 @@
-"""The steps at which a plan asks the caller's own stages what they will do."""
+"""The steps at which a plan checks the caller's own stages."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""A method: five stages, each a small frozen set of public settings, and what goes with them for free."""
+"""A method: five stages, each a small frozen set of public settings, and additions that cost no privacy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -43,7 +43,7 @@ class Method:
     schedule : Schedule or None
         A factor on the learning rate for each step.
     averaging : Averaging or None
-        An average of the parameters over time, kept beside them.
+        An average of the parameters over time, kept in addition to them.
     galore : GaLore or None
         Filter and update in a subspace of each matrix parameter.
     radius : float or None
@@ -53,7 +53,7 @@ class Method:
 
     Notes
     -----
-    Filter, update and all that stands after `batch_size` work on released vectors: they cost no privacy.
+    Filter, update and everything after `batch_size` work on released vectors: they cost no privacy.
     """
 
     update: Update
@@ -75,9 +75,9 @@ class Method:
             missing = [member for member in members if isinstance(value, type) or not hasattr(value, member)]
             if missing and not (extra and value is None):
                 words = "None or" if extra else "a stage"
-                told = repr(value) if "\n" not in repr(value) else type(value).__name__  # as torch's optimizers have it
+                given = repr(value) if "\n" not in repr(value) else type(value).__name__  # some are long
                 own = f"; one of your own must have {', '.join(missing)}, too" if len(missing) < len(members) else ""
-                raise ArgumentTypeError(f"{name}={told}: must be {words} from dpcore.{module}{own}")
+                raise ArgumentTypeError(f"{name}={given}: must be {words} from dpcore.{module}{own}")
         for name in ("batch_size", "radius"):
             if getattr(self, name) is not None:
                 positive(**{name: getattr(self, name)})
@@ -101,13 +101,13 @@ class Method:
         _refuse(scaled and (corrected or adaptive),
                 "query=Preconditioned(...): the noise of its average differs from coordinate to coordinate, which "
                 "bias_corrected and an adaptive filter do not allow for; take one of them away")
-        # An adaptive clip norm: what was derived for one clip norm throughout the run.
+        # An adaptive clip norm: refuse methods whose derivation needs one clip norm throughout the run.
         _refuse(clip and strategy is not None,
                 "adaptive_clip: must be None with correlated noise, whose seed noise has one standard deviation in all "
                 "steps, while a clip norm that changes needs another in each; give strategy=None")
         _refuse(clip and not released,
                 f"adaptive_clip: must be None with second_moment={moment!r}, whose sensitivity and noise are derived "
-                "for a gradient and its square alone; use variant='post_processing'")
+                "only for a gradient and its square; use variant='post_processing'")
         _refuse(clip and scaled,
                 "adaptive_clip: must be None with a preconditioned query, whose scaled and unscaled vectors have norms "
                 "in other units")
@@ -128,14 +128,14 @@ class Method:
         while inner is not None:
             if isinstance(inner, Preconditioned):
                 raise ArgumentError(
-                    f"query={type(self.query).__name__}(...): Preconditioned stands inside of it, where nothing would "
+                    f"query={type(self.query).__name__}(...): Preconditioned is inside it, where nothing would "
                     "be scaled; put it outermost, Preconditioned(query=...)"
                 )
             inner = getattr(inner, "query", None)
 
     @property
     def preconditioning(self) -> Preconditioned | None:
-        """The query, where it scales gradients before the clip."""
+        """The query if it scales gradients before the clip, else None."""
         return self.query if isinstance(self.query, Preconditioned) else None
 
     def with_noise_multiplier(self, noise_multiplier: float) -> "Method":
@@ -149,7 +149,7 @@ class Method:
         return {"name": self.name, "batch_size": self.batch_size, **described, "radius": self.radius}
 
 
-# Where a stage, or what may be None, comes from, and what it must have.
+# The module of each stage or optional part, and its required members.
 _STAGES = {
     "query": ("queries", "points", "uses_displacement", "lags"),
     "clip": ("clipping", "grouping", "sensitivity"),
@@ -174,7 +174,7 @@ def describe(stage: Any) -> dict[str, Any]:
     described: dict[str, Any] = {"kind": type(stage).__name__}
     if is_dataclass(stage):
         settings = {setting.name: _plain(getattr(stage, setting.name)) for setting in fields(stage)}
-        # Settings that came later say nothing where they are not used: states and statements from before stay as equal.
+        # Later settings are left out if they are not used: earlier states and statements stay equal.
         later = {setting.name for setting in fields(stage) if setting.metadata.get("described") == "if set"}
         described |= {name: value for name, value in settings.items() if value is not None or name not in later}
     return described

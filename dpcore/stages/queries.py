@@ -60,9 +60,9 @@ class Plain:
 
 
 def check_query(query: Query, steps: int) -> None:
-    """Refuse a query whose points cannot be taken: one of the caller's own may promise one thing and do another.
+    """Refuse a query whose points cannot be taken: the caller's own query may break its promises.
 
-    All steps up to `dpcore.stages.checked_steps.CHECKED_STEPS` are asked for, and the last.
+    All steps up to `dpcore.stages.checked_steps.CHECKED_STEPS` are checked, and the last.
     """
     name = f"query={type(query).__name__}(...)"
     window = widest_window(query)
@@ -83,7 +83,7 @@ def check_query(query: Query, steps: int) -> None:
 
 def _check_point(name: str, query: Query, point: Any, step: int) -> None:
     if not isinstance(point, Point):
-        raise ArgumentTypeError(f"{name}: points({step}) must hold dpcore.queries.Point, not {point!r}")
+        raise ArgumentTypeError(f"{name}: points({step}) must return dpcore.queries.Point, not {point!r}")
     at = f"{name}: points({step})"
     number(**{f"{at}.weight": point.weight})
     number(**{f"{at}.displacement": point.displacement})
@@ -110,12 +110,12 @@ class Outer:
 
 
 def widest_window(query: Any) -> int | None:
-    """Return the `window` of a query or of one inside of it, None where none has one."""
-    found: list[int] = []
+    """Return the `window` of a query or of one inside it, None if none has one."""
+    windows: list[int] = []
     while query is not None:
-        found += [query.window] if isinstance(getattr(query, "window", None), int) else []
+        windows += [query.window] if isinstance(getattr(query, "window", None), int) else []
         query = getattr(query, "query", None)
-    return max(found, default=None)
+    return max(windows, default=None)
 
 
 def combined(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -123,8 +123,8 @@ def combined(points: Iterable[Point]) -> tuple[Point, ...]:
     weights: dict[tuple[float, int], float] = {}
     for weight, displacement, lag in points:
         weights[displacement, lag] = weights.get((displacement, lag), 0.0) + weight
-    found = tuple(Point(weight, *place) for place, weight in weights.items() if weight != 0)
-    return found or (Point(0.0),)
+    result = tuple(Point(weight, *place) for place, weight in weights.items() if weight != 0)
+    return result or (Point(0.0),)
 
 
 def delayed(points: Iterable[Point], weight: float, lag: int) -> tuple[Point, ...]:
@@ -133,7 +133,7 @@ def delayed(points: Iterable[Point], weight: float, lag: int) -> tuple[Point, ..
 
 
 def lags_behind(query: Query, steps: int) -> int:
-    """Return the earlier points that a query takes where it is asked as it was `steps` steps ago.
+    """Return the earlier points that a query takes if it is evaluated as of `steps` steps ago.
 
     A displacement that ended k steps ago is the difference of the points k and k + 1 steps back.
     """
@@ -143,7 +143,7 @@ def lags_behind(query: Query, steps: int) -> int:
 # DP-PMLF: per-example momentum over the last parameter points.
 
 
-_LEAST_LOG = -750.0  # e^-750 is 0 in float64, of which the least number is e^-744.4
+_LEAST_LOG = -750.0  # e^-750 is 0 in float64, whose least number is e^-744.4
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class ParameterWindow(Checked, Outer):
     normalized : bool
         Whether the weights are divided by their sum c (DP-PMLF) or not (InnerOuter).
     query : Query
-        What is asked at each of the points; the plain gradient by default.
+        The query at each of the points; the plain gradient by default.
 
     Notes
     -----
@@ -195,7 +195,7 @@ class ParameterWindow(Checked, Outer):
         )
 
 
-# Stochastic recursive gradients: what changed between the last two parameter points.
+# Stochastic recursive gradients: the change between the last two parameter points.
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class RecursiveDifference(Checked, Outer):
         c, or c_0, c_1, ... of every step (c_0 is taken as 0), each in [0, 1]. It must be that of the accumulation that
         follows (`dpcore.filters.Accumulation`).
     query : Query
-        What is asked at both points; the plain gradient by default.
+        The query at both points; the plain gradient by default.
 
     References
     ----------
@@ -234,7 +234,7 @@ class RecursiveDifference(Checked, Outer):
         if isinstance(self.decay, float):
             return self.decay
         if step >= len(self.decay):
-            raise ArgumentError(f"decay: has {len(self.decay)} steps and the run goes on; give one number for each")
+            raise ArgumentError(f"decay: has {len(self.decay)} steps but the run has more; give one number for each")
         return self.decay[step]
 
 
@@ -273,14 +273,14 @@ class TwoPoint(Checked):
     ----------
     kappa : float or Gain
         Weight k of the new private gradient in the averaging filter that follows, in (0, 1]. At 1 the query is plain.
-        Or that filter itself where its weight k_t changes: anything with ``gain(step)``.
+        Or that filter itself if its weight k_t changes: anything with ``gain(step)``.
     gamma : float
         How far along the last displacement the second gradient is taken; any number but 0. At -1 it is taken at
         x_{t-1}, and the method is STORM.
 
     Notes
     -----
-    The first step has no displacement and asks for the plain gradient. Where ``w`` is 1 only one gradient is needed.
+    The first step has no displacement and takes the plain gradient. If ``w`` is 1, only one gradient is needed.
 
     References
     ----------
@@ -301,7 +301,7 @@ class TwoPoint(Checked):
         if self.gamma == 0 and self.kappa != 1:
             remedy = "leave the query plain" if changes else f"use doppler(a=[{self.kappa - 1:g}], b=[{self.kappa:g}])"  # type: ignore[operator]
             raise ArgumentError(
-                f"gamma={self.gamma!r}: must not be 0, where the two points coincide; for averaging without a "
+                f"gamma={self.gamma!r}: must not be 0, which makes the two points coincide; for averaging without a "
                 f"prediction {remedy}"
             )
 
@@ -312,7 +312,7 @@ class TwoPoint(Checked):
 
     @property
     def uses_displacement(self) -> bool:
-        """Whether a displaced point is ever asked for."""
+        """Whether the query ever takes a displaced point."""
         return self.kappa != 1
 
     def points(self, step: int) -> tuple[Point, ...]:
@@ -328,7 +328,7 @@ class TwoPoint(Checked):
 
 
 class Phase(Enum):
-    """What a step does with the scale."""
+    """A step's use of the scale."""
 
     UNSCALED = "unscaled"
     REFRESHED = "refreshed"
@@ -344,14 +344,14 @@ class Preconditioned(Checked, Outer):
     Parameters
     ----------
     query : Query
-        What is scaled: q.
+        The scaled query q.
     scale_eps : float
         Added to the root of the second moment, > 0.
     max_scaled_norm : float or None
         Clip norm of the scaled vectors, which have other units than gradients; None takes the clip's own.
     unscaled_steps, scaled_steps : int
-        Cycles of so many unscaled steps, then so many steps scaled by the second moment that was reached when they
-        begin. (0, 1) scales every step by the newest one: scale-then-privatize.
+        Cycles of `unscaled_steps` unscaled steps, then `scaled_steps` steps scaled by the second moment at their
+        beginning. (0, 1) scales every step by the newest one: scale-then-privatize.
 
     Notes
     -----
@@ -393,6 +393,6 @@ class Preconditioned(Checked, Outer):
         return self.query.points(step)
 
     def phase(self, step: int) -> Phase:
-        """Return what step `step` does."""
+        """Return the phase of step `step`."""
         place = step % (self.unscaled_steps + self.scaled_steps) - self.unscaled_steps
         return Phase.UNSCALED if place < 0 else Phase.REFRESHED if place == 0 else Phase.FROZEN

@@ -58,7 +58,7 @@ BRIEFLY = {
     REAL_NUMBERS: "rounding",
     PUBLIC_DATA: "the public data",
 }
-"""What a summary says for a sentence; it counts the others."""
+"""Short forms of sentences for a summary, which counts the others."""
 
 ROUNDED = _FLOATS.format(
     "sums and noise are whole multiples of one grid's step, and the noise is raised by what the grid and the rounding "

@@ -47,8 +47,7 @@ ROUTES: Final = {
 def guarantee(event: Event, planned: Event, delta: float) -> dict[str, Any]:
     """Return the fields of a `dpcore.statement.Statement` that follow from its events.
 
-    The interval in which the smallest epsilon certainly lies, and what is left to an attacker, are empty if none is
-    known.
+    The certified interval of the smallest epsilon and the attacker's limits are empty if unknown.
     """
     spent, interval, left = accounting.epsilons(event, delta), dict[str, float](), dict[str, Any]()
     if "pld" in spent:
@@ -203,7 +202,7 @@ def _scales(plan: Plan) -> dict[str, Any]:
     square, update = plan.square_noise_standard_deviation(), plan.method.update
     contribution = plan.sensitivity_at(0).contribution
     if update.second_moment == "joint" and square:
-        # The pair moves as far as the gradient alone does, which under replacement is twice the clip.
+        # The pair moves as far as the gradient does, which under replacement is twice the clip.
         joint = scales.joint_scale(update, contribution)
         said |= {"standard_deviation_on_square": square, "joint_scale": joint}
         return said | {"sensitivity_under_replacement": 2 * contribution}

@@ -1,4 +1,4 @@
-"""The card of a trained model: what it guarantees, what it was trained on, how to check it."""
+"""The card of a trained model: its guarantee, its training, how to check it."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ tags:
 """
 _TRAINED, _CHECK, _FILES = "## What was trained", "## How to check it", "## Files"
 _DIGEST = re.compile(r"^\| `([^`]+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
-# A cell has its bars escaped; the rule beneath the head of a table is no row.
+# A cell has its bars escaped; the line below the head of a table is no row.
 _ROW = re.compile(r"^\| (?!---)((?:\\\||[^|\n])+) \| ((?:\\\||[^|\n])*) \|$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The privacy statement of a run: what is guaranteed, under which conditions, and what is not covered."""
+"""The privacy statement of a run: its guarantee, the conditions and the limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpcore.statement.text import counted, format_delta, format_epsilon, format_
 
 FORMAT = 3
 
-# What decides the mechanism and its cost. The rest (steps taken, software, note) may differ between runs of one plan.
+# The mechanism and its cost depend on these. The rest (steps taken, software, note) may differ between runs of a plan.
 SETTINGS = ("adjacency", "unit", "sampler", "clip", "noise", "method", "steps_planned", "delta")
 _EPSILONS = ("epsilon", "epsilon_planned", "epsilon_interval")
 _NEIGHBORS = {
@@ -68,19 +68,19 @@ class Statement:
     randomness : dict
         Generator, origin of the key, and whether it is cryptographic.
     caveats : sequence of str
-        What the guarantee does not cover, one sentence each.
+        The limits of the guarantee, one sentence each.
     software : dict, optional
         Versions by package, and the backend.
     epsilon_planned, event_planned : dict, optional
         The same of all planned steps.
     epsilon_interval : dict, optional
-        "lower" and "upper", between which the smallest epsilon of `event` lies for certain.
+        "lower" and "upper", certified bounds on the smallest epsilon of `event`.
     attacker : dict, optional
-        What `event` leaves to an attacker: "advantage", and "true_positive_rate" by false positive rate.
+        An attacker's limits under `event`: "advantage", and "true_positive_rate" by false positive rate.
     derivation : dict, optional
         One sentence for each accountant: how epsilon follows from the event.
     unit : str
-        What one "example" of the adjacency is: "example" or "user".
+        The unit of the adjacency: "example" or "user".
     steps_abandoned, rows_abandoned : int, tuple of (first, stop)
         Steps released on top of the steps taken, and counted; their places, for each branch that was left, or empty.
     ledger : dict, optional
@@ -155,8 +155,8 @@ class Statement:
     @property
     def dataset_size(self) -> int | None:
         """Number of examples n, taken to be public; None if the sampler does not state it."""
-        found = self.sampler.get("dataset_size")
-        return found if isinstance(found, int) and found > 0 else None
+        size = self.sampler.get("dataset_size")
+        return size if isinstance(size, int) and size > 0 else None
 
     @property
     def delta_is_small(self) -> bool | None:
@@ -188,7 +188,7 @@ class Statement:
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     def summary(self, width: int = 80, *, full: bool = False) -> str:
-        """Return what a reader must know, in about ten lines of at most `width` characters; all fields if `full`."""
+        """Return the most important facts, in about ten lines of at most `width` characters; all fields if `full`."""
         return _text(self, width) if full else _summary(self, width)
 
     def text(self, width: int = 80) -> str:
@@ -197,28 +197,28 @@ class Statement:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Statement:
-        """Read what `to_dict` wrote; raise DataError for other content, or if it does not match its hashes."""
+        """Return the statement of a `to_dict`; DataError for other content, or if it does not match its hashes."""
         statement = cls.unchecked(content)
         problems = {
             "its settings do not match their hash": content["settings_hash"] != statement.settings_hash,
-            "what it says of delta and 1/n is not so": content["delta_is_below_1/n"] is not statement.delta_is_small,
+            "its claim on delta and 1/n is wrong": content["delta_is_below_1/n"] is not statement.delta_is_small,
             "it does not match its hash": content["statement_hash"] != statement.statement_hash,
         }
-        for problem, found in problems.items():
-            if found:
+        for problem, applies in problems.items():
+            if applies:
                 raise DataError(f"statement: {problem}; it was changed after it was written")
         return statement
 
     @classmethod
     def unchecked(cls, content: Mapping[str, Any]) -> Statement:
-        """Read what `to_dict` wrote, without comparing it with its hashes; raises DataError otherwise."""
+        """Return the statement of a `to_dict` without comparing hashes; DataError for other content."""
         if not isinstance(content, Mapping):
             raise DataError("statement: is not a JSON object")
-        found = content.get("format")
-        if found != FORMAT or isinstance(found, bool):
-            newer = isinstance(found, int) and found > FORMAT
+        version = content.get("format")
+        if version != FORMAT or isinstance(version, bool):
+            newer = isinstance(version, int) and version > FORMAT
             hint = "; a newer dpcore wrote it, which is needed to read it" if newer else ""
-            raise DataError(f"statement: has format {found!r}, expected {FORMAT}{hint}")
+            raise DataError(f"statement: has format {version!r}, expected {FORMAT}{hint}")
         names = {item.name for item in fields(cls)}
         expected = names | {"format", *_DERIVED}
         missing, unknown = expected - content.keys(), content.keys() - expected
@@ -236,7 +236,7 @@ class Statement:
 
     @classmethod
     def from_json(cls, content: str) -> Statement:
-        """Read what `to_json` wrote; raises DataError as `from_dict` does."""
+        """Return the statement of a `to_json`; DataError as `from_dict`."""
         try:
             value = read_json(content)
         except ValueError as cause:
@@ -264,7 +264,7 @@ def _epsilon(value: Any, where: str) -> float:
 
 
 def _summary(statement: Statement, width: int) -> str:
-    """Return what a reader must know in about ten lines, with one epsilon and a pointer to the rest."""
+    """Return the most important facts in about ten lines, with one epsilon and a pointer to the rest."""
     sampler, noise, caveats = statement.sampler, statement.noise, statement.caveats
     neighbors = _neighbors(statement) or f"one {statement.unit}"
     size = "" if statement.dataset_size is None else f", of {statement.dataset_size:,}"
@@ -329,7 +329,7 @@ def _text(statement: Statement, width: int) -> str:
 
 
 def _paragraphs(statement: Statement) -> list[str]:
-    """Return what a reader must know first, one paragraph each: the guarantee, its limits, what it means."""
+    """Return the guarantee, its limits and its meaning, one paragraph each."""
     headline = (
         f"NOT PRIVATE. Epsilon is infinite: nothing is guaranteed about any {statement.unit}, and what this run "
         "produced must be handled like the training data itself."
@@ -342,24 +342,24 @@ def _paragraphs(statement: Statement) -> list[str]:
             f"{format_epsilon(statement.best_epsilon)} and delta = {format_delta(statement.delta)}, "
             f"for {statement.adjacency} adjacency{meaning}."
         )
-    found = [headline]
+    paragraphs = [headline]
     if statement.delta_is_small is False:
         n = statement.dataset_size
-        found.append(
+        paragraphs.append(
             f"WARNING: delta = {format_delta(statement.delta)} is not below 1/n = 1/{n}. A mechanism that publishes "
             f"one {statement.unit} chosen at random has such a delta; this one has not been shown to do better."
         )
     if statement.attacker and statement.private:
-        found.append(_attack(statement))
+        paragraphs.append(_attack(statement))
     said = {"Note": statement.note, "Written": statement.date and f"{statement.date}."}
-    return found + [f"{name}: {text}" for name, text in said.items() if text]
+    return paragraphs + [f"{name}: {text}" for name, text in said.items() if text]
 
 
 def _attack(statement: Statement) -> str:
     said: dict[str, Any] = statement.attacker
     rates = [
-        f"{format_epsilon(100 * found, 3)} % at a false alarm rate of {format_epsilon(100 * float(rate), 3)} %"
-        for rate, found in said["true_positive_rate"].items()
+        f"{format_epsilon(100 * power, 3)} % at a false alarm rate of {format_epsilon(100 * float(rate), 3)} %"
+        for rate, power in said["true_positive_rate"].items()
     ]
     unknown = f"whether one {statement.unit} counted"
     if statement.adjacency == "replace-one":
@@ -399,7 +399,7 @@ def _entries(content: dict[str, Any], width: int, indent: int) -> list[str]:
             continue
         lead = label.ljust(column) if len(label) < column else label + "  "
         lines += textwrap.wrap(
-            # What a ledger spent is nested here, and never rounded down either.
+            # A ledger's spent epsilon is nested here, and must not be rounded down either.
             format_epsilon(value) if key.startswith("epsilon") and isinstance(value, float) else _value(value),
             width,
             initial_indent=lead,

@@ -15,7 +15,7 @@ def format_epsilon(value: float, digits: int = 4) -> str:
 def _rounded(value: float, digits: int, rounding: str) -> str:
     if math.isinf(value):
         return "infinite"
-    # Through repr: the double nearest to 2.7 lies above it, and 2.701 would only puzzle.
+    # Through repr: the double nearest to 2.7 is above it, and 2.701 would confuse.
     rounded = Context(prec=digits, rounding=rounding).create_decimal(repr(float(value))).normalize()
     return f"{rounded:f}" if 1e-4 <= value < 1e9 or value == 0 else f"{rounded:e}".lower()
 

@@ -24,14 +24,14 @@ class Variances(NamedTuple):
 
 
 def variances(sigma_H: float, sigma_v: float, sigma_w: float) -> Variances:
-    """Return sigma_H, sigma_v and sigma_w squared, where the filter has a gain in (0, 1]; refuse others."""
+    """Return sigma_H, sigma_v and sigma_w squared; refuse them if the filter has no gain in (0, 1]."""
     sigmas = (non_negative(sigma_H=sigma_H), non_negative(sigma_v=sigma_v), non_negative(sigma_w=sigma_w))
     scale = max(sigmas)
     H, v, w = ((sigma / scale) ** 2 if scale else 0.0 for sigma in sigmas)
     given = f"sigma_H={sigma_H!r}, sigma_v={sigma_v!r}, sigma_w={sigma_w!r}"
     if H + v == 0:
         raise ArgumentError(
-            f"{given}: sigma_H and sigma_v must not both be 0 (nor nothing beside sigma_w): the gain would tend to 0 "
+            f"{given}: sigma_H and sigma_v must not both be 0 (or tiny against sigma_w): the gain would tend to 0 "
             "and the filter would no longer look at new gradients"
         )
     if 4 * w - 3 * H + v < 0:
@@ -101,14 +101,14 @@ def _root(s: Variances) -> float:
 
 
 class VarianceFactor(NamedTuple):
-    """`factor` is 1/rho^2, what the variance is multiplied by; `rho` divides the standard deviation."""
+    """`factor` is 1/rho^2, the factor of the variance; `rho` divides the standard deviation."""
 
     factor: float
     rho: float
 
 
 def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
-    """Return what DP-PMLF's window does to the variance of independent per-example gradients.
+    """Return the factor of DP-PMLF's window on the variance of independent per-example gradients.
 
     ``factor = sum_j (beta^j / c)^2`` with ``c = sum_j beta^j``, j < k = `window` >= 1, 0 <= `beta` < 1, and
     ``rho^2 = 1 / factor = (1 + beta) (1 - beta^k) / ((1 - beta) (1 + beta^k))``.
@@ -126,7 +126,7 @@ def pmlf_variance_factor(beta: float, window: int) -> VarianceFactor:
 
 
 def theoretical_noise_factor(snr: float) -> float:
-    """Return ``1 / (2 SNR)``, what a filter of that signal-to-noise ratio multiplies the noise term of the bound by.
+    """Return ``1 / (2 SNR)``, the factor of a filter with that signal-to-noise ratio on the bound's noise term.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def theoretical_noise_factor(snr: float) -> float:
 
 
 class Regime(NamedTuple):
-    """Two conditions; a condition holds where its ratio is at least `threshold`.
+    """Two conditions; a condition holds if its ratio is at least `threshold`.
 
     `same_direction` is ``B / sigma`` against the threshold, for per-example gradients that point one way; `orthogonal`
     is ``sqrt(B) / sigma`` against it, for gradients that are orthogonal.
@@ -184,7 +184,7 @@ def bias_correction_regime(batch_size: float, noise_multiplier: float, dimension
     -----
     The debiased moment of a coordinate with gradient g is g^2 plus an error whose standard deviation is, in the steady
     state and to leading order in the noise, ``s^2 sqrt(2 (1 - beta2) / (1 + beta2))`` with ``s = sigma C / B``. The
-    paper's condition asks that s^2 times the root without the 2 be at most g^2, for g = C / sqrt(d) (same direction)
+    paper's condition is that s^2 times the root without the 2 is at most g^2, for g = C / sqrt(d) (same direction)
     or g = C / sqrt(B d) (orthogonal).
 
     References
@@ -204,7 +204,7 @@ def bias_correction_regime(batch_size: float, noise_multiplier: float, dimension
 
 
 class AcceleratedParameters(NamedTuple):
-    """What Accelerated-DP-SRGD runs with: one pass of `steps` batches of `batch_size` examples."""
+    """The parameters of Accelerated-DP-SRGD: one pass of `steps` batches of `batch_size` examples."""
 
     batch_size: int
     steps: int
@@ -236,12 +236,12 @@ def accelerated_srgd_parameters(
     diameter : float
         Of the constraint set, ||C||_2 in the paper.
     epsilon, delta : float
-        The guarantee asked for. They bound the batch size here and nothing else.
+        The target guarantee. Here it only bounds the batch size.
 
     Returns
     -------
     AcceleratedParameters
-        ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, of which 1 / beta is the
+        ``steps = floor(n / B)``; ``beta = M + (8 L + 16 M diam) n^(3/2) / (diam B^2)``, whose inverse is the
         learning rate; and the clip norm ``4 L + 8 M diam`` of the differences. Examples beyond ``steps * B`` are not
         used.
 
@@ -254,14 +254,14 @@ def accelerated_srgd_parameters(
     -----
     Corrected here:
 
-    - The theorem bounds B by an expression in which ``ln(2.5) / delta`` stands for ``ln(2.5 / delta)``, and which has
-      the unit of M where it should have none. Both come from the condition of corollary 4.5, which is what is required:
+    - The theorem bounds B by an expression that has ``ln(2.5) / delta`` instead of ``ln(2.5 / delta)``, and the unit
+      of M, though it should have none. Both come from the condition of corollary 4.5, which is required here:
       ``d <= (B beta epsilon)^2 / (128 M^2 log2(T)^3 ln(4 T / delta) ln(2.5 / delta))``.
     - The logarithm of T is that of the tree's depth, to base 2, and T >= 2 (lemma 4.3).
     - The printed noise is left out. It is loose, and vanishes at T = 1; the methods calibrate the tree exactly, by the
       nodes that one example touches.
 
-    ``B <= sqrt(n)`` gives ``beta >= 16 M n / B >= 2 M T``, as claim 4.2 asks.
+    ``B <= sqrt(n)`` gives ``beta >= 16 M n / B >= 2 M T``, as claim 4.2 requires.
 
     References
     ----------

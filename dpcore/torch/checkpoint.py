@@ -1,11 +1,10 @@
 """A run's state: a plain dictionary that ``torch.save`` writes and ``torch.load(weights_only=True)`` reads.
 
-It has a secret part: a file of it is replaced whole, and its owner alone can read it.
+The state has a secret part, so only its owner can read the file. A file is always replaced as a whole.
 
-In a folder each process's part has a file of its own: ``<save>-<rank>.pt`` holds its parts of vectors, that of the
-first process all else, and the index names the save that counts. It is replaced last, so that a crash leaves the
-earlier save or the new one. No file is a pickle of anything but tensors and plain values, which
-`torch.distributed.checkpoint` does not promise.
+In a folder, each process writes one file, ``<save>-<rank>.pt``, with its parts of the vectors. The first process's file
+also holds everything else. The index names the valid save and is replaced last, so that a crash leaves the earlier save
+or the new one. Files pickle only tensors and plain values; `torch.distributed.checkpoint` does not promise that.
 """
 
 from __future__ import annotations
@@ -36,12 +35,11 @@ from dpcore.torch.data import batches
 from dpcore.torch.engine import Engine
 
 UPDATE_KIND = ("second_moment", "denominator", "bias_corrected", "joint_scale", "variant")
-"""Settings of an update that say what is released, or what the moments mean; its other settings are numbers that groups
-carry."""
+"""Settings of an update that determine what is released or what the moments mean. Parameter groups carry the others."""
 
 
 def fingerprint(engine: Engine) -> dict[str, Any]:
-    """Return the settings that a state belongs to. Learning rates and the like are not among them: they may change."""
+    """Return the settings that a state and its run must share. Learning rates and the like may change."""
     plan = engine.mechanism.plan
     method = plan.method.describe()
     update = method.pop("update")
@@ -59,8 +57,8 @@ def fingerprint(engine: Engine) -> dict[str, Any]:
 def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, Any]:
     """Return the state, in a public and a secret part.
 
-    With `begin`, a run that has an account begins in its ledger, so that the ledger will know the state. With `own`
-    vectors are this process's `Part`, and nothing is gathered.
+    With `begin`, a run that has an account begins in its ledger, so that the ledger can recognize the state. With
+    `own`, each vector is this process's `Part`, and nothing is gathered.
     """
     state = engine.mechanism.state_dict(begin=begin, own=own)
     public, secret = dict(state["public"]), dict(state["secret"])
@@ -78,16 +76,16 @@ def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, 
 
 
 def load(engine: Engine, state: Mapping[str, Any]) -> None:
-    """Take over a state that `dpcore.torch.checkpoint.check` accepted.
+    """Load a state that `dpcore.torch.checkpoint.check` accepted.
 
-    Where a ledger does not allow it (DataError, PrivacyError), nothing was changed.
+    If the ledger refuses (DataError, PrivacyError), nothing was changed.
     """
     public, secret = dict(state["public"]), dict(state["secret"])
     mechanism, before = engine.mechanism, engine.mechanism.plan
     # The steps so far were released under the saved noise multiplier, which may differ from this plan's in its last
-    # digits. The plan takes it over, so that the event is that of what was released and of what will be, exactly. The
-    # other way round the event could claim more noise than earlier steps had. The price: a target epsilon is missed by
-    # about that last digit, as epsilon() says.
+    # digits. The plan adopts the saved one, so that the event describes past and future releases exactly. With this
+    # plan's own, the event could claim more noise than earlier steps had. The price: a target epsilon is missed by
+    # about that last digit, as epsilon() reports.
     method = mechanism.plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
     public["arrays"] = _arrays(public["arrays"])
     secret["arrays"] = _arrays(secret["arrays"])
@@ -105,12 +103,12 @@ def load(engine: Engine, state: Mapping[str, Any]) -> None:
             engine.working.copies[name].copy_(value)
     if public["recorded"] is not None:
         engine.recorder = Recorder.of(mechanism.layout, public["recorded"])
-    elif engine.recorder is not None:  # what it kept belongs to steps that the run goes back behind
+    elif engine.recorder is not None:  # it has steps that the run undoes
         engine.recorder = Recorder(mechanism.layout, engine.recorder.coordinates)
 
 
 def check_one_state(peers: Peers, state: Mapping[str, Any]) -> None:
-    """Refuse processes that load different states: each would go on from a step, keys and clip norms of its own."""
+    """Refuse processes that load different states: their steps, keys and clip norms would differ."""
     if peers.world_size == 1:
         return
     total = hashlib.sha256()
@@ -122,7 +120,7 @@ def check_one_state(peers: Peers, state: Mapping[str, Any]) -> None:
 
 
 def _add(total: Any, value: Any) -> None:
-    """Add all that a state holds to a digest, but for vectors that lie in parts: their save has one name."""
+    """Add all of a state to a digest, except vectors stored in parts: the name of their save identifies them."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             total.update(repr(name).encode())
@@ -147,11 +145,11 @@ def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(state_dict.get("dpcore"), Mapping):
         raise ArgumentError(
-            "state_dict: must be what private.optimizer.state_dict() returned, with its part 'dpcore'; of a checkpoint "
-            "that holds it, give that entry"
+            "state_dict: must be the result of private.optimizer.state_dict(), with its part 'dpcore'; if a checkpoint "
+            "contains it, give that entry"
         )
     result = {key: value for key, value in state_dict.items() if key != "dpcore"}
-    # By what is kept, not by what is left out: a part that some other version adds does not slip through.
+    # List the parts to keep, not those to leave out: a part that another version adds does not slip through.
     part = {key: state_dict["dpcore"][key] for key in ("format", "public")}
     return copy.deepcopy({**result, "dpcore": part})
 
@@ -159,19 +157,19 @@ def public_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def save_state(path: str | os.PathLike[str], state: Any) -> None:
     """Write what `torch.save` writes, readable by its owner only (mode 0600), whatever the umask.
 
-    A private optimizer's `state_dict` holds the run's keys: whoever can read it can subtract the noise. A crash leaves
-    the file that was there or the new one, never a part.
+    A private optimizer's `state_dict` contains the run's keys: whoever can read it can subtract the noise. A crash
+    leaves the earlier file or the new one, never a part.
 
     Parameters
     ----------
     path : path
     state : object
-        Whatever `torch.save` takes; read again by ``torch.load(path, weights_only=True)``.
+        Whatever `torch.save` accepts. Read it by ``torch.load(path, weights_only=True)``.
 
     Raises
     ------
     DataError
-        Where the file cannot be written.
+        If the file cannot be written.
     """
     _replace(path, lambda file: torch.save(state, file))
 
@@ -181,7 +179,7 @@ def _replace(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) ->
     try:
         with whole_file(target, secret=True) as file:
             write(file)
-    except (OSError, RuntimeError) as cause:  # torch says RuntimeError where the disk is full
+    except (OSError, RuntimeError) as cause:  # torch raises RuntimeError if the disk is full
         reason = cause.strerror if isinstance(cause, OSError) else "the disk may be full"
         raise DataError(f"checkpoint {target}: cannot be written ({reason})") from cause
 
@@ -198,24 +196,24 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
 KEYS = ("noise_key", "sampling_key")
 
 _SAME_NOISE = 1e-6
-"""Relative: how far a noise multiplier that was calibrated on another machine, or by another SciPy, may be off."""
+"""Largest relative difference of noise multipliers that two machines, or two versions of SciPy, calibrate."""
 
 
 def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse a state that this run cannot go on from, before anything is changed: what passes here can be loaded.
+    """Refuse a state from which this run cannot continue, before anything is changed. An accepted state can be loaded.
 
-    `present` is this run's own state, by `save`: what a whole one looks like. Names the first setting that differs (the
-    steps already taken were released under the saved settings, and the plan would account for them under its own), or
-    what is missing or of another form; never a value of the secret part.
+    `present` is this run's own state, by `save`: the form that a valid state has. The error names the first setting
+    that differs (the saved steps were released under the saved settings, but the plan would account for them under its
+    own), or the entry that is missing or of another form. It never quotes the secret part.
     """
     if "secret" not in state or "public" not in state:
         raise ArgumentError(
-            "state_dict['dpcore']: must hold a public and a secret part; a public state cannot be resumed, since fresh "
-            "keys would not be the ones the statement speaks of"
+            "state_dict['dpcore']: must have a public and a secret part; a public state cannot be resumed, since fresh "
+            "keys would not be those of the statement"
         )
     if state.get("format") != present["format"]:
-        told = f"its format is {state.get('format')!r}, this version reads {present['format']}"
-        raise ArgumentError(f"state_dict['dpcore']: {told}")
+        reason = f"its format is {state.get('format')!r}, this version reads {present['format']}"
+        raise ArgumentError(f"state_dict['dpcore']: {reason}")
     for part in ("public", "secret"):
         for name in present[part]:
             if name not in state[part]:
@@ -224,12 +222,12 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) 
     if saved.get("steps") != own["steps"]:
         raise ArgumentError(
             f"state_dict: its run was planned for {saved.get('steps')} steps, this one for {own['steps']}: a run "
-            "cannot be made longer, since its noise is that of the planned steps; resume with the same data, batch "
+            "cannot be made longer, since its noise was made for the planned steps; resume with the same data, batch "
             "size and epochs, or begin another run, in one ledger"
         )
     if difference := _difference("", saved, own):
         calibrated = difference.startswith("its noise_multiplier")
-        also = ", and from target_epsilon and target_delta the noise follows" if calibrated else ""
+        also = ", and target_epsilon and target_delta determine the noise" if calibrated else ""
         raise ArgumentError(f"state_dict: {difference}; make_private must get the settings of the run it resumes{also}")
     noise = described(engine.mechanism.plan.method.noise.strategy)
     for complaint in chain(
@@ -240,7 +238,7 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) 
 
 
 def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what does not fit; what is looked at later takes for granted what was looked at before."""
+    """Yield complaints about the public part. Each check relies on those before it."""
     for name in ("layout", "rng", "arrays"):
         saved, own = (_forms(each[name]) if name == "arrays" else each[name] for each in (public, mine))
         if saved != own:
@@ -252,12 +250,11 @@ def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any
         if public["wide_parameters"][name].shape != mine["wide_parameters"][name].shape:
             yield f": its copy of parameter {name!r} has another shape"
     if not _is_count(public["step"]) or public["step"] > engine.mechanism.plan.steps:
-        yield f": its step {public['step']!r} lies outside of the plan"
+        yield f": its step {public['step']!r} is not in the plan"
     if engine.mechanism.clip_norms is not None:
         norms, (least, most) = public["clip_norms"], engine.mechanism.plan.clip_limits
         if not _are_numbers(norms) or len(norms) != public["step"] + 1 or not least <= min(norms) <= max(norms) <= most:
-            told = f"one number for each step and one for the next, all from {least:g} to {most:g}"
-            yield f": its clip_norms must be {told}"
+            yield f": its clip_norms must be a number for each step and the next one, all from {least:g} to {most:g}"
     if not _are_branches(public["branches"], public["branch"], public["step"]):
         yield ": its branches must be [parent, first, mark] by name"
     if not _is_count(public["microbatch_size"]) or public["microbatch_size"] < 1:
@@ -267,7 +264,7 @@ def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any
 
 
 def _are_branches(known: Any, present: Any, step: Any) -> bool:
-    """Whether it can be told which rows left: those of the present branch lead to the state's step."""
+    """Whether the branches determine which rows were released: the present branch's rows end at the state's step."""
     fits = isinstance(known, Mapping) and present in known
     for item in known.values() if fits else ():
         parts: Any = item if isinstance(item, (list, tuple)) and len(item) == 3 else (None, None, None)
@@ -289,11 +286,11 @@ def _are_recorded(recorded: Any, dimension: int) -> bool:
 def _of_secret(
     secret: Mapping[str, Any], mine: Mapping[str, Any], public: Mapping[str, Any], noise: list[str]
 ) -> Iterator[str]:
-    """Yield what is damaged in the secret part, quoting none of it."""
+    """Yield complaints about the secret part, quoting none of it."""
     for name in KEYS:
         as_key(secret[name], name)
     if not isinstance(public["noise"], (list, tuple)):
-        yield ": its noise must be what a state says of a strategy"
+        yield ": its noise must be a state's description of a strategy"
     step, forms = public["step"], _forms(secret["arrays"])
     lost = forms is not None and is_lost(public["noise"], forms, noise, mine["arrays"])
     if not lost and forms != _forms(mine["arrays"]):
@@ -310,18 +307,18 @@ def _of_secret(
 
 
 def as_key(text: Any, name: str) -> bytes:
-    """Return a key that was saved as 64 hexadecimal digits."""
+    """Return the key that a state stores as 64 hexadecimal digits."""
     try:
         key = bytes.fromhex(text)
         check_key(key)
     except (TypeError, ValueError):
-        # `from None`: what is damaged may still be most of a key, which no traceback shall show.
+        # `from None`: the damaged text may still be most of a key, which no traceback may show.
         raise ArgumentError(f"state_dict['dpcore']['secret'][{name!r}]: must be 64 hexadecimal digits") from None
     return key
 
 
 def _forms(arrays: Any) -> dict[str, Any] | None:
-    """Shapes and dtypes by name, of whole vectors; None for what holds anything but tensors."""
+    """Return shapes and dtypes of the whole vectors, by name; None if a value is not a tensor."""
     known = torch.Tensor | Part | Joined
     if not isinstance(arrays, Mapping) or not all(isinstance(value, known) for value in arrays.values()):
         return None
@@ -339,9 +336,9 @@ def _are_numbers(values: Any) -> bool:
 def _difference(path: str, saved: Any, present: Any) -> str | None:
     if isinstance(saved, Mapping) and isinstance(present, Mapping):
         for key in dict.fromkeys((*saved, *present)):
-            found = _difference(f"{path}.{key}" if path else str(key), saved.get(key), present.get(key))
-            if found:
-                return found
+            difference = _difference(f"{path}.{key}" if path else str(key), saved.get(key), present.get(key))
+            if difference:
+                return difference
         return None
     if path == "noise_multiplier" and math.isclose(saved or 0.0, present, rel_tol=_SAME_NOISE):
         return None
@@ -356,16 +353,16 @@ _PARTS = ("public", "secret")
 
 
 def write_parts(folder: Path, state: Mapping[str, Any], peers: Peers) -> None:
-    """Write a state whose vectors are `Part`; all processes must ask."""
+    """Write a state whose vectors are `Part`. All processes must call it."""
     save: str = peers.same(os.urandom(8).hex())
     by_the_first(peers, lambda: _make(folder), sent=False)
     vectors: dict[str, list[list[Any]]] = {part: [] for part in _PARTS}
     rest = {**state, "dpcore": {**state["dpcore"]}}
     for part, kept in vectors.items():
         arrays = state["dpcore"][part]["arrays"]
-        held = {name: array for name, array in arrays.items() if isinstance(array, Part)}
-        kept += [[n, array.here, array.start, array.size, array.dtype] for n, array in held.items()]
-        others = {name: array for name, array in arrays.items() if name not in held}
+        own = {name: array for name, array in arrays.items() if isinstance(array, Part)}
+        kept += [[n, array.here, array.start, array.size, array.dtype] for n, array in own.items()]
+        others = {name: array for name, array in arrays.items() if name not in own}
         rest["dpcore"][part] = {**state["dpcore"][part], "arrays": others}
     content = {"save": save, "vectors": vectors, "state": rest if peers.rank == 0 else None}
     _together(peers, lambda: save_state(folder / f"{save}-{peers.rank}.pt", content))
@@ -373,7 +370,7 @@ def write_parts(folder: Path, state: Mapping[str, Any], peers: Peers) -> None:
 
 
 def read_parts(folder: Path, peers: Peers) -> dict[str, Any]:
-    """Return a state whose vectors are `Joined`: read where they are asked for. All processes must ask."""
+    """Return a state whose vectors are `Joined`, which are read on request. All processes must call it."""
     index = by_the_first(peers, lambda: _index(folder))
     assert index is not None
     return _together(peers, lambda: _read(folder, index["save"], index["files"], peers))
@@ -387,14 +384,14 @@ def _make(folder: Path) -> None:
 
 
 def _publish(folder: Path, save: str, files: int) -> None:
-    """Let the index name this save, and remove the files of the one that it named: no other run's."""
+    """Make the index name this save. Remove the files of the save that it named before, and no others."""
     try:
         earlier = _index(folder)["save"]
     except DataError:
         earlier = None
     if not all((folder / f"{save}-{rank}.pt").exists() for rank in range(files)):
         raise DataError(
-            f"checkpoint {folder}: not all processes see it, or another run writes there; give each its own"
+            f"checkpoint {folder}: not all processes see it, or another run writes there; give each run its own"
         )
     index = {"format": FORMAT, "save": save, "files": files}
     _replace(folder / INDEX, lambda file: file.write(json.dumps(index).encode()))
@@ -410,7 +407,7 @@ def _index(folder: Path) -> dict[str, Any]:
         fits = fits and re.fullmatch("[0-9a-f]{16}", index["save"]) is not None
     except OSError as cause:
         raise DataError(
-            f"checkpoint {folder}: holds no {INDEX}; must be a folder that save_sharded wrote ({cause.strerror})"
+            f"checkpoint {folder}: has no {INDEX}; must be a folder that save_sharded wrote ({cause.strerror})"
         ) from cause
     except (ValueError, KeyError, TypeError):
         fits = False
@@ -420,15 +417,15 @@ def _index(folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path, save: str, files: int, peers: Peers) -> dict[str, Any]:
-    held = [_file(folder / f"{save}-{rank}.pt", rank % peers.world_size == peers.rank) for rank in range(files)]
+    contents = [_file(folder / f"{save}-{rank}.pt", rank % peers.world_size == peers.rank) for rank in range(files)]
     damaged = DataError(f"checkpoint {folder}: its files do not fit each other; take an undamaged copy")
     try:
-        state = held[0]["state"]
-        if any(content["save"] != save for content in held):
+        state = contents[0]["state"]
+        if any(content["save"] != save for content in contents):
             raise damaged
         for part in _PARTS:
             of: dict[str, list[Part]] = {}
-            for content in held:
+            for content in contents:
                 for name, here, start, size, dtype in content["vectors"][part]:
                     of.setdefault(name, []).append(Part(here, start, size, dtype))
             state["dpcore"][part]["arrays"] |= {name: Joined(parts) for name, parts in of.items()}
@@ -438,7 +435,7 @@ def _read(folder: Path, save: str, files: int, peers: Peers) -> dict[str, Any]:
 
 
 def _file(path: Path, whole: bool) -> Any:
-    """Map a file into memory, and check all its bytes if `whole`: each file is looked at by one process."""
+    """Map a file into memory. With `whole`, check all its bytes: one process does so for each file."""
     try:
         with zipfile.ZipFile(path) as archive:
             fits = not whole or archive.testzip() is None
@@ -448,23 +445,23 @@ def _file(path: Path, whole: bool) -> Any:
         raise DataError(
             f"checkpoint {path}: cannot be read ({cause.strerror}); all processes must see the folder"
         ) from cause
-    except Exception as cause:  # torch has many kinds
+    except Exception as cause:  # torch raises many kinds
         raise DataError(f"checkpoint {path}: is damaged; take an undamaged copy") from cause
     raise DataError(f"checkpoint {path}: is damaged; take an undamaged copy")
 
 
 def _together(peers: Peers, work: Callable[[], T]) -> T:
-    """Do what all must do; where one fails, all raise."""
+    """Do the work in all processes. If it fails in one, all raise."""
     failure: BaseException | None = None
     result: Any = None
     try:
         result = work()
-    except BaseException as cause:  # noqa: BLE001 - an interruption, too: the others wait
+    except BaseException as cause:  # noqa: BLE001 - interruptions, too, since the others wait
         failure = cause
     failed = peers.added([float(failure is not None)])[0]
     if failure is not None:
         raise failure
     if failed:
         raise DataError(f"checkpoint: {failed:.0f} of {peers.world_size} processes could not read or write their part")
-    found: T = result
-    return found
+    done: T = result
+    return done

@@ -1,4 +1,4 @@
-"""What a step takes of memory, tensor by tensor: it follows from sizes, without a look at the data."""
+"""The memory of a step, tensor by tensor: it follows from sizes, without looking at the data."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from dpcore.torch.engine import Engine
 from dpcore.torch.memory import Footprint, Limit, arrays_of, microbatch_size
 from dpcore.torch.model import precision
 
-# Steps whose points are counted beside those where a window has just filled up: of one of a million, not all.
+# The first steps whose points are counted, in addition to those at which a window has just filled up.
 _FIRST_STEPS = 64
 _ENOUGH = 512
 """Rows of a product with a head's weight from which on more of them make it little faster."""
@@ -48,12 +48,12 @@ class Rehearsal:
 
     @property
     def several(self) -> bool:
-        """Whether what is clipped is the sum of several rows: of a user's, or of an example's views."""
+        """Whether the clipped vector is the sum of several rows: of a user's, or of an example's views."""
         return self.plan.sampler.unit_of_privacy != "example" or self.engine.views > 1
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What finding gradients takes, by the proved graph or, one by one, by the sizes of rows."""
+        """The memory of finding gradients, by the proved graph or, one by one, by the sizes of rows."""
         gradient = self.engine.gradient
         if gradient.way == "pairs":
             return gradient.proved.prove(self.example).footprint
@@ -65,35 +65,35 @@ class Rehearsal:
 
     def fit(self, limit: Limit) -> None:
         """Plan micro-batches that fit a limit."""
-        # Captured passes keep what they take, at each point, for full micro-batches and for what is left over; and
-        # micro-batches of other sizes run beside them.
+        # Captured passes keep their memory, at each point, for full micro-batches and for the last one; and
+        # micro-batches of other sizes run in addition to them.
         shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
-        size = self._leaner(limit.bytes // shares, self._fitting(limit.bytes // shares))
-        self.engine.plan_microbatches(size)
+        most = limit.bytes // shares
+        self.engine.plan_microbatches(self._leaner(most, self._fitting(most)))
         self.engine.limit = limit
 
     def _fitting(self, most: int) -> int:
         return microbatch_size(most, self.needed, self.likely_examples)
 
     def _leaner(self, most: int, size: int) -> int:
-        """Take heads without their logits where these leave room for few examples; return the micro-batch's size.
+        """Compute heads without logits if these leave room for few examples; return the micro-batch's size.
 
-        It makes them twice more, and saves passes over them. So it pays where products of fewer rows would be slow, or
-        where one example's logits do not fit.
+        It makes them twice more, and saves passes over them. So it pays if products of fewer rows would be slow, or if
+        one example's logits do not fit.
         """
         gradient = self.engine.gradient
-        if gradient.way != "pairs" or gradient.repeated is not None:
+        if gradient.way != "pairs" or gradient.repeated is not None or not gradient.free:
             return size
         before, rows = self.needed(size), size * gradient.proved.prove(self.example).rows
         if before <= most and (size == self.likely_examples or rows >= _ENOUGH):
             return size
         self._take(lean=True)
-        found = self._fitting(most)
+        leaner = self._fitting(most)
         if not any(isinstance(block, Chunked) for block in self.footprint.blocks) or self.needed(size) >= before:
             self._take(lean=False)
             return size
         gradient.reasons["logits"] = f"they leave room for a micro-batch of {size} examples in {words(most)}"
-        return found
+        return leaner
 
     def _take(self, lean: bool) -> None:
         self.engine.gradient.proved.lean = lean
@@ -101,7 +101,7 @@ class Rehearsal:
         del self.footprint
 
     def needed(self, examples: int) -> int:
-        """Return the bytes that a sum over so many examples takes."""
+        """Return the bytes of a sum over `examples` examples."""
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
         parameters = sum(tensor.nbytes for tensor in working.tensors())
         return self.footprint.needed(
@@ -127,9 +127,9 @@ class Layer:
     parameters: int
     operations: tuple[str, ...] = ()  # those of torch that took it together with examples
     rule: str = ""  # how its norms and its sum are taken
-    rows: int = 0  # T of each example at one point, of which pairs are made; 0 without pairs
-    points: int = 0  # where gradients are taken in a step
-    bytes: int = 0  # held for each example; inputs that several tensors share count with each of them
+    rows: int = 0  # T of each example at one point, for pairs; 0 without pairs
+    points: int = 0  # of the gradients in a step
+    bytes: int = 0  # of each example; inputs that several tensors share count with each of them
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class Explanation:
     autocast: str  # "off", or the dtype of forward passes: "to bfloat16"
     microbatch_size: int
     examples: float  # of a step, in expectation
-    peak_bytes: int  # of the sum over one micro-batch, beside parameters and the run's vectors
-    limit_bytes: int | None  # what the micro-batch was chosen for; None where it was given
+    peak_bytes: int  # of the sum over one micro-batch, in addition to parameters and the run's vectors
+    limit_bytes: int | None  # that the micro-batch was chosen for; None if it was given
     limit_source: str
-    points: int  # where gradients are taken in a step that has most of them
+    points: int  # of the gradients in a step that has most of them
     layers: tuple[Layer, ...]  # trained tensors, then the frozen ones as one
 
     def as_dict(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
     engine, limit = rehearsal.engine, rehearsal.engine.limit
     gradient = engine.gradient
     if engine.mechanism.peers.shards:
-        raise ArgumentError("private.explain() of a model of fully_shard: must be asked of a run of the whole model")
+        raise ArgumentError("private.explain() of a fully_shard model: must be called for a run of the whole model")
     named = gradient.model.named_parameters()
     frozen = [parameter.numel() for name, parameter in named if name not in gradient.names]
     return Explanation(
@@ -209,14 +209,14 @@ def explain(rehearsal: Rehearsal) -> Explanation:
 
 
 def _layers(rehearsal: Rehearsal) -> Iterator[Layer]:
-    """Yield what is said of each trained tensor: the blocks of all points together, which have shapes alone."""
+    """Yield the row of each trained tensor: the blocks of all points together, which have only shapes."""
     footprint, points, gradient = rehearsal.footprint, rehearsal.points, rehearsal.engine.gradient
     blocks = [joined(block.weighted(float(point.weight)) for point in points) for block in footprint.blocks]
     if rehearsal.engine.mechanism.vectors.scales is not None:
         blocks = scaled(blocks)
-    width = rehearsal.engine.working.dtype.itemsize  # of the backend's arrays
+    kept = rehearsal.engine.working.kept  # the dtype of an array under the backend
     for place, block in enumerate(blocks):
-        held = sum(a.numel() * (width if a.is_floating_point() else a.itemsize) for a in arrays_of(block))
+        total = sum(array.numel() * kept(array.dtype).itemsize for array in arrays_of(block))
         yield Layer(
             gradient.names[place],
             math.prod(block.shape),
@@ -224,7 +224,7 @@ def _layers(rehearsal: Rehearsal) -> Iterator[Layer]:
             rule_of(block),
             rows=_rows(block) // len(points),
             points=len(points),
-            bytes=held // footprint.count,
+            bytes=total // footprint.count,
         )
 
 

@@ -15,7 +15,7 @@ from dpcore.statement.statement import Statement
 from dpcore.torch.run import PrivateRun
 
 WRITTEN = ("model.safetensors", "statement.json", "statement.txt", "README.md")
-"""The files of an export, the card last: where it stands, the others are complete."""
+"""The files of an export, the card last: if it exists, the others are complete."""
 
 
 def export(
@@ -37,11 +37,11 @@ def export(
     folder : path
         Made if it does not exist.
     delta : float, optional
-        Where epsilon is stated; by default the target delta.
+        The delta of the stated epsilon; by default the target delta.
     title : str
         Of the card.
     trained : mapping of str to str or number, optional
-        Public facts about model and data for the card. What stands here is published as it is.
+        Public facts about model and data for the card. They are published as they are.
     note : str
         One sentence for the statement.
     overwrite : bool
@@ -55,7 +55,7 @@ def export(
     Raises
     ------
     DataError
-        Where the folder already holds one of the files.
+        If the folder already has one of the files.
 
     Notes
     -----
@@ -66,9 +66,9 @@ def export(
     target = Path(folder)
     if target.exists() and not target.is_dir():
         raise DataError(f"folder={str(target)!r}: is a file; name a folder")
-    held = [name for name in WRITTEN if (target / name).exists()]
-    if held and not overwrite:
-        raise DataError(f"folder={str(target)!r}: already holds {held[0]}; name another folder or give overwrite=True")
+    present = [name for name in WRITTEN if (target / name).exists()]
+    if present and not overwrite:
+        raise DataError(f"folder={str(target)!r}: already has {present[0]}; name another folder or give overwrite=True")
     statement = private.statement(delta, note=note)
     # Without a module's extra state, which is no tensor.
     state = {k: v for k, v in private.output_state_dict().items() if isinstance(v, torch.Tensor)}
@@ -92,7 +92,7 @@ def files(
     title: str,
     trained: Mapping[str, Any],
 ) -> dict[str, bytes]:
-    """Return the content of each of `WRITTEN`, from public values alone; tensors may be arrays."""
+    """Return the content of each of `WRITTEN`, from public values only; tensors may be arrays."""
     try:
         from safetensors.torch import save
     except ImportError:

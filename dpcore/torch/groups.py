@@ -1,4 +1,4 @@
-"""Parameter groups: what they may carry, and the update settings that each step reads from them."""
+"""Parameter groups: their permitted settings, and the update settings that each step reads from them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PRIVACY_SETTINGS = frozenset({
     "joint_scale", "allow_nonprivate", "variant", "schedule", "averaging", "galore", "radius"
 })
 # fmt: on
-"""Properties of the whole run. A group with its own would change what one example can do to the sum, or what the sum
-becomes, unseen."""
+"""Settings of the whole run. A group with its own value would silently change an example's effect on the sum, or what
+the sum becomes."""
 
 
 def defaults(update: Update) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def defaults(update: Update) -> dict[str, Any]:
 
 
 def check_keys(group: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse settings of a new group that belong to the run, or that the update does not have."""
+    """Refuse settings of a new group that belong to the whole run or are unknown to the update."""
     refuse_privacy_settings(group)
     for key in group:
         if key not in ("params", "param_names"):
@@ -49,18 +49,18 @@ def check_keys(group: Mapping[str, Any], known: Iterable[str]) -> None:
 
 def refuse_privacy_settings(group: Mapping[str, Any]) -> None:
     """Refuse a group that carries a privacy setting."""
-    found = sorted(PRIVACY_SETTINGS.intersection(group))
-    if found:
+    names = sorted(PRIVACY_SETTINGS.intersection(group))
+    if names:
         raise PrivacyError(
-            f"{found[0]}={group[found[0]]!r} in a parameter group: it belongs to the method, one for the whole run "
-            "(use clipping_groups for clip norms by layer); groups carry learning rate, weight decay, betas and eps"
+            f"{names[0]}={group[names[0]]!r} in a parameter group: it is a setting of the method for the whole run "
+            "(use clipping_groups for clip norms by layer); groups have learning rate, weight decay, betas and eps"
         )
 
 
 def settings(group: Mapping[str, Any], update: Update) -> UpdateSettings:
     """Return a group's present settings, checked: schedulers and users may have changed them since the last step.
 
-    The factor of the method's own schedule is not in them: the mechanism multiplies every group's rate by it.
+    They do not include the factor of the method's own schedule: the mechanism multiplies every group's rate by it.
     """
     refuse_privacy_settings(group)
     numbers = {"learning_rate": validate.non_negative(lr=_float(group["lr"]))}
@@ -82,10 +82,10 @@ def settings(group: Mapping[str, Any], update: Update) -> UpdateSettings:
 
 
 def as_groups(params: Any) -> list[dict[str, Any]]:
-    """Return `params`, as a torch optimizer takes it (tensors, or dicts with "params"), as a list of fresh dicts."""
+    """Return the `params` of a torch optimizer (tensors, or dicts with "params") as a list of new dicts."""
     items = list(params)
     if not items:
-        raise ArgumentError("params=[]: must hold parameters, or groups of them as dicts with 'params'")
+        raise ArgumentError("params=[]: must be parameters, or groups of them as dicts with 'params'")
     if not isinstance(items[0], Mapping):
         return [{"params": items}]
     groups = []
@@ -109,11 +109,9 @@ def matched(
     for name, parameter in zip(names, parameters, strict=True):
         if id(parameter) not in index:
             raise ArgumentError(
-                f"parameter {name!r} requires gradients and is in no group: add it to one, or call "
+                f"parameter {name!r} requires gradients but is in no group: add it to one, or call "
                 "requires_grad_(False) on it"
             )
     if others := len(index) - len({id(parameter) for parameter in parameters}):
-        raise ArgumentError(
-            f"params: {others} of them do not belong to the model or do not require gradients: leave them out"
-        )
+        raise ArgumentError(f"params: {others} do not belong to the model or do not require gradients: leave them out")
     return [index[id(parameter)] for parameter in parameters]

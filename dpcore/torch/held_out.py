@@ -1,7 +1,7 @@
 """Metrics on held-out data, and early stopping by them, for a training loop of one's own.
 
-What is found is a function of releases, of the held-out data and of the plan. The held-out data have no guarantee:
-whoever sees the metrics learns of them, so they must be public, or nobody's who is to be protected.
+The metrics are functions of releases, of the held-out data and of the plan. The held-out data have no guarantee:
+whoever sees the metrics learns about them, so they must be public, or need no protection.
 """
 
 import math
@@ -32,7 +32,7 @@ class HeldOut:
         With a `target_delta`.
     data : Dataset, DataLoader, or tuple or mapping of tensors or arrays
         Not trained on. Common examples are refused, through subsets, concatenations, lists and rows of the same memory;
-        copies cannot be told, nor what data sets of other kinds have in common.
+        copies are not recognized, nor common examples of other kinds of data sets.
     metrics : mapping of str to callable
         Each ``metric(output, *targets)`` is the mean over a batch; it is weighted by the batch's number of examples.
     larger_is_better : bool
@@ -54,9 +54,9 @@ class HeldOut:
 
     Notes
     -----
-    "epsilon" is what was spent so far, and holds for a number of steps that was fixed beforehand. Where results decide
-    when to stop, or which state to keep, "epsilon_planned", of all planned steps, holds whatever they decide: the run
-    to the end would have released more. Once `stop` is True, the statement of the run says so.
+    "epsilon" is that of the steps so far, and holds if their number was fixed beforehand. If results decide when to
+    stop, or which state to keep, "epsilon_planned", of all planned steps, holds whatever they decide: the run to the
+    end would have released more. Once `stop` is True, the statement of the run says so.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HeldOut:
             raise ArgumentError("metrics={}: must name at least one function of the model's output and the targets")
         self._private, self._metrics = private, {name: validate.function(**{name: f}) for name, f in metrics.items()}
         if reserved := {"epsilon", "epsilon_planned", "learning_rate", "step"}.intersection(metrics):
-            raise ArgumentError(f"metrics[{min(reserved)!r}]: the name is taken by what is logged anyway")
+            raise ArgumentError(f"metrics[{min(reserved)!r}]: the name is reserved for a value that is always logged")
         self._sign = 1.0 if larger_is_better else -1.0
         self._patience = None if patience is None else validate.integer(minimum=1, patience=patience)
         self._size = validate.integer(minimum=1, batch_size=batch_size)
@@ -92,11 +92,11 @@ class HeldOut:
         self.best_state: dict[str, Any] | None = None
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the method's output, and return the metrics; `stop` says whether to go on."""
+        """Evaluate the method's output and return the metrics; then `stop` says whether to stop."""
         private = self._private
         with private.averaged():
-            found = means(private.model, self._batches(), self._metrics)
-        value = self._sign * next(iter(found.values()))
+            metrics = means(private.model, self._batches(), self._metrics)
+        value = self._sign * next(iter(metrics.values()))
         if value > self._best:  # never true of NaN
             self._best, self._waited, self.best_state = value, 0, private.output_state_dict()
         else:
@@ -106,8 +106,8 @@ class HeldOut:
         if private.loader.in_first_process:
             spent = {"epsilon": private.epsilon(), "epsilon_planned": private.epsilon(planned=True)}
             rate = float(private.optimizer.param_groups[0]["lr"])
-            self.history.append({**found, **spent, "learning_rate": rate, "step": private.steps_taken})
-        return found
+            self.history.append({**metrics, **spent, "learning_rate": rate, "step": private.steps_taken})
+        return metrics
 
     def _batches(self) -> Iterator[Any]:
         if isinstance(self._data, DataLoader):

@@ -51,6 +51,7 @@ from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
 
+_CAPTURED = "dpcore: {} is captured as a graph and proved; equal models do not wait for it again"
 _PATIENCE = 5.0  # seconds of set-up, after which a line says so
 
 
@@ -205,7 +206,6 @@ def make_private(
     if max_memory is not None:
         parse_memory(max_memory)
     validate.choice(("auto", *WAYS), gradients=gradients)
-    autocast = precision_of(precision)
     size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
     if ledger is None and (data_id is not None or run_name is not None):
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
@@ -218,7 +218,7 @@ def make_private(
     device = check_place(backend, model)
     gradient, gradients = gradient_of(model, loss, peers, method, gradients)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
-    gradient.set_precision(autocast)
+    gradient.set_precision(precision_of(precision))
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
     if device.type == "cpu":
         keep_freed_memory()
@@ -232,20 +232,18 @@ def make_private(
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
     if remark:
         warnings.warn(remark, DeltaWarning, stacklevel=3)
-    more = {"key": key, "ledger (given or not)": ledger is not None, "data_id": data_id, "run_name": run_name}
-    more["precision"] = precision
+    names = {"data_id": data_id, "run_name": run_name, "precision": precision}
+    more = {"key": key, "ledger (given or not)": ledger is not None, **names}
     check_alike(peers, model, plan, layout_of(working), backend.name, source, more)
     engine, loader, optimizer = assembled(
         gradient, working, source, plan, keys, backend=backend, peers=peers, params=params, microbatch_size=size or 1
     )
     if ledger is not None:
         opened = by_the_first(peers, lambda: open_ledger(ledger), sent=False)
-
     example = source.example(example_batch)
     check_same_data(peers, source, keys)
     gradient.passed_over += [data, source]
-    words = f"dpcore: {type(model).__name__} is captured as a graph and proved; equal models do not wait for it again"
-    with told_if_slow(lambda: words, _PATIENCE):
+    with told_if_slow(lambda: _CAPTURED.format(type(model).__name__), _PATIENCE):
         try_out(gradient, example, frozen, gradients)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
     for told in _slow(gradient, gradients):
@@ -259,8 +257,8 @@ def make_private(
         rehearsal.fit(limit_of(max_memory, device))
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
-    caveats: tuple[str, ...] = (CAVEAT,) if gradient.draws or source.tensors is None else ()
-    caveats += caveats_of_precision(gradient.autocast) + caveats_of(peers)
+    drawn = (CAVEAT,) if gradient.draws or source.tensors is None else ()
+    caveats = (*drawn, *caveats_of_precision(gradient.autocast), *caveats_of(peers))
     return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, caveats)
 
 

@@ -1,9 +1,9 @@
-"""What memory the machine has left for gradients, how many examples fit it at once, and whether there was none.
+"""The machine's free memory for gradients, the number of examples that fit at once, and the refusal if none fits.
 
-What a step's sum takes follows from sizes, for any number of examples (`Footprint`). A proved graph says of each value
-how large it is, and between which operations it lives; a size that counts examples grows with their number. Of the
-blocks that are made of its results, norms and sums take what `_scratch` says, one tensor at a time. One by one, a row
-of every tensor is kept for each example; what the model itself takes for a single example is not counted.
+The memory of a step's sum follows from sizes, for any number of examples (`Footprint`). A proved graph has each value's
+size and lifetime; a size that counts examples grows with their number. For the blocks made of its results, norms and
+sums take the memory of `_scratch`, one tensor at a time. One by one, a row of every tensor is kept for each example;
+the model's own memory for a single example is not counted.
 
 Notes
 -----
@@ -38,28 +38,28 @@ from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Row
 from dpcore.torch.gradients.capture import uncollected
 
 SHARE = 0.5
-"""Of what is free when the run is built; the rest is for all that other programs and the model itself will take."""
+"""Share of the free memory when the run is built; the rest is for other programs and the model itself."""
 UNKNOWN = 2**30
-"""Where the machine does not tell what is free."""
+"""The limit if the free memory is unknown."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class Limit(NamedTuple):
-    """How many bytes a micro-batch may take, and where that comes from."""
+    """The bytes that a micro-batch may take, and the source of this limit."""
 
     bytes: int
     source: str
 
 
 def limit_of(max_memory: int | str | None, device: torch.device) -> Limit:
-    """Return the limit that was given, or half of what is free on the device where the model is."""
+    """Return the limit that was given, or half of the free memory on the model's device."""
     if max_memory is not None:
         return Limit(parse_memory(max_memory), f"max_memory={max_memory!r}")
     free, where = free_memory(device)
     if free is None:
-        return Limit(UNKNOWN, "this machine does not tell what memory is free")
+        return Limit(UNKNOWN, "this machine does not report its free memory")
     return Limit(max(int(SHARE * free), 1), f"half of the {words(free)} that {where} had free at the build")
 
 
@@ -79,7 +79,7 @@ def free_memory(device: torch.device) -> tuple[int | None, str]:
     """Return the free bytes of a device, None if they cannot be known, and the words for it."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds and does not use is free for this process.
+        # Memory that torch caches and does not use is free for this process.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + cached), str(device)
     return host_memory()
@@ -90,7 +90,7 @@ _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "L
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what tensors give back, for the next step's tensors; return whether it does.
+    """Let the C library keep freed tensors' memory for the next step's tensors; return whether it does.
 
     By default glibc gives every large block back to the system at once, so that each step touches all its pages for the
     first time again: of a transformer's step on a CPU that was 13 % of the processor time and 255,000 page faults
@@ -114,7 +114,7 @@ def is_out_of_memory(cause: BaseException) -> bool:
 def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
     """Return the number of examples to differentiate at once, at least 1.
 
-    `needed` gives the bytes that a step's sum of so many examples takes, more for more of them; `most` are the examples
+    `needed` gives the bytes of a step's sum for a number of examples, more for more of them; `most` are the examples
     that a step may have, which are cut into micro-batches of nearly one size.
     """
     fits = max(bisect_right(range(1, most + 1), limit, key=needed), 1)
@@ -131,7 +131,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        # What is given is the caller's or counted already, and a result may be a view of it.
+        # Arguments are the caller's or counted already, and a result may be a view of one.
         known = self._alive | {storage._cdata for storage in storages_of((args, kwargs))}
         for storage in storages_of(result):
             if storage._cdata not in known:
@@ -155,16 +155,16 @@ def storages_of(tree: Any) -> list[torch.UntypedStorage]:
 Moments = NDArray[np.float64]
 """(M, 2): bytes at M moments, in any case and for each example."""
 
-# What backends use at once, at most: rows of several examples in a product, entries of tiles, bytes of float64 rows.
+# The most that backends use at once: rows of several examples in a product, entries of tiles, bytes of float64 rows.
 _ROWS, _TILES, _PIECES = 1024, 1 << 21, 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
 class Footprint:
-    """What finding gradients takes, with arrays that have shapes alone, of `count` examples."""
+    """The memory of finding gradients of `count` examples, from arrays that have only shapes."""
 
     moments: Moments  # while its operations run; the last one is of its results
-    making: float  # for each example, while blocks are made of the results, beside these
+    making: float  # for each example, while blocks are made of the results, in addition to these
     blocks: list[Block]
     count: int
 
@@ -195,24 +195,24 @@ class Footprint:
         several: bool,
         scaled: bool,
     ) -> int:
-        """Return the bytes that a sum over so many examples takes at one time, at most.
+        """Return the most bytes that a sum over `examples` examples takes at one time.
 
         `kept` gives the dtype that arrays of a dtype have as the backend's, and `parameters` are the bytes of all
         parameters there. With `several` the sum of several rows is clipped; with `scaled` norms and sums are of scaled
         vectors.
         """
         one, times = np.array([1.0, examples]), examples / self.count
-        pairs, rows = (times * size for size in self._held(kept))
+        pairs, rows = (times * size for size in self._kept_bytes(kept))
         if points > 1 or several:  # rows are added up, in no 16 bits
-            rows = times * self._held(lambda _: kept(torch.float32))[1]
+            rows = times * self._kept_bytes(lambda _: kept(torch.float32))[1]
         largest = max((4 * examples * math.prod(b.shape) for b in self.blocks if isinstance(b, Rows)), default=0)
         # Pairs of all points are side by side, rows are added; displaced points are copies of the parameters, and a
-        # unit that goes on in the next micro-batch is one row.
-        held = (points - 1) * (pairs + parameters) + (rows if points > 1 else 0) + (parameters if several else 0)
+        # unit that continues in the next micro-batch is one row.
+        stored = (points - 1) * (pairs + parameters) + (rows if points > 1 else 0) + (parameters if several else 0)
         results = float(self.moments[-1] @ one)
-        running = held + max(float((self.moments @ one).max(initial=0.0)), results + self.making * examples)
+        running = stored + max(float((self.moments @ one).max(initial=0.0)), results + self.making * examples)
         if any(kept(array.dtype) != array.dtype for block in self.blocks for array in arrays_of(block)):
-            running = max(running, held + results + pairs + 2 * rows)
+            running = max(running, stored + results + pairs + 2 * rows)
         every = points * pairs + rows
         joining = every + 2 * (rows + largest) if points > 1 else 0
         used = [_scratch(block, examples, points, scaled) for block in self.blocks]
@@ -221,9 +221,9 @@ class Footprint:
             summing += max(every, 3 * parameters)
         return math.ceil(max(running, (points - 1) * parameters + max(joining, summing)))
 
-    def _held(self, kept: Callable[[torch.dtype], torch.dtype]) -> tuple[int, int]:
+    def _kept_bytes(self, kept: Callable[[torch.dtype], torch.dtype]) -> tuple[int, int]:
         """Return the bytes of the blocks' pairs and of their rows, as arrays of the dtypes that they are kept in."""
-        found = []
+        sums = []
         for kind in (True, False):
             sizes: dict[Any, int] = {}
             for block in self.blocks:
@@ -232,20 +232,20 @@ class Footprint:
                     storage = array.untyped_storage()
                     key = storage._cdata if same else (len(sizes),)  # several layers share their input, but no copies
                     sizes[key] = storage.nbytes() if same else array.numel() * kept(array.dtype).itemsize
-            found.append(sum(sizes.values()))
-        return found[0], found[1]
+            sums.append(sum(sizes.values()))
+        return sums[0], sums[1]
 
 
 def _shapes(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors without values or memory, views of one another where `values` are."""
+    """Return tensors without values or memory, views of one another if `values` are."""
     wholes: dict[int, torch.Tensor] = {}
-    found = []
+    shapes = []
     for value in values:
         storage, size = value.untyped_storage(), value.dtype.itemsize
         known = wholes.setdefault(storage._cdata, torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta"))
         whole = known[: storage.nbytes() // size * size].view(value.dtype)
-        found.append(whole.as_strided(value.shape, value.stride(), value.storage_offset()))
-    return found
+        shapes.append(whole.as_strided(value.shape, value.stride(), value.storage_offset()))
+    return shapes
 
 
 def arrays_of(block: Block) -> list[torch.Tensor]:
@@ -261,10 +261,10 @@ def arrays_of(block: Block) -> list[torch.Tensor]:
 
 
 def _lives(graph: Graph, count: int) -> Moments:
-    """Return the bytes of the graph's values that live while each operation runs; what it is given does not count.
+    """Return the bytes of the graph's values that live while each operation runs, without the graph's inputs.
 
-    A value lives as long as a variable has it, or a view of it. What has no value noted, as the gathering of a sharded
-    layer's parts, is taken for a view of what it takes.
+    A value lives as long as a variable has it, or a view of it. An operation without a noted value, as the gathering of
+    a sharded layer's parts, counts as a view of its inputs.
     """
     nodes = list(graph.nodes)
     place = {node: k for k, node in enumerate(nodes)}
@@ -285,7 +285,7 @@ def _lives(graph: Graph, count: int) -> Moments:
             first.setdefault(storage, place[node])
             last[storage] = max(last.get(storage, 0), end)
     changes = np.zeros((len(nodes) + 1, 2))
-    for node in nodes:  # what an operation of ours takes beside its results
+    for node in nodes:  # memory of our operations other than their results
         changes[place[node], 1] += node.meta.get("scratch", 0) / count
         changes[place[node] + 1, 1] -= node.meta.get("scratch", 0) / count
     for storage, size in sizes.items():
@@ -296,7 +296,7 @@ def _lives(graph: Graph, count: int) -> Moments:
 
 
 def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
-    """Return the bytes that a block's norms and its sum take at one time, at most, beside its arrays."""
+    """Return the most bytes that a block's norms and its sum take at one time, in addition to its arrays."""
     coordinates = math.prod(block.shape)
     if isinstance(block, Chunked):
         with torch.no_grad(), Peak() as making:

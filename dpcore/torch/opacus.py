@@ -29,7 +29,7 @@ def read_opacus_checkpoint(path: str | Path) -> Mapping[str, Any]:
     Raises
     ------
     DataError
-        If the file cannot be read, holds objects, or has no accountant's state.
+        If the file cannot be read, has objects, or has no accountant's state.
     """
     try:
         # On the device "meta" a tensor has a shape and no numbers.
@@ -38,7 +38,7 @@ def read_opacus_checkpoint(path: str | Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: {cause.strerror or cause}") from cause
     except Exception as cause:
         raise DataError(
-            f"{path}: cannot be read as plain values and tensors (it is damaged, or holds objects, which are never "
+            f"{path}: cannot be read as plain values and tensors (it is damaged, or has objects, which are never "
             "unpickled here); if it is yours, load it with Opacus and save json.dumps(engine.accountant.state_dict())"
         ) from cause
     try:

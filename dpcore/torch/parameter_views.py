@@ -1,9 +1,9 @@
 """The parameters as the mechanism works on them: contiguous arrays of the backend, float32 or float64.
 
-A parameter that already is one crosses without a copy. One of 16 bits, or in another memory format than row-major, has
-a contiguous copy here (16 bits in float32), and what the mechanism made of the copy is cast and written back last.
+A parameter that already is such an array needs no copy. A parameter of 16 bits, or not in row-major format, has a
+contiguous copy here (16 bits in float32). At the end of a step, the updated copy is cast and written back.
 
-All that is done to copies at each step is a handful of operations for all tensors, none of which the host waits for.
+The work on copies in each step is a handful of operations for all tensors. The host waits for none of them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dpcore.spec.backends import chosen_backend, load_backend
 from dpcore.spec.ops import Backend
 from dpcore.torch.model.functional import local
 
-# Elements of 16-bit parameters that are compared with their copies at once. What is made on the way, 9 bytes for each,
-# stays in a GPU's cache.
+# Elements of 16-bit parameters that are compared with their copies at once. The temporaries, 9 bytes for each, fit into
+# a GPU's cache.
 TOGETHER = 1 << 22
 
 
 def backend_for(model: torch.nn.Module) -> Backend[Any]:
-    """Return the backend that was set; if none was, the one for where the model is."""
+    """Return the backend that was set; if none was, the one for the model's device."""
     on_gpu = any(parameter.is_cuda for parameter in model.parameters())
     return load_backend(chosen_backend() or ("triton" if on_gpu else "torch"))
 
 
 def with_graphs(backend: Backend[Any], cuda_graphs: bool | str) -> Backend[Any]:
-    """Return the backend for one run that repeats its launches as CUDA graphs; refuse one that launches nothing."""
+    """Return a run's backend that repeats its launches as CUDA graphs; refuse a backend without launches."""
     if cuda_graphs not in (False, True, "model"):
         raise ArgumentError(f"cuda_graphs={cuda_graphs!r}: must be False, True, or 'model'")
     if not cuda_graphs:
@@ -47,7 +47,7 @@ def with_graphs(backend: Backend[Any], cuda_graphs: bool | str) -> Backend[Any]:
 
 
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
-    """Return the one device of the model's parameters; refuse a model that is not where the backend computes.
+    """Return the one device of the model's parameters; refuse a model that is not on the backend's device.
 
     Nothing is ever copied to another device silently.
     """
@@ -77,7 +77,7 @@ def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
 
 
 class Working:
-    """Working arrays of a model's trained parameters, which have these names."""
+    """Working arrays of a model's trained parameters and their names."""
 
     def __init__(self, backend: Backend[Any], names: Sequence[str], parameters: Sequence[torch.nn.Parameter]) -> None:
         self.names = tuple(names)
@@ -99,7 +99,7 @@ class Working:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take up what the user did to the parameters since the last step (loaded weights, say).
+        """Take over the user's changes to the parameters since the last step (loaded weights, say).
 
         Refuses another shape, dtype or device: the run's layout is fixed when it is built.
         """
@@ -133,18 +133,18 @@ class Working:
         return [self.to_array(tensor) for tensor in self.tensors()]
 
     def store(self) -> None:
-        """Write the copies back, cast last, and tell autograd that all parameters changed."""
+        """Cast the copies and write them back. Mark all parameters as changed for autograd."""
         named = dict(zip(self.names, self.parameters, strict=True))
         with torch.no_grad():
             if self.copies:
                 torch._foreach_copy_([named[name] for name in self.copies], list(self.copies.values()))
             for name, parameter in named.items():
                 if name not in self.copies:
-                    # The backend wrote to its memory unseen; a graph that saved the old value must not be used again.
+                    # Autograd did not see the backend's write; a graph that saved the old value must not be used again.
                     torch.autograd.graph.increment_version(parameter)
 
     def kept(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which what was found for examples in `dtype` is handed to the backend.
+        """Return the dtype in which the backend gets what was computed for examples in `dtype`.
 
         16 bits stay, which the backend widens a piece at a time; NumPy has no bfloat16.
         """
@@ -166,7 +166,7 @@ class _Wide:
 
     def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
         sizes = [value.numel() for value in values.values()]
-        # NaN is no number's cast: the first look takes every element.
+        # NaN equals no value: the first comparison takes over every element.
         device = next(iter(values.values())).device
         self._memory = torch.full((sum(sizes),), float("nan"), dtype=torch.float32, device=device)
         parts = zip(values.items(), torch.split(self._memory, sizes), strict=True)
@@ -175,8 +175,8 @@ class _Wide:
     def take_up(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take over the tensors' elements that are not the casts of the copies.
 
-        A copy holds digits that the cast drops. They stay in each element that nobody changed, whatever was done to its
-        neighbors: a mask, or a clamp, of a few elements after each step must not round all the others.
+        A copy has digits that the cast drops. They stay in each element that nobody changed, even if its neighbors
+        changed: a mask or a clamp of a few elements after each step must not round all the others.
         """
         flat = [values[name].reshape(-1) for name in self.tensors]
         now = torch.cat(flat) if len(flat) > 1 else flat[0]
@@ -185,7 +185,7 @@ class _Wide:
 
 
 def _side_by_side(values: Mapping[str, torch.Tensor]) -> list[_Wide]:
-    """Put tensors into groups of one kind that have `TOGETHER` elements at most, or are one larger tensor."""
+    """Group tensors of one kind; a group has at most `TOGETHER` elements, or is one larger tensor."""
     groups, room = dict[Any, list[dict[str, torch.Tensor]]](), dict[Any, int]()
     for name, value in values.items():
         kind = value.dtype, value.device

@@ -1,4 +1,4 @@
-"""Which processes train a model, what they must agree on, and what follows of it for how gradients are found."""
+"""The processes that train a model, the settings they must share, and their way to compute gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMPARED = 64  # examples of a dataset
 
 
 def peers_of(process_group: Any, model: nn.Module) -> Peers:
-    """Return the processes of a group, by default the one that was set up; without one this process is alone."""
+    """Return the processes of a group, by default the default group; if there is none, this process alone."""
     if process_group is not None and process_group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("process_group: this process is no member of it; only its members call make_private")
     if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
@@ -52,16 +52,15 @@ def _check_backend(config: str, device: str) -> None:
     backends = dict(part.split(":") for part in config.split(","))
     if device in backends and not (device == "cuda" and backends[device] == "gloo"):
         return
-    told = backends.get(device, "none")
     wanted = {"cpu": "gloo", "cuda": "nccl"}.get(device, device)
     raise ArgumentError(
-        f"process_group: its backend for tensors on {device!r}, where the model is, is {told}: must be {wanted}, as "
-        f'init_process_group("{wanted}") makes it'
+        f"process_group: its backend for the model's device {device!r} is {backends.get(device, 'none')}: must be "
+        f'{wanted}, as init_process_group("{wanted}") makes it'
     )
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether this process has parts of the model's parameters alone, as fully_shard and tensor parallelism do it."""
+    """Whether this process has only parts of the model's parameters, as with fully_shard or tensor parallelism."""
     if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
         return True  # also while its parameters are gathered, as after a forward pass
     return any(hasattr(parameter, "to_local") for parameter in model.parameters())
@@ -70,7 +69,7 @@ def is_sharded(model: nn.Module) -> bool:
 def gradient_of(
     model: nn.Module, loss: Loss, peers: Peers, method: Method, gradients: str
 ) -> tuple[PerExampleGradient, str]:
-    """Return what finds the gradients of a model, and the way that was asked for: of a sharded model there is one."""
+    """Return the object that computes a model's gradients, and its way: for a sharded model there is only one."""
     if not peers.shards:
         return PerExampleGradient(model, loss), gradients
     from dpcore.torch.shards import Sharded, ShardedGradient, check_run_of_shards
@@ -81,17 +80,17 @@ def gradient_of(
 
 
 def check_plain(model: nn.Module) -> None:
-    """Refuse a model that another engine has taken apart already."""
+    """Refuse a model that torch's data parallelism wraps."""
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ArgumentError(
-            f"model={type(model).__name__!r}: must be the model itself (model.module); dpcore adds the sums of all "
-            "processes, after each has clipped its own"
+            f"model={type(model).__name__!r}: must be the model itself (model.module); each process clips its own "
+            "examples, then dpcore adds the sums of all processes"
         )
 
 
-def check_alone(peers: Peers, **asked: object) -> None:
-    """Refuse what a run of several processes cannot do yet."""
-    for name in (name for name, given in asked.items() if given and peers.world_size > 1):
+def check_alone(peers: Peers, **settings: object) -> None:
+    """Refuse settings that a run of several processes does not support yet."""
+    for name in (name for name, given in settings.items() if given and peers.world_size > 1):
         raise ArgumentError(
             f"{name} in a run of {peers.world_size} processes: must be left out, or train in one process"
         )
@@ -100,7 +99,7 @@ def check_alone(peers: Peers, **asked: object) -> None:
 def check_alike(
     peers: Peers, model: nn.Module, plan: Plan, layout: Layout, backend: str, data: Data, more: Mapping[str, Any]
 ) -> None:
-    """Refuse processes that would not train one model by one plan, before any of them draws a batch."""
+    """Refuse processes that would not train the same model by the same plan, before any of them draws a batch."""
     if peers.world_size == 1:
         return
     settings = {
@@ -119,31 +118,31 @@ def check_alike(
 
 
 def check_same_data(peers: Peers, data: Data, keys: RunKeys) -> None:
-    """Refuse processes whose data differ: in an example, or in their order.
+    """Refuse processes whose data differ in an example or in their order.
 
     Notes
     -----
-    Shares are disjoint sets of *indices*. Where an index is another example elsewhere, one example may be in two shares
-    of a step, and moves the sum by twice the clip norm. Tensors are compared whole. Of a dataset, 64 examples are read
-    that the run's key draws: two orders that differ in a share s of the places pass with probability (1 - s)^64, so
-    that any shuffled, sorted or shifted order is found, and two examples that changed places mostly are not. An example
+    Shares are disjoint sets of *indices*. If an index means different examples in two processes, one example may be in
+    two shares of a step and moves the sum by twice the clip norm. Tensors are compared as a whole. From a dataset, the
+    run's key draws 64 examples to compare: two orders that differ in a share s of the places pass with probability
+    (1 - s)^64. So any shuffled, sorted or shifted order is found, but two exchanged examples mostly are not. An example
     that reads differently at a second reading in one process cannot be compared.
 
-    Digests are keyed by the run's key: the bare ones of private data would let anybody who sees the messages test a
-    guess of them.
+    Digests are keyed by the run's key. With plain digests of private data, anybody who sees the messages could test a
+    guess of the data.
     """
     if peers.world_size == 1:
         return
     secret = step_seed(keys, "comparison of data", 0)
     failure: Exception | None = None
-    found = dict[str, str]()
+    digests = dict[str, str]()
     try:
-        found |= {name: _digest(secret, tree) for name, tree in _examples(data, secret)}
-    except Exception as cause:  # noqa: BLE001 - all must be told before this one raises
+        digests |= {name: _digest(secret, tree) for name, tree in _examples(data, secret)}
+    except Exception as cause:  # noqa: BLE001 - the others must learn of it before this one raises
         failure = cause
-    told = hashlib.sha256(repr([*found.items(), failure is not None]).encode()).hexdigest()
+    total = hashlib.sha256(repr([*digests.items(), failure is not None]).encode()).hexdigest()
     try:
-        peers.check_alike({"data (an example, or their order)": told})
+        peers.check_alike({"data (an example, or their order)": total})
     finally:
         if failure is not None:
             raise failure

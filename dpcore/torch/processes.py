@@ -26,20 +26,20 @@ CAVEAT = (
 )
 
 OTHER_STATE = (
-    "rank {} would take another step than rank 0: another number of the step, key, clip norm or noise, as after "
-    "loading another state; no rank releases it, load one state in all processes"
+    "rank {} would take another step than rank 0: its step number, key, clip norm or noise differs, as after loading "
+    "another state; no rank releases it: load the same state in all processes"
 )
 OTHER_SETTINGS = (
-    "rank {} would take this step by other settings of parameter groups (learning rate, ...) than rank 0: no rank "
+    "rank {} would take this step with other settings of parameter groups (learning rate, ...) than rank 0: no rank "
     "releases it; schedulers must do the same in all processes"
 )
 
-# Numbers of the sum that a process sends in one message: what it copies for it is this small.
+# Numbers of the sum that a process sends in one message, which limits the size of its copies.
 _MESSAGE = 1 << 24
 
 
 def caveats_of(peers: Peers) -> tuple[str, ...]:
-    """Return the sentences that a statement needs where several processes train."""
+    """Return the sentences that a statement needs if several processes train."""
     return (CAVEAT,) if peers.world_size > 1 else ()
 
 
@@ -48,9 +48,9 @@ class Processes(Peers):
 
     Notes
     -----
-    A step sends two large messages: each process the others' pieces of its clipped sums, integers in float64, so that
-    the sum of all is exact and the same for any number of processes; and the pieces that it moved. Each process keeps
-    1/W of the state of noise, filter and update, and draws 1/W of the noise.
+    In a step each process sends two large messages. The first has the others' pieces of its clipped sums, integers in
+    float64, so that the total is exact and the same for any number of processes. The second has the pieces that it
+    updated. Each of W processes keeps 1/W of the state of noise, filter and update, and draws 1/W of the noise.
     """
 
     def __init__(self, group: Any) -> None:
@@ -58,7 +58,7 @@ class Processes(Peers):
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self._first = dist.get_global_rank(group, 0)
         self._sum = torch.empty(0, dtype=torch.float64)
-        self._gone = False  # whether a process was lost: what the others send no longer fits
+        self._gone = False  # whether a process was lost: later messages no longer fit each other
 
     def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
         """See `Peers.totals`: views of one vector, whose length is a multiple of the number of processes."""
@@ -76,9 +76,9 @@ class Processes(Peers):
         with self._lost():
             for start in range(0, len(own), columns):
                 sent = for_each[:, start : start + columns].contiguous()
-                found = torch.empty_like(sent)
-                exchange(found, sent, self._group)
-                torch.sum(found, 0, out=own[start : start + columns])
+                received = torch.empty_like(sent)
+                exchange(received, sent, self._group)
+                torch.sum(received, 0, out=own[start : start + columns])
         parts = own if isinstance(totals[0], torch.Tensor) else own.numpy()
         return _cut(parts, [stop - start for _, start, stop in pieces])
 
@@ -87,11 +87,11 @@ class Processes(Peers):
         tensors = [as_tensor(part) for part in parts]
         length = -(-layout.dimension // self.world_size)
         own = torch.zeros(length, dtype=tensors[0].dtype, device=tensors[0].device)
-        found = own.new_empty(length * self.world_size)
+        gathered = own.new_empty(length * self.world_size)
         own[: sum(map(len, tensors))] = torch.cat(tensors)
         with self._lost():
-            all_gather(found, own, self._group)
-        flat = found if isinstance(parts[0], torch.Tensor) else found.numpy()
+            all_gather(gathered, own, self._group)
+        flat = gathered if isinstance(parts[0], torch.Tensor) else gathered.numpy()
         return _cut(flat, [entry.size for entry in layout.entries])
 
     def added(self, values: Sequence[float]) -> list[float]:
@@ -99,46 +99,46 @@ class Processes(Peers):
         sums = torch.tensor(values, dtype=torch.float64, device=self._sum.device)
         with self._lost():
             dist.all_reduce(sums, group=self._group)
-        found: list[float] = sums.tolist()
-        return found
+        total: list[float] = sums.tolist()
+        return total
 
     def same(self, value: T) -> T:
         """See `Peers.same`."""
-        held = [value]
+        received = [value]
         with self._lost():
-            dist.broadcast_object_list(held, src=self._first, group=self._group)
-        return held[0]
+            dist.broadcast_object_list(received, src=self._first, group=self._group)
+        return received[0]
 
     def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
         """See `Peers.agree`."""
         flags = torch.zeros((3, self.world_size), dtype=torch.float64, device=self._sum.device)
         flags[0, self.rank] = float(failed)
-        for row, told in enumerate((state, settings), 1):
-            flags[row, self.rank] = int(_digest(told)[:12], 16)  # 48 bits: exact in float64
+        for row, text in enumerate((state, settings), 1):
+            flags[row, self.rank] = int(_digest(text)[:12], 16)  # 48 bits: exact in float64
         with self._lost():
             dist.all_reduce(flags, group=self._group)
         if ranks := flags[0].nonzero()[:, 0].tolist():
             raise PrivacyError(
                 f"rank {', '.join(map(str, ranks))} failed in this step: no rank releases it, and its sum is dropped; "
-                "mend the cause and step the batch again, or end the run"
+                "fix the cause and step the batch again, or end the run"
             )
         check_rows(flags[1:])
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
-        """Refuse processes whose settings differ, and name all that do."""
+        """Refuse processes whose settings differ, and name every such setting."""
         digests = {name: _digest(value) for name, value in settings.items()}
         every: list[Any] = [None] * self.world_size
         with self._lost():
             dist.all_gather_object(every, digests, group=self._group)
-        names = dict.fromkeys(name for found in every for name in found)
-        told = [
+        names = dict.fromkeys(name for own in every for name in own)
+        different = [
             f"{name} (rank {', '.join(str(rank) for rank in others)})"
             for name in names
-            if (others := [rank for rank, found in enumerate(every) if found.get(name) != every[0].get(name)])
+            if (others := [rank for rank, own in enumerate(every) if own.get(name) != every[0].get(name)])
         ]
-        if told:
+        if different:
             raise ArgumentError(
-                f"not the same as in rank 0: {'; '.join(told)}; must be the same in all {self.world_size} processes"
+                f"not the same as in rank 0: {'; '.join(different)}; must be equal in all {self.world_size} processes"
             )
 
     @contextmanager
@@ -149,32 +149,32 @@ class Processes(Peers):
             yield
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as cause:  # what torch.distributed raises where a process is gone
+        except RuntimeError as cause:  # torch.distributed raises it when a process is gone
             self._gone = True
             raise PrivacyError(LOST) from cause
 
 
-def check_rows(found: torch.Tensor) -> None:
-    """Raise PrivacyError where the digests of states and settings, (2, W, ...), are not those of rank 0."""
-    rows = found.reshape(2, found.shape[1], -1)
+def check_rows(digests: torch.Tensor) -> None:
+    """Raise PrivacyError if a rank's digests of state and settings, (2, W, ...), differ from rank 0's."""
+    rows = digests.reshape(2, digests.shape[1], -1)
     for row, sentence in zip(rows, (OTHER_STATE, OTHER_SETTINGS), strict=True):
         if others := (row != row[0]).any(1).nonzero()[:, 0].tolist():
             raise PrivacyError(sentence.format(", ".join(map(str, others))))
 
 
-def exchange(found: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
-    """Send each process its row, and get the own row of each."""
-    dist.all_to_all_single(found, sent, group=group)
+def exchange(received: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
+    """Send each process its row of `sent`, and receive this process's row from each."""
+    dist.all_to_all_single(received, sent, group=group)
 
 
 def reduce_scatter(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
-    """Add the processes' whole vectors, and give each its own part of the sum."""
+    """Add the whole vectors of all processes. Each process gets its own part of the sum."""
     send = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
     send(own, whole, group=group)
 
 
 def all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
-    """Give all processes the parts of each."""
+    """Send every process's part to all."""
     send = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     send(whole, own, group=group)
 

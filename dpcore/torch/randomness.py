@@ -14,10 +14,10 @@ apart than the clip norm C. The seeds here are secret and new in every step, and
 3. Both laws are mixtures of these over m, with the same weights. The hockey-stick divergence is jointly convex, so the
    mixtures are dominated as well, step by step given all earlier releases, and therefore in composition.
 
-The argument needs one example's draw to reach that example only, or all of a step alike. So it covers what reading the
-data draws by torch, NumPy or Python, what a model's code draws by these for one example at a time ("one-by-one"), and
-what a proved graph draws, which is by torch alone. The argument is for true randomness; the generators (Mersenne
-Twister, PCG, Philox) are not cryptographic, and the statement says so.
+The argument needs each draw to reach one example only, or all examples of a step alike. So it covers draws by torch,
+NumPy or Python while the data are read, draws by these in a model's code for one example at a time ("one-by-one"), and
+draws of a proved graph, which are torch's only. The argument is for true randomness; the generators (Mersenne Twister,
+PCG, Philox) are not cryptographic, and the statement says so.
 
 References
 ----------
@@ -41,7 +41,7 @@ from dpcore.spec.keys import RunKeys
 from dpcore.spec.stream import derive_key
 
 TRIAL, OTHER = bytes(32), b"\1" * 32
-"""For trials on synthetic values, which reach no release; with the other one something else is drawn."""
+"""Seeds for trials on synthetic values, which reach no release. The second gives other draws than the first."""
 
 CAVEAT = (
     "Dropout masks and augmentation come from generators of torch, NumPy and Python, set from the run's secret key; "
@@ -56,7 +56,7 @@ _WORDS = 624  # of the Mersenne Twister's state
 def step_seed(keys: RunKeys, use: str, step: int, place: int = 0) -> bytes:
     """Return the secret seed of one use ("dropout", "augmentation") in one step, at the micro-batch's first example.
 
-    Each use has a key of its own; after a fork the run's keys are others, and so are all later seeds.
+    Each use has its own key. A fork changes the run's keys, and so all later seeds.
     """
     return derive_key(derive_key(keys.noise, f"dpcore {use}"), f"step {step} example {place}")
 
@@ -67,10 +67,10 @@ def seeded(
 ) -> Iterator[Callable[[], list[Any]]]:
     """Run the block with generators set from `seed`, and put the user's states back afterwards.
 
-    They are torch's default ones of the CPU and, for a CUDA device, of that device (``torch.manual_seed`` would reseed
-    every GPU of the process), NumPy's and Python's global ones where `others` says so, and `generators`. The user's own
-    states tell nothing of the block, not even how many numbers it took. Yields a function that returns the generators
-    drawn from so far.
+    They are torch's default generators of the CPU and, for a CUDA device, of that device (``torch.manual_seed`` would
+    reseed every GPU of the process), NumPy's and Python's global ones if `others` is true, and `generators`. The user's
+    own states reveal nothing of the block, not even how many numbers it drew. Yields a function that returns the
+    generators used so far.
     """
     every = [torch.default_generator]
     if device.type == "cuda":
@@ -91,7 +91,7 @@ def seeded(
 
 
 def generator_state(generator: Any) -> Any:
-    """Return the state of one of `GENERATORS`; None for one of the operating system, which has none."""
+    """Return the state of one of `GENERATORS`; None for the operating system's, which has no state."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -102,7 +102,7 @@ def generator_state(generator: Any) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Put a state back that `generator_state` returned."""
+    """Restore a state that `generator_state` returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):

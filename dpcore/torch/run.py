@@ -44,7 +44,7 @@ class PrivateRun:
     loader : PrivateLoader
         Yields one epoch of drawn batches per iteration.
     stopped_by_results : bool
-        Set it where results decided to stop before the plan's end: statements then say that its epsilon holds.
+        Set it if results decided to stop before the plan's end: statements then give the whole plan's epsilon.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class PrivateRun:
         self._stepping = False
 
     def __repr__(self) -> str:
-        """Return what is trained by which method, what was spent of what is planned, and where: all of it public."""
+        """Return model, method, epsilon spent and planned, steps, sampling and backend, all of it public."""
         plan, mechanism, delta = self.plan, self._engine.mechanism, self._target_delta
-        spent, processes = "private.epsilon(delta) says it; no target_delta was given", mechanism.peers.world_size
+        spent, processes = "see private.epsilon(delta); no target_delta was given", mechanism.peers.world_size
         if delta is not None:
             planned, so_far = format_epsilon(plan.epsilon(delta)), format_epsilon(self.epsilon(delta))
             spent = f"{so_far} spent of {planned} planned, at delta {format_number(delta)}"
@@ -84,7 +84,7 @@ class PrivateRun:
 
     @property
     def engine(self) -> Engine:
-        """What takes the steps. Its parts may change with any version, and some of them are secret."""
+        """The engine that takes the steps. Its parts may change with any version, and some are secret."""
         return self._engine
 
     @property
@@ -98,9 +98,10 @@ class PrivateRun:
         return self._engine.mechanism.step
 
     def event_after(self, steps: int) -> Event:
-        """Return what is released once `steps` steps are taken, abandoned ones included.
+        """Return the event of all releases up to a step, abandoned steps included.
 
-        `steps` lead to the parameters; at least `steps_taken` for what may be known by now.
+        `steps` is the number of steps that lead to the parameters. For everything that may be known now, give at least
+        `steps_taken`.
         """
         return self.plan.event_after(steps, self._engine.mechanism.abandoned)
 
@@ -119,24 +120,25 @@ class PrivateRun:
     def step(self, batch: Tree, public: Tree | None = None) -> None:
         """Take one private step on a batch from the loader.
 
-        Per-example gradients, clip, sum, noise, filter, update. The loss is not computed: it is a private diagnostic.
+        A step is per-example gradients, clip, sum, noise, filter, update. The loss, a private diagnostic, is not
+        computed.
 
         Parameters
         ----------
         batch : tree of torch.Tensor
-            The batch just drawn, whole; its values may have been changed (augmented) example by example.
+            The whole batch that was just drawn; its values may have been changed (augmented) example by example.
         public : tree of torch.Tensor, optional
-            A batch of **public** data in the form of `batch`, of any number of examples, where the method's second
-            moment is made of its mean gradient (`second_moment="public"`); for no other method. It is taken as it is:
-            no clip, no noise, no guarantee.
+            A batch of **public** data in the form of `batch`, with any number of examples. Only for a method whose
+            second moment is made of its mean gradient (`second_moment="public"`). It gets no clip, no noise and no
+            guarantee.
 
         Raises
         ------
         PrivacyError
-            If the batch is not the one drawn: none was, it was stepped already, or it has another number of examples;
-            also beyond the plan's last step.
+            If no batch was drawn, if it was stepped already, if it has another number of examples, or if the plan has
+            no step left.
         ArgumentError
-            If the model changed so that it no longer is the one that was checked; if `public` is missing or not wanted.
+            If the model is no longer the one that was checked; if `public` is missing or not wanted.
         """
         self._modes.check()
         engine, mechanism = self._engine, self._engine.mechanism
@@ -145,54 +147,53 @@ class PrivateRun:
             if self._stepping:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
             self._stepping, mechanism.asked = True, False
-            # Processes that hold shards gather a model's parameters first, where no answer can be given.
+            # Processes with shards gather the model's parameters first, when no answer is possible.
             begun = not mechanism.peers.shards
             try:
                 engine.check_public(public)
                 self.optimizer.settings()  # refused before the sum is paid for
                 batch, begun = self.loader.consume(batch), True
                 if public is not None and batches.memory(public) & batches.memory((batch, self.loader.data.tree)):
-                    raise ArgumentError("public: must be data of its own, and lies in the memory of the private data")
+                    raise ArgumentError("public: must be separate data, but shares memory with the private data")
                 engine.accumulate(batch, public)
                 engine.summed = True
                 self.optimizer.step()
             except Exception:
                 if begun and not mechanism.asked:  # the others wait for an answer
-                    with suppress(PrivacyError):  # what failed here says more
+                    with suppress(PrivacyError):  # the error here says more
                         mechanism.peers.agree(failed=True)
                 raise
             finally:
                 self._stepping = engine.summed = False
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Put the method's output into the model for the length of the block, and the training values back after it.
+        """Put the method's output into the model inside the block, and restore the training values after it.
 
-        The output is the average of the parameters where the method keeps one, and y of the accelerated method; for
-        other methods the block changes nothing. It is a function of released vectors and costs no privacy. Steps,
-        saving and loading are refused inside; whatever else is written to the trained parameters there is lost.
+        The output is the average of the parameters if the method keeps one, and y for the accelerated method; for other
+        methods the block changes nothing. It is a function of released vectors and costs no privacy. Inside, steps,
+        saving and loading are refused, and anything else written to the trained parameters is lost.
         """
         return self._engine.averaged()
 
     def output_state_dict(self) -> dict[str, Any]:
-        """Return a copy of the model's state dict with the method's output in it: what to evaluate and to export."""
+        """Return a copy of the model's state dict with the method's output in it, for evaluation and export."""
         with self.averaged():
             return whole_state(self.model)
 
     def negative_share(self) -> float:
-        """Return the share of coordinates whose debiased second moment is negative after the last step; NaN without."""
+        """Return the share of negative debiased second moments after the last step; NaN if there is no such moment."""
         return self._engine.mechanism.negative_share()
 
     def record_gradients(self, coordinates: int) -> None:
-        """Keep, from the next step on, some coordinates of what is released: a public record, see `recorded`.
+        """Record some coordinates of the releases from the next step on. The record is public; see `recorded`.
 
-        Steps then run as separate operations, which is slower and may round otherwise. Calling it again with the same
-        number changes nothing, also after a state was loaded, whose record goes on; with another number a new record
-        begins.
+        Steps then run as separate operations, which is slower and may round differently. A second call with the same
+        number changes nothing, even after loading a state, whose record continues. Another number begins a new record.
 
         Parameters
         ----------
         coordinates : int
-            At most so many, evenly spaced over all parameters.
+            Largest number of coordinates, evenly spaced over all parameters.
         """
         check_alone(self._engine.mechanism.peers, record_gradients=True)
         recorder = Recorder(self._engine.mechanism.layout, validate.integer(minimum=1, coordinates=coordinates))
@@ -202,15 +203,15 @@ class PrivateRun:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What was recorded, as keywords of `dpcore.cli.gradients.save_gradients`.
+        """The record, as keywords of `dpcore.cli.gradients.save_gradients`.
 
         Released averages and filter outputs, (T, m) float32; the negative share of the second moments, (T,); the number
-        of parameters; the standard deviation of the seed noise on the average; and whether the noise is that in every
-        step and coordinate.
+        of parameters; the standard deviation of the seed noise on the average; and whether all steps and coordinates
+        have noise of that standard deviation.
         """
         recorder, plan = self._engine.recorder, self.plan
         if recorder is None:
-            raise ArgumentError("recorded: nothing was; call private.record_gradients(coordinates) before the steps")
+            raise ArgumentError("recorded: is empty; call private.record_gradients(coordinates) before the steps")
         colored = (plan.method.noise.strategy, plan.method.preconditioning, plan.adaptive_clip)
         return {
             **recorder.arrays(),
@@ -221,11 +222,11 @@ class PrivateRun:
 
     @property
     def clip_norms(self) -> list[float] | None:
-        """The clip norm of every step so far and of the next one, where it is adapted; they are released."""
+        """The released clip norms of all steps so far and of the next one; None if the clip norm is not adapted."""
         return self._engine.mechanism.clip_norms
 
     def epsilon(self, delta: float | None = None, *, accountant: str | None = None, planned: bool = False) -> float:
-        """Return the epsilon spent by all that was released so far, abandoned steps included.
+        """Return the epsilon of all releases so far, abandoned steps included.
 
         Parameters
         ----------
@@ -234,7 +235,7 @@ class PrivateRun:
         accountant : str, optional
             By default the smallest value of all accountants that cover the run: each of them is an upper bound.
         planned : bool
-            Of the whole plan instead, which holds also where results decide when to stop.
+            Return the epsilon of the whole plan instead, which holds even if results decide when to stop.
         """
         chosen, event = self._delta(delta), self.event_after(self.plan.steps if planned else self.steps_taken)
         if accountant is not None:
@@ -253,7 +254,7 @@ class PrivateRun:
         return replace(statement, date=datetime.now(UTC).date().isoformat())
 
     def _rates(self) -> str:
-        """Say which learning rates are in force, where they are no longer the method's, which the statement lists."""
+        """Return a note on the present learning rates if they differ from the method's, which the statement lists."""
         present = sorted({float(group["lr"]) for group in self.optimizer.param_groups})
         if present == [self.plan.method.update.settings().learning_rate]:
             return ""
@@ -263,11 +264,11 @@ class PrivateRun:
         )
 
     def _stop(self, delta: float) -> str:
-        """Say which epsilon holds after a stop that results decided.
+        """Return a note on the epsilon that holds after a stop that results decided.
 
-        The epsilon of a number of steps is that of a number fixed beforehand. Where it follows from what was released,
-        what is known in the end is a function of the releases of the whole plan: those up to the stop decide it, and
-        the rest is left out. So the epsilon of the plan holds.
+        The epsilon of a number of steps requires that this number was fixed beforehand. If the releases decide it, all
+        that is known in the end is a function of the whole plan's releases: those up to the stop decide it, and the
+        rest is left out. So the epsilon of the plan holds.
         """
         if not self.stopped_by_results or self.steps_taken >= self.plan.steps:
             return ""
@@ -279,11 +280,11 @@ class PrivateRun:
         )
 
     def any_process(self, condition: bool) -> bool:
-        """Return whether a condition, a bool that all must give, holds in any process: all may then stop together."""
+        """Return whether the condition holds in any process, so that all stop together. All processes must call it."""
         return self._engine.mechanism.peers.added([float(condition)])[0] > 0
 
     def begin(self) -> None:
-        """Begin the run in its ledger now, and not at the first batch; without a ledger there is nothing to begin.
+        """Begin the run in its ledger now rather than at the first batch. Without a ledger, do nothing.
 
         Raises
         ------
@@ -294,15 +295,15 @@ class PrivateRun:
             account.begin()
 
     def close(self) -> None:
-        """End the run's account: what its ledger reserved and the run did not release is given back.
+        """End the run's account: the ledger gets back the budget that was reserved and not spent.
 
-        Without a ledger there is nothing to end. A process that ends in good order does this by itself.
+        Without a ledger, do nothing. A process that ends normally does this by itself.
         """
         if (account := self._engine.mechanism.account) is not None:
             account.close()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: what a run holds includes its keys."""
+        """Refuse to be pickled, since a run contains its keys."""
         raise PrivacyError("a private run is not pickled or copied: save private.optimizer.state_dict() instead")
 
     def _delta(self, delta: float | None) -> float:
@@ -319,8 +320,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     Notes
     -----
-    Nothing is stored on parameters: ``p.grad`` stays what it was (per-example gradients never go there, and neither
-    does the noisy average), `state` stays empty, and the moments live in the mechanism.
+    Nothing is stored on parameters: ``p.grad`` does not change (neither per-example gradients nor the noisy average
+    are written there), `state` stays empty, and the mechanism stores the moments.
     """
 
     def __init__(self, params: Any, engine: Engine) -> None:
@@ -344,12 +345,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Release the sum that ``private.step(batch)`` collected, and move the parameters.
+        """Release the sum that ``private.step(batch)`` collected, and update the parameters.
 
         Raises
         ------
         PrivacyError
-            If no sum is waiting: call ``private.step(batch)`` instead.
+            If no batch was summed: call ``private.step(batch)`` instead.
         """
         if closure is not None:
             raise ArgumentError("closure: must be None; the gradients are taken per example by private.step(batch)")
@@ -361,11 +362,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def settings(self) -> list[UpdateSettings]:
         """Return the present settings of each trained parameter."""
-        found = [groups.settings(group, self._update) for group in self.param_groups]
-        return [found[group] for group in self._group_of]
+        by_group = [groups.settings(group, self._update) for group in self.param_groups]
+        return [by_group[group] for group in self._group_of]
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: torch would write the groups alone, which nothing could go on from."""
+        """Refuse to be pickled: torch would write only the groups, from which no run can resume."""
         raise PrivacyError(
             "a private optimizer is not pickled or copied: save its state_dict(), which has a secret part"
         )
@@ -373,19 +374,19 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state (parameter groups) and dpcore's under "dpcore", in a public and a **secret** part.
 
-        The secret part holds the keys of noise and sampling, what correlated noise still holds of earlier steps, and
-        the cursor. Keep it as safe as the data: whoever has it can subtract the noise. `dpcore.torch.save_state` writes
-        it so that its owner alone can read it, `dpcore.torch.public_state` returns a copy without it.
+        The secret part is the keys of noise and sampling, the earlier noise that correlated noise still needs, and the
+        cursor. Keep it as safe as the data: whoever has it can subtract the noise. `dpcore.torch.save_state` writes it
+        so that only its owner can read it, and `dpcore.torch.public_state` returns a copy without it.
         """
         self._engine.check_not_swapped("optimizer.state_dict")
         return {**super().state_dict(), "dpcore": checkpoint.save(self._engine)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state. Load the model's own state beside it.
+        """Continue from a saved state. Load the model's own state, too.
 
-        What follows draws fresh noise, and fresh batches where every step draws anew: steps taken after the checkpoint
-        may have been seen, and the same noise on another sum would give both away. They stay counted in epsilon: those
-        of this run object always, those of other processes with a ledger.
+        Later steps draw fresh noise, and fresh batches if the sampler draws each step independently: steps taken after
+        the checkpoint may have been seen, and the same noise on another sum would reveal both. These steps stay counted
+        in epsilon: those of this run object always, those of other processes with a ledger.
 
         Parameters
         ----------
@@ -411,8 +412,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
                     key = next(key for key in needed if key not in group)
                     raise ArgumentError(f"state_dict['param_groups']: a group lacks {key!r}, which the update needs")
                 groups.settings(group, self._update)
-            # torch checks the number of groups and of their parameters before it changes them; only a ledger may still
-            # refuse what comes after, and then the groups are put back.
+            # torch checks the number of groups and of their parameters before it changes them. After that only a ledger
+            # can refuse, and then the groups are restored.
             before = super().state_dict()
             super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
             try:
@@ -425,25 +426,25 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def save_sharded(self, folder: str | os.PathLike[str]) -> None:
         """Write the state into a folder, each process its own part; see `state_dict`. All processes must call it.
 
-        Nothing is gathered: a process writes 1/W of the vectors, and the first one the rest. A crash leaves the state
-        that was there or the new one.
+        Nothing is gathered: of W processes each writes 1/W of the vectors, the first one also the rest. A crash leaves
+        the earlier state or the new one.
 
         Parameters
         ----------
         folder : path
-            Which all processes see. Made if it does not exist; of an earlier state in it the files are replaced.
+            A folder that all processes see. It is created if necessary; files of an earlier state in it are replaced.
 
         Raises
         ------
         DataError
-            If a process could not write; the earlier state is still there then.
+            If a process could not write. The earlier state is kept then.
         """
         self._engine.check_not_swapped("optimizer.save_sharded")
         state = {**super().state_dict(), "dpcore": checkpoint.save(self._engine, own=True)}
         checkpoint.write_parts(Path(folder), state, self._engine.mechanism.peers)
 
     def load_sharded(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from a state that `save_sharded` wrote, in any number of processes; see `load_state_dict`.
+        """Continue from a state that `save_sharded` wrote, in any number of processes; see `load_state_dict`.
 
         All processes must call it. Each reads its own coordinates.
 

@@ -1,25 +1,25 @@
-"""Training of a model of fully_shard: its graph, which gathers each layer, and the processes that hold its parts.
+"""Training of a fully_shard model: its graph, which gathers each layer, and the processes with its shards.
 
-Each process has some rows of every parameter, and of all that a run keeps beside it. The graph takes these rows;
-before operations that read a layer's parameters stands one that gathers them from all processes, and they are freed
-when another layer is gathered. A layer whose parameters fully_shard would keep after its forward pass
-(``reshard_after_forward=False``, and the root's) is gathered once. No gradient of a parameter is formed, so that none
-leaves a process.
+Each process has some rows of every parameter and of the run's other vectors. The graph takes these rows. Before the
+operations that read a layer's parameters, one operation gathers them from all processes. They are freed when another
+layer is gathered. A layer whose parameters fully_shard would keep after its forward pass
+(``reshard_after_forward=False``, and the root) is gathered once. No gradient of a parameter is formed, so none leaves a
+process.
 
 Notes
 -----
 Why sensitivity and noise are those of one process. Each example is in one process, which has its whole vector, scales
-it by its own norm, and adds it to a float64 vector of the tensor, in whole steps of the release's grid; the
-reduce-scatter adds those of all processes. So every coordinate of the sum is the sum of the clipped vectors of the
-whole batch, each once, and integers have the same sum in any order (`dpcore.spec.contributions`). A process without
-examples adds zeros, never what its made-up batch gave. The noise of a coordinate follows from its element of the
-stream, and its one owner draws it once (`Layout.rows` cuts each tensor into disjoint pieces that cover it).
+it by its own norm, and adds it to a float64 vector of the tensor, in whole steps of the release's grid. The
+reduce-scatter adds these vectors over all processes. So every coordinate of the sum is the sum of the clipped vectors
+of the whole batch, each once, and integers have the same sum in any order (`dpcore.spec.contributions`). A process
+without examples adds zeros, never the result of its synthetic batch. The noise of a coordinate follows from its element
+of the stream, and its one owner draws it once (`Layout.rows` cuts each tensor into disjoint pieces that cover it).
 
-All processes must run the graph equally often, since each gathering waits for all. In what order layers are gathered
-follows from the graph, and two with different graphs would join the shards of different layers: a step's messages are
-compared before it is released. Nothing is released before all have agreed that the whole sum is there. A process that
-fails in a step is out of step with the others: it takes part in no message any more, and the others end by the group's
-timeout.
+All processes must run the graph equally often, since each gathering waits for all. The graph determines the order in
+which layers are gathered, and two processes with different graphs would join the shards of different layers: a step's
+messages are compared before it is released. Nothing is released before all have agreed that the sum is complete. A
+process that fails in a step is out of step with the others: it takes part in no later message, and the others end by
+the group's timeout.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from dpcore.torch.model.functional import Values, local, slots
 from dpcore.torch.processes import Processes
 
 Note = Callable[[str], None]
-"""Is told of each message, so that processes can compare their order."""
+"""Called with each message, so that processes can compare their order."""
 
 
 class ShardedGradient(PerExampleGradient):
-    """See `PerExampleGradient`. The blocks are of whole gradients, of this process's examples alone.
+    """See `PerExampleGradient`. The blocks are those of whole gradients, of this process's examples only.
 
-    `note` is told of each gathering.
+    `note` is called at each gathering.
     """
 
     free = False
@@ -85,7 +85,7 @@ class ShardedGradient(PerExampleGradient):
 
 
 class ShardedValues(Values):
-    """See `Values`: of each parameter this process's rows. `held` is what fully_shard keeps for itself."""
+    """See `Values`: this process's rows of each parameter. `held` are fully_shard's own objects."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], note: Note) -> None:
         super().__init__(model, names)
@@ -102,16 +102,16 @@ class ShardedValues(Values):
         self.held = [*self._states, *self._groups, *known, *model.parameters()]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return what this process has of the parameters: some rows of each."""
+        """Return this process's rows of each parameter."""
         return [local(shard) for shard in self._shards]
 
     def settle(self) -> None:
-        """Free what a call of the model itself has gathered, as an evaluation does."""
+        """Free parameters that a call of the model gathered, as in an evaluation."""
         self._reset()
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """Take fully_shard's hooks out: the graph is captured with whole parameters."""
+        """Remove fully_shard's hooks inside the block, so that the graph is captured with whole parameters."""
         self.settle()
         taken: list[tuple[Any, int, Any]] = []
         try:
@@ -126,7 +126,7 @@ class ShardedValues(Values):
                 hooks[number] = hook
 
     def gathered(self, captured: Captured) -> Gathers:
-        """Return what puts the gathering of each layer into the graph."""
+        """Return the function that inserts the gathering of each layer into the graph."""
         numbers = {
             id(t): n for n, group in enumerate(self._groups) for t in (p.sharded_param for p in group.fsdp_params)
         }
@@ -147,7 +147,7 @@ class ShardedValues(Values):
 
 
 class Layer:
-    """Parameters that are gathered together: placeholders of the graph, with the whole ones' shapes."""
+    """Parameters that are gathered together: placeholders of the graph, with the shapes of whole parameters."""
 
     def __init__(
         self, number: int, members: list[Node], shapes: list[torch.Size], lasting: bool, group: Any, note: Note
@@ -157,10 +157,10 @@ class Layer:
         self._shapes, self._group, self._note = shapes, group, note
 
     def __call__(self, *rows: torch.Tensor) -> list[torch.Tensor]:
-        """Return the whole parameters. Of each a process sends ceil(n / world size) rows, the last ones padded."""
+        """Return the whole parameters. A process sends ceil(n / world size) rows of each, padded at the end."""
         world = dist.get_world_size(self._group)
         kinds = list(dict.fromkeys(row.dtype for row in rows))
-        found: list[torch.Tensor | None] = [None] * len(rows)
+        gathered: list[torch.Tensor | None] = [None] * len(rows)
         self._note(self.__name__)
         for kind in kinds:
             places = [place for place, row in enumerate(rows) if row.dtype == kind]
@@ -171,18 +171,18 @@ class Layer:
             every = own.new_empty(world * len(own))
             try:
                 processes.all_gather(every, own, self._group)
-            except RuntimeError as cause:  # what torch.distributed raises where a process is gone
+            except RuntimeError as cause:  # torch.distributed raises it when a process is gone
                 raise PrivacyError(LOST) from cause
             for part, place in zip(torch.split(every.view(world, -1), sizes, 1), places, strict=True):
                 shape = self._shapes[place]
-                found[place] = part.reshape(-1, *shape[1:])[: shape[0]]
-        return found  # type: ignore[return-value]
+                gathered[place] = part.reshape(-1, *shape[1:])[: shape[0]]
+        return gathered  # type: ignore[return-value]
 
 
 def put_gathers(graph: Graph, layers: dict[int, Layer]) -> None:
-    """Let operations take gathered parameters in the place of placeholders, which hold some rows of each."""
+    """Make operations use gathered parameters instead of placeholders, which are some rows of each."""
     of = {place: number for number, layer in layers.items() for place in layer.members}
-    viewed: dict[Node, Node] = {}  # of views of a parameter, which are made anew where they are used
+    viewed: dict[Node, Node] = {}  # views of a parameter, which are made again where they are used
     there: dict[int, dict[Node, Node]] = {}
     for node in list(graph.nodes):
         if node.op not in ("call_function", "output"):
@@ -213,7 +213,7 @@ def put_gathers(graph: Graph, layers: dict[int, Layer]) -> None:
                     return given[value]
                 return there[of[value]][value] if value in of else value
 
-            # Copies of views must stand before the node: they are made first.
+            # Copies of views must precede the node: they are made first.
             copies = {i: whole_of(i) for i in taken}
         node.args = map_arg(node.args, lambda n: copies.get(n, n))  # noqa: B023
         node.kwargs = map_arg(node.kwargs, lambda n: copies.get(n, n))  # noqa: B023
@@ -221,22 +221,22 @@ def put_gathers(graph: Graph, layers: dict[int, Layer]) -> None:
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
-    """Return the modules that were given to fully_shard."""
+    """Return the modules that fully_shard was applied to."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def groups_of(model: nn.Module) -> tuple[list[Any], list[Any]]:
-    """Return fully_shard's states of a model's modules, and the groups of parameters that it gathers together."""
+    """Return fully_shard's states for the model's modules, and the groups of parameters that it gathers together."""
     states = {id(state): state for state in (module._get_fsdp_state() for module in sharded_modules(model))}
     return list(states.values()), [group for state in states.values() for group in state._fsdp_param_groups]
 
 
 class Sharded(Processes):
-    """See `dpcore.mechanism.peers.Peers`; a process owns some rows of each tensor, and holds no others.
+    """See `dpcore.mechanism.peers.Peers`. A process owns some rows of each tensor and stores no others.
 
     Notes
     -----
-    A step sends each tensor's sum once per micro-batch, by a reduce-scatter, and nothing of the moved parameters.
+    A step sends each tensor's sum once per micro-batch, by a reduce-scatter, and no updated parameters.
     """
 
     shards = True
@@ -244,7 +244,7 @@ class Sharded(Processes):
     def __init__(self, group: Any) -> None:
         super().__init__(group)
         self._added: list[tuple[Sequence[Block], Sequence[Any]]] = []
-        self._begun = False  # a step whose sum is not whole yet
+        self._begun = False  # whether a step has begun and its sum is not complete
         self._order = hashlib.sha256()
 
     def pieces(self, layout: Layout) -> tuple[Piece, ...]:
@@ -252,13 +252,13 @@ class Sharded(Processes):
         return layout.rows(self.rank, self.world_size)
 
     def totals(self, like: Sequence[Any], backend: Backend[Any]) -> list[Any]:
-        """See `Peers.totals`: of the own pieces."""
-        found = [backend.zeros_like(vector, "float64") for vector in like]
-        self._sum = processes.as_tensor(found[0])[:0]
-        return found
+        """See `Peers.totals`. They cover this process's own pieces."""
+        totals = [backend.zeros_like(vector, "float64") for vector in like]
+        self._sum = processes.as_tensor(totals[0])[:0]
+        return totals
 
     def rounds(self, count: int) -> int:
-        """See `Peers.rounds`: as many as the process with most micro-batches has."""
+        """See `Peers.rounds`: the largest number of micro-batches of any process."""
         most = torch.tensor(count, device=self._sum.device)
         with self._lost():
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
@@ -267,7 +267,7 @@ class Sharded(Processes):
         return int(most)
 
     def note(self, message: str) -> None:
-        """Note a message of a step; all processes must have sent the same ones, in one order."""
+        """Note a message of a step. All processes must send the same messages in the same order."""
         self._order.update(f"{message}\n".encode())
 
     def add_sums(
@@ -278,11 +278,11 @@ class Sharded(Processes):
         totals: Sequence[Any],
         scales: Sequence[Any],
     ) -> None:
-        """See `Peers.add_sums`: kept until `join`, so that all processes join equally often."""
+        """See `Peers.add_sums`. The sums wait for `join`, so that all processes join equally often."""
         self._added.append((blocks, weights))
 
     def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
-        """See `Peers.join`: tensor by tensor, so that no process ever has the sum of more than one."""
+        """See `Peers.join`. It goes tensor by tensor, so that no process ever has the whole sum of more than one."""
         firsts = layout.rows(0, self.world_size)
         for i, (entry, first, total) in enumerate(zip(layout.entries, firsts, totals, strict=True)):
             whole = torch.zeros(first.stop * self.world_size, dtype=torch.float64, device=self._sum.device)
@@ -302,13 +302,13 @@ class Sharded(Processes):
         self._added = []
 
     def reduced(self, totals: list[Any], pieces: Sequence[Piece]) -> list[Any]:
-        """See `Peers.reduced`: they are, since `join`."""
+        """See `Peers.reduced`. `join` already did it."""
         assert not self._added, "join first"
         return totals
 
     def whole(self, parts: Sequence[Any], pieces: Sequence[Piece], layout: Layout) -> list[Any]:
         """See `Peers.whole`: one tensor after the other."""
-        found = []
+        tensors = []
         for part, entry, first in zip(parts, layout.entries, layout.rows(0, self.world_size), strict=True):
             tensor = processes.as_tensor(part)
             own = tensor.new_zeros(first.stop)
@@ -317,24 +317,24 @@ class Sharded(Processes):
             with self._lost():
                 if first.stop:
                     processes.all_gather(every, own, self._group)
-            found.append(_like(every, part)[: entry.size])
-        return found
+            tensors.append(_like(every, part)[: entry.size])
+        return tensors
 
     def agree(self, failed: bool, state: str = "", settings: str = "") -> None:
-        """See `Peers.agree`; a process that failed tells nobody, since the others may wait for another message."""
+        """See `Peers.agree`. A process that failed sends nothing, since the others may wait for another message."""
         if failed:
             self._begun = True
             return
-        told = [self._order.digest(), *(hashlib.sha256(text.encode()).digest() for text in (state, settings))]
-        own = torch.frombuffer(bytearray(b"".join(told)), dtype=torch.int64).to(self._sum.device)
-        found = own.new_empty(len(own) * self.world_size)
+        digests = [self._order.digest(), *(hashlib.sha256(text.encode()).digest() for text in (state, settings))]
+        own = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.int64).to(self._sum.device)
+        gathered = own.new_empty(len(own) * self.world_size)
         with super()._lost():
-            processes.all_gather(found, own, self._group)
-        every = found.view(self.world_size, 3, -1)
+            processes.all_gather(gathered, own, self._group)
+        every = gathered.view(self.world_size, 3, -1)
         if any(not torch.equal(order, every[self.rank, 0]) for order in every[:, 0]):
             raise PrivacyError(
                 "processes ran the layers of the sharded model in different orders: no rank releases the step; every "
-                "batch must take the same way through a model of fully_shard"
+                "batch must take the same path through a fully_shard model"
             )
         self._begun = False
         processes.check_rows(every[:, 1:].transpose(0, 1))
@@ -355,15 +355,15 @@ def _like(tensor: torch.Tensor, array: Any) -> Any:
 
 
 def check_shards(model: nn.Module, group: Any) -> None:
-    """Refuse a sharded model that is not one of fully_shard over the rows of its tensors and the run's processes."""
+    """Refuse a sharded model that fully_shard did not shard along rows over the run's processes."""
     root: Any = model
     if not isinstance(model, FSDPModule) or root._get_fsdp_state()._is_root is False:
         raise ArgumentError(
-            f"model={type(model).__name__}: parameters are DTensors, and the model is no root of fully_shard: call "
+            f"model={type(model).__name__}: parameters are DTensors, but the model is no root of fully_shard: call "
             "fully_shard on the model itself after its layers; tensor parallelism is not supported"
         )
     if not hasattr(model, "reset_iter_state"):
-        raise ArgumentError(f"torch {torch.__version__}: models of fully_shard need torch 2.13 or later")
+        raise ArgumentError(f"torch {torch.__version__}: fully_shard models need torch 2.13 or later")
     for module in sharded_modules(model):
         module.reshard()
     for name, parameter in model.named_parameters():
@@ -388,7 +388,7 @@ def check_shards(model: nn.Module, group: Any) -> None:
 
 
 def _complaints(parameter: Any, group: Any) -> Iterator[str]:
-    """Yield what is wrong with a parameter."""
+    """Yield reasons to refuse a parameter."""
     if not hasattr(parameter, "to_local"):
         if parameter.requires_grad:
             yield "is not sharded, and others are: call fully_shard on the whole model, without ignored_params"
@@ -410,15 +410,15 @@ def _complaints(parameter: Any, group: Any) -> Iterator[str]:
 
 
 def check_run_of_shards(method: Method, gradients: str) -> str:
-    """Refuse what a run of a sharded model cannot do; return the way that its gradients are found."""
+    """Return how the gradients of a sharded model are computed; refuse settings that such a run does not support."""
     if method.galore is not None:
-        told = f"galore={method.galore!r}: projects whole matrices, and a process owns rows of them"
+        problem = f"galore={method.galore!r}: projects whole matrices, and a process owns rows of them"
     elif method.preconditioning is not None:
-        told = "preconditioning: scales whole gradients before the clip"
+        problem = "preconditioning: scales whole gradients before the clip"
     elif method.update.second_moment == "public":
-        told = "second_moment='public': takes whole gradients of public data"
+        problem = "second_moment='public': takes whole gradients of public data"
     elif gradients not in ("auto", "pairs"):
-        told = f"gradients={gradients!r}: forms whole gradients of every example"
+        problem = f"gradients={gradients!r}: forms whole gradients of every example"
     else:
         return "pairs"
-    raise ArgumentError(f"{told}; with a model of fully_shard it must be left out")
+    raise ArgumentError(f"{problem}; with a fully_shard model it must be left out")

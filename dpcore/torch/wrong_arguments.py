@@ -43,15 +43,15 @@ _ELSEWHERE = {
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a call with arguments that `function` does not take end in a sentence; Python says what is missing."""
+    """Let a call with arguments that `function` does not take end in a sentence; Python reports missing ones."""
     parameters = inspect.signature(function).parameters
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         unknown = [keyword for keyword in kwargs if keyword not in parameters]
         if unknown:
-            told = ", no ".join(f"{keyword}= ({_hint(keyword, list(parameters))})" for keyword in unknown)
-            raise ArgumentTypeError(f"{function.__name__}() takes no {told}")
+            refused = ", no ".join(f"{keyword}= ({_hint(keyword, list(parameters))})" for keyword in unknown)
+            raise ArgumentTypeError(f"{function.__name__}() takes no {refused}")
         try:
             return function(*args, **kwargs)
         except ArgumentError as refusal:
@@ -65,7 +65,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _other_type(model: Any, data: Any, **_: Any) -> str | None:
-    """Say that inputs are of float64, as those of scikit-learn, and the model is not; None where that is not so."""
+    """Return a sentence if inputs are float64, as those of scikit-learn, but the model is not; else None."""
     tree = arrays(data)
     wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
     if tree is None or wanted == torch.float64:
@@ -84,16 +84,16 @@ def _hint(keyword: str, known: list[str]) -> str:
 
 
 def check_method(method: Any) -> None:
-    """Refuse what is no method, an optimizer of torch's first of all."""
+    """Refuse an object that is no method, such as torch's optimizer."""
     if isinstance(method, Method):
         return
     must = "must be a dpcore.Method, as dpcore.methods.disk(lr=0.1) returns"
     kind = method if isinstance(method, type) else type(method)
     if issubclass(kind, torch.optim.Optimizer):
         name = kind.__name__.lower()
-        told = f"the method has the optimizer, by name: dpcore.methods.dp_sgd(lr=0.1, base={name!r})"
-        raise ArgumentTypeError(f"method={kind.__name__}: {must}; {told}")
+        remedy = f"the method has the optimizer, by name: dpcore.methods.dp_sgd(lr=0.1, base={name!r})"
+        raise ArgumentTypeError(f"method={kind.__name__}: {must}; {remedy}")
     if inspect.isfunction(method):
         raise ArgumentTypeError(f"method={method.__name__}: {must}; call it, {method.__name__}(lr=0.1)")
-    told = repr(method) if isinstance(method, str) else kind.__name__
-    raise ArgumentTypeError(f"method={told}: {must}")
+    given = repr(method) if isinstance(method, str) else kind.__name__
+    raise ArgumentTypeError(f"method={given}: {must}")

@@ -104,7 +104,7 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
     assert json.loads(told.out)["rows"] == left["summary"]["rows"]
     assert results(out) == left
     assert compare(out, *command, "--delta", "1e-6") == 2
-    assert "holds a comparison with other settings (delta: 1e-05 there, 1e-06 here)" in capsys.readouterr().err
+    assert "has a comparison with other settings (delta: 1e-05 there, 1e-06 here)" in capsys.readouterr().err
     assert main(["train", "--epsilon", "3", "--out", str(out), "--overwrite"]) == 2
     assert results(out) == left
 
@@ -130,7 +130,7 @@ def test_a_file_names_contestants(tmp_path, capsys):
     assert compare(out, "--config", str(out / "config.json"), "--json") == 0
     assert "4 of 4 runs were made before" in capsys.readouterr().err
     assert compare(out, "--config", str(file), "--methods", "disk") == 2
-    assert "must not be given beside the contestants" in capsys.readouterr().err
+    assert "must not be given with the contestants" in capsys.readouterr().err
 
 
 def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, capsys, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_run_that_never_ended_counts_what_its_folder_states(tmp_path, capsys, 
     shutil.rmtree(out / runs[0]["folder"])
     capsys.readouterr()
     assert compare(out, *command) == 2
-    assert "is gone, so that nothing says what it spent" in capsys.readouterr().err
+    assert "is gone, so its cost is unknown" in capsys.readouterr().err
 
 
 def test_a_run_that_never_began_spent_nothing(tmp_path, capsys, monkeypatch):
@@ -239,7 +239,7 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     (at,) = (at for at, line in enumerate(told) if "remark" in line)
     assert told[at] == (
         "remark: the ledger's budget may not pay for all of the 6 runs to come; the comparison stops before the first "
-        "that it does not pay for, and keeps those before it"
+        "unpaid run, and keeps those before it"
     )
     assert "held-out accuracy" in told[at + 1]
     assert f"{min(complete, 3)} of 3 " in printed.out or complete == 3

@@ -70,7 +70,7 @@ def test_every_sampling_and_every_accountant(sampling: str):
 
 def test_a_certified_interval_is_shown(capsys):
     line = "epsilon --sample-rate 0.01 --steps 10 --noise-multiplier 1 --delta 1e-5"
-    assert "certified: the smallest epsilon lies in [" in say(capsys, line.split()).out
+    assert "certified: the smallest epsilon is in [" in say(capsys, line.split()).out
 
 
 @pytest.mark.parametrize(("unknown", "line"), [
@@ -139,7 +139,7 @@ def test_the_ledger_pays_for_what_is_said_and_for_no_more(unknown: str, tmp_path
     ledger.charge(sampler.event(1.5, 300), name="earlier")
     granted: Any = ask(*line)[unknown]
     said = say(capsys, line).out.splitlines()
-    assert said[-1] == "which what is left of the ledger data.ledger pays for as a whole"
+    assert said[-1] == "the rest of the budget of the ledger data.ledger pays for the whole plan"
     if unknown == "steps":
         assert 0 < granted < first
         less, most = sampler.event(1.5, granted), sampler.event(1.5, granted + 1)
@@ -161,7 +161,7 @@ def test_a_ledger_that_leaves_nothing_or_has_no_end_is_one_sentence(tmp_path, ca
     for line, words in (
         ("--noise-multiplier 1.5 --ledger spent", "not even one step meets it"),
         ("--steps 9 --ledger spent", "too little for any noise multiplier"),
-        ("--steps 9 --ledger open", "so there is no end to what is left"),
+        ("--steps 9 --ledger open", "so its rest has no limit"),
         ("--steps 9 --noise-multiplier 1 --ledger spent", "none is"),
         ("--steps 9 --epsilon 3 --ledger spent", "has the target, its budget; leave out --epsilon and --delta"),
     ):
@@ -177,7 +177,7 @@ def test_a_large_delta_is_remarked_where_n_is_not_known(capsys):
     line = "epsilon --sample-rate 0.01 --noise-multiplier 1 --steps 10 --delta"
     assert main([*line.split(), "0.1"]) == 0
     assert (
-        "delta=0.1: ought to lie well below 1/n, and is below it for fewer than 10 examples only"
+        "delta=0.1: ought to be well below 1/n, and is below it for fewer than 10 examples only"
         in capsys.readouterr().err
     )
     assert say(capsys, [*line.split(), "1e-3"]).err == ""

@@ -47,7 +47,7 @@ def test_accepting_a_file_system(capsys, monkeypatch):
         assert ask("ledger", "verify", words[1])["valid"]
         assert ask("ledger", "show", words[1], "--delta", "1e-5")["file_systems"] == ["tmpfs"]
         assert main(["ledger", "show", str(words[1]), "--delta", "1e-5"]) == 0
-        assert "lies on tmpfs, on its owner's word" in capsys.readouterr().out
+        assert "is on tmpfs, which its owner accepted" in capsys.readouterr().out
 
 
 def test_show(capsys):
@@ -161,7 +161,7 @@ def test_charging_what_happened_without_the_ledger(capsys):
     charge[2] = "other.ledger"
     assert "this ledger paid for it, as its run" in say(capsys, [*charge, "--statement", "paid"], 2).err
     assert "give one of the two" in say(capsys, charge, 2).err
-    assert "must say what was released" in say(capsys, [*charge[:3], "--statement", "old"], 2).err
+    assert "must name the release" in say(capsys, [*charge[:3], "--statement", "old"], 2).err
     history = {"history": [[1.0, 0.01, 100]], "mechanism": "rdp"}
     Path("opacus.json").write_text(json.dumps(history))
     say(capsys, [*charge, "--opacus", "opacus.json"])

@@ -157,7 +157,7 @@ def test_a_run_that_is_killed_again_and_again_pays_for_the_steps_since_its_check
     here = at(folder)
     lost += charged(folder)[0] - here - lost
     status, told = resume(folder)
-    assert (status, "to go on" in told) == (0, False), told
+    assert (status, "to continue" in told) == (0, False), told
     assert_complete(folder, straight, lost)
 
 
@@ -167,7 +167,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(tmp_path, straight:
     status, told = begin(folder, stop=30, number=number)
     assert status == 128 + number
     assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} after 30 of 69 steps" in told
-    assert f"to go on           dpcore train --resume {folder / 'run'}" in told
+    assert f"to continue        dpcore train --resume {folder / 'run'}" in told
     assert (charged(folder), at(folder)) == ((30, 0), 30)
     assert stat.S_IMODE((folder / "run.checkpoint").stat().st_mode) == 0o600
     # No key of the checkpoint is in a public file.
@@ -177,7 +177,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does_at_no_cost(tmp_path, straight:
         assert bytes.fromhex(secret["noise_key"]) not in path.read_bytes()
     status, told = resume(folder)
     assert status == 0
-    assert "Going on after step 30 of 69, with fresh noise. This costs 0 steps" in " ".join(told.split())
+    assert "Continuing after step 30 of 69, with fresh noise. This costs 0 steps" in " ".join(told.split())
     assert_complete(folder, straight, 0)
     assert [line["step"] for line in lines(folder)] == [23, 30, 46, 69]
 
@@ -241,8 +241,8 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     (toml := tmp_path / "run.toml").write_text("epochs = 3")
     for words in (("--lr", "1"), ("--overwrite",), ("--out", "x"), ("--config", str(toml)), ("--epochs", "3")):
         assert f"{words[0]}: must be left out" in refused(capsys, *resumed, *words)
-    assert "already holds a run; go on with it (dpcore train --resume" in refused(capsys, *RUN, "--out", run)
-    assert "holds no run of dpcore train" in refused(capsys, "--resume", str(folder))
+    assert "already has a run; continue it (dpcore train --resume" in refused(capsys, *RUN, "--out", run)
+    assert "has no run of dpcore train" in refused(capsys, "--resume", str(folder))
     assert "run': is complete" in refused(capsys, "--resume", str(straight / "run"))
 
     other = tmp_path / "other"
@@ -284,8 +284,8 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     fcntl = pytest.importorskip("fcntl")
     with config.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another command is at work in it" in refused(capsys, *resumed)
-        assert "another command is at work in it" in refused(capsys, *RUN, "--out", run, "--overwrite")
+        assert "another command is using it" in refused(capsys, *resumed)
+        assert "another command is using it" in refused(capsys, *RUN, "--out", run, "--overwrite")
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -303,7 +303,7 @@ def test_a_ledger_that_was_moved_is_asked_for(stopped: Path, straight: Path, tmp
 
 def test_a_run_without_a_ledger_keeps_no_checkpoint(tmp_path, capsys):
     status, told = command(tmp_path, "--epsilon", "1", "--epochs", "2", "--out", str(tmp_path / "run"), stop=30)
-    assert (status, "to go on" in told) == (130, False)
+    assert (status, "to continue" in told) == (130, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "told"]
     assert "has no checkpoint: only a run with --ledger keeps one" in refused(capsys, "--resume", str(tmp_path / "run"))
 

@@ -54,7 +54,7 @@ FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
     "text changed": (
         lambda run, _: replaced(run / "statement.txt", "epsilon", "EPSILON"),
         "statement.txt",
-        "is not what statement.json says",
+        "contradicts statement.json",
     ),
     "text gone": (lambda run, _: (run / "statement.txt").unlink(), "SHA-256 of statement.txt", "cannot be read"),
     "text and card gone": (
@@ -153,7 +153,7 @@ def test_a_statement_beside_its_ledger(tmp_path, capsys):
     assert main([*LINE.split(), str(run), "--epsilon", "1", "--ledger", str(file)]) == 0
     words = ["verify", str(run), "--ledger"]
     printed = " ".join(say(capsys, [*words, str(file)]).out.split())
-    for check in ("event ok the one", "event planned ok the one", "is an entry's", "not below that of this run"):
+    for check in ("event ok equals", "event planned ok equals", "is an entry's", "not below that of this run"):
         assert check in printed
     other = " ".join(say(capsys, [*words, str(tmp_path / "other")], 1).out.split())
     assert f"is {Ledger.open(tmp_path / 'other').ledger_id}" in other
@@ -174,12 +174,12 @@ def test_a_statement_beside_its_ledger(tmp_path, capsys):
     assert "cannot be read" in found(ledger=whole["ledger"] | {"total": 3})["ledger's total"]
     short = found(ledger={name: whole["ledger"][name] for name in ("ledger", "run")})
     assert short.keys() == {"ledger", "ledger: event", "ledger: event planned"}
-    assert "failed: no entry bears" in found(ledger=whole["ledger"] | {"seal": "ab" * 32})["ledger: seal"]
+    assert "failed: no entry has" in found(ledger=whole["ledger"] | {"seal": "ab" * 32})["ledger: seal"]
     assert "has no run x" in found(ledger=whole["ledger"] | {"run": "x"})["ledger"]
     assert "names no ledger" in found(ledger={})["ledger"]
-    assert "holds 23 steps of this run and the statement 10" in found(steps_taken=10)["ledger: event"]
+    assert "has 23 steps of this run, the statement 10" in found(steps_taken=10)["ledger: event"]
     abandoned = found(steps_abandoned=2)
-    assert abandoned["ledger: event"] == "failed: the statement counts 25 steps, and the ledger paid for 23 steps"
+    assert abandoned["ledger: event"] == "failed: the statement counts 25 steps, but the ledger paid for 23 steps"
     before = found(steps_abandoned=2, note="Written before the steps of epoch 1")
     assert before["ledger: event"].startswith("remark: the statement counts 25 steps before they were taken")
     quieter = whole["event"] | {"noise_multiplier": 9.0}
@@ -251,7 +251,7 @@ def test_a_comparison_names_the_folders_of_its_runs(run: Path, tmp_path, capsys)
     for folders, words in (
         ({"one": "../../elsewhere"}, "names a run outside of its folder"),
         ({"one": "runs/three"}, "there is no such file or folder"),
-        ({"one": "."}, "holds no privacy statement"),
+        ({"one": "."}, "has no privacy statement"),
         ({}, "names no run"),
     ):
         names(**folders)
@@ -261,11 +261,11 @@ def test_a_comparison_names_the_folders_of_its_runs(run: Path, tmp_path, capsys)
 NONSENSE = {
     "absent": "there is no such file or folder",
     "empty": "is a folder without a statement.json",
-    "text.txt": "is not JSON; the JSON beside it is meant",
-    "list.json": "holds no privacy statement",
+    "text.txt": "is not JSON; name the JSON file next to it",
+    "list.json": "has no privacy statement",
     "deep.json": "is not JSON",
     "bytes.json": "is not JSON",
-    "twice.json": "'delta' stands twice in one object",
+    "twice.json": "'delta' is twice in one object",
     "people.ledger": "is not JSON: if it is a ledger, dpcore ledger show and dpcore ledger verify read it",
 }
 

@@ -86,7 +86,7 @@ def failing(rank: int, folder: Path) -> None:
     run = begin("dp_sgd", 0)
     run.optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
     batch = next(iter(run.loader))
-    with pytest.raises(PrivacyError, match="rank 1 would take this step by other settings"):
+    with pytest.raises(PrivacyError, match="rank 1 would take this step with other settings"):
         run.step(batch)
     assert run.steps_taken == 0
     run.optimizer.param_groups[0]["lr"] = 0.1
@@ -131,7 +131,7 @@ def by_hooks(rank: int) -> None:
 
     batch = next(iter(run.loader))
     handle = run.optimizer.register_step_pre_hook(other_rate)
-    with pytest.raises(PrivacyError, match="rank 1 would take this step by other settings"):
+    with pytest.raises(PrivacyError, match="rank 1 would take this step with other settings"):
         run.step(batch)
     handle.remove()
     run.optimizer.param_groups[0]["lr"] = 0.1
@@ -301,7 +301,7 @@ def wrapped(rank: int, folder: Path) -> None:
         start(torch.nn.parallel.DistributedDataParallel(model()))
     sharded = model()
     torch.distributed.fsdp.fully_shard(sharded[0], mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    with pytest.raises(ArgumentError, match="DTensors, and the model is no root"):
+    with pytest.raises(ArgumentError, match="DTensors, but the model is no root"):
         start(sharded)
     torch.distributed.fsdp.fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
     alone = start(model(), stop=2)
@@ -325,8 +325,8 @@ def test_a_group_must_be_one():
 
 
 @pytest.mark.parametrize(("config", "device", "words"), [
-    ("cuda:nccl", "cpu", r"on 'cpu', where the model is, is none: must be gloo"),
-    ("cpu:gloo,cuda:gloo", "cuda", r"on 'cuda', where the model is, is gloo: must be nccl"),
+    ("cuda:nccl", "cpu", r"for the model's device 'cpu' is none: must be gloo"),
+    ("cpu:gloo,cuda:gloo", "cuda", r"for the model's device 'cuda' is gloo: must be nccl"),
     ("cpu:gloo,cuda:nccl", "cuda", ""), ("cpu:gloo,cuda:gloo", "cpu", ""),
 ])  # fmt: skip
 def test_the_group_can_send_what_the_model_is_made_of(config: str, device: str, words: str):

@@ -129,7 +129,7 @@ def spend(rank: int, folder: Path) -> None:
         assert "ledger" in private.statement().text()
         (folder / "steps").write_text(str(private.steps_taken))
     else:
-        with pytest.raises(PrivacyError, match="ask for epsilon and statement in rank 0"):
+        with pytest.raises(PrivacyError, match="take epsilon and statement from rank 0"):
             private.epsilon()
         with pytest.raises(PrivacyError, match="in rank 0"):
             private.statement()

@@ -382,7 +382,7 @@ def failing(rank: int, run: dpcore.torch.PrivateRun) -> None:
     """One process fails midway: nobody releases, nobody waits for ever, and all have the parameters that they had."""
     batch = next(iter(run.loader))
     run.optimizer.param_groups[0]["lr"] *= 1 + rank
-    with pytest.raises(PrivacyError, match="rank 1 would take this step by other settings"):
+    with pytest.raises(PrivacyError, match="rank 1 would take this step with other settings"):
         run.step(batch)
     run.optimizer.param_groups[0]["lr"] /= 1 + rank
     run.step(batch)

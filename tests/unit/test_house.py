@@ -18,7 +18,7 @@ SLACK = 15  # an exception's limit is at most so far above what it allows
 
 # fmt: off
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {
-    "dpcore/torch/gradients/capture.py::capture": (70, "one graph, from the model to what is left of it"),
+    "dpcore/torch/gradients/capture.py::capture": (71, "one graph, from the model to what is left of it"),
 }  # statements only, without signature and docstring
 # fmt: on
 

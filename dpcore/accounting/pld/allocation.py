@@ -1,8 +1,8 @@
 """The privacy loss of one epoch of random allocation: an example enters one of t batches, each with probability 1/t.
 
-What an adversary sees of the example, whatever the others do, is dominated by t numbers with noise of its own each: all
+An adversary's view of the example, whatever the others do, is dominated by t numbers with noise of its own each: all
 N(0, 1) under Q, and under P one of them, drawn at random, N(1/s, 1), with s the noise multiplier. (The batch is drawn
-before the epoch. What the example adds may depend on earlier releases; but that changes only the direction of a vector,
+before the epoch. The example's addend may depend on earlier releases; but that changes only the direction of a vector,
 and the noise looks the same from every side.) With X_i = e^(z_i/s - 1/(2 s^2)) the likelihood ratio is
 
     L = dP/dQ = (X_1 + ... + X_t) / t,     X_i independent, lognormal, E_Q X_i = 1.
@@ -15,11 +15,11 @@ needs none of its own: dP = L dQ.
 
 - **Ends.** X above a cap: lost to infinity under P ("remove", upper), moved down to it ("add", upper: the loss grows),
   or left out (lower).
-- **Ranges.** Sums are told apart by the interval in which their largest X lies, and each kind has a grid of its own:
+- **Ranges.** Sums are divided by the interval of their largest X, and each kind has its own grid:
   one that reaches to the rare, large X is too coarse for all others. X is split or merged within its interval, so each
   kind's law is larger or smaller in the convex order, and so is the mixture.
 - **Tilt.** Q-masses are multiplied by e^(r S), so that those that matter are the large ones, as in `compose`. Several
-  tilts bound the same masses; every part of the grid takes the one that knows them best.
+  tilts bound the same masses; every part of the grid takes the tightest one.
 - **Window.** The transform adds up what lies N points apart. The tilted mass above W = N g is at most e^(K(v) - v W)
   for every v > 0, with K the log moment of the tilted sum: B. Upper: what is aliased into the window only adds; what
   left it goes to infinity ("remove") or down to its end ("add"). Lower: no point gains more than B, and each gives so
@@ -61,8 +61,8 @@ _UNIT = 2.0**-53
 _UNDERFLOW = 1e-290  # above the L2 norm of all that a transform loses below the smallest float64
 _LOG_LEAST = -30.0  # of the tilted mass above the window
 _TRIES = 24
-_RARE = 0.02  # how often the largest of all X lies above the first range
-_RATIO, _MOST_RANGES = 16.0, 8  # of the ends of ranges, or more where there would be more than so many
+_RARE = 0.02  # probability that the largest of all X is above the first range
+_RATIO, _MOST_RANGES = 16.0, 8  # ratio of the ends of ranges, or larger if there would be more ranges than this
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TiltedSum:
     """Masses of S at `values` (n,), multiplied by e^(rate S - log_total).
 
     `error` bounds the L2 norm of what rounding adds, `left` the tilted mass above the window, which the transform folds
-    into it, and `beyond` the same without the tilt (where the rate is above 0: weighed by S over the window's end).
+    into it, and `beyond` the same without the tilt (if the rate is above 0: weighed by S over the window's end).
     """
 
     sums: Array
@@ -94,7 +94,7 @@ class TiltedSum:
 
 
 def ranges(t: int, s: float, cap: float) -> list[tuple[float, float]]:
-    """Return intervals up to the cap; the largest X lies in one of them, and in the first but once in many times.
+    """Return intervals up to the cap; the largest X is in one of them, nearly always in the first.
 
     A grid that reaches to the rare, large X would be too coarse for the many others.
     """
@@ -110,7 +110,7 @@ def ranges(t: int, s: float, cap: float) -> list[tuple[float, float]]:
 def transformed(
     t: int, s: float, low: float, high: float, rate: float, size: int, *, lower: bool, add: bool, last: bool
 ) -> TiltedSum:
-    """Return the law of the sum where the largest X lies in [low, high], with X `split`, or for a lower bound `merged`.
+    """Return the law of the sum if the largest X is in [low, high], with X `split`, or for a lower bound `merged`.
 
     That is the law of all X up to `high` without that of all X up to `low`. The curve of "remove" falls with X, that of
     `add` grows: X above the `last` range is left out, or for an upper bound of "add" moved down to its end. The tilt is
@@ -120,7 +120,7 @@ def transformed(
     values, few, more = _log_masses(s, g, low, high, lower, add, last)
     plain, end = np.logaddexp(few, more), t * float(values[0]) + size * g
     for attempt in range(_TRIES):
-        rate = wanted * 0.85**attempt  # a weaker tilt leaves less above the window
+        rate = wanted * 0.85**attempt  # a weaker tilt has less above the window
         logs = plain + rate * values
         total = _log_sum(logs)
         logs -= total
@@ -139,7 +139,7 @@ def transformed(
 
 @lru_cache(maxsize=64)
 def step(t: int, s: float, low: float, high: float, size: int, lower: bool, add: bool, last: bool) -> float:
-    """Return the step of a grid with a window that holds the sum but once in very many times."""
+    """Return the step of a grid whose window nearly always contains the sum."""
     second = math.exp(min(600.0, s**-2)) * float(special.ndtr(s * math.log(high) - 1.5 / s))
     window = 1.5 * high + t + 10.0 * math.sqrt(t * second)
     for _ in range(_TRIES):
@@ -192,8 +192,8 @@ def _power(mass: Array, count: int, size: int) -> tuple[Array, float]:
 def _difference(few: Array, more: Array, count: int, size: int) -> tuple[Array, float]:
     """Return the convolution of few + more without that of few, and a bound on its L2 error.
 
-    With B and T their transforms and A = B + T: A^t - B^t = T (A^(t-1) + A^(t-2) B + ... + B^(t-1)), no digit of which
-    is lost, however small T is. The sum has t products of t - 1 factors of size 1 at most, each off by `each`.
+    With B and T their transforms and A = B + T: A^t - B^t = T (A^(t-1) + A^(t-2) B + ... + B^(t-1)), which loses no
+    digit, however small T is. The sum has t products of t - 1 factors of size 1 at most, each off by `each`.
     """
     from scipy.fft import irfft, rfft
 
@@ -257,7 +257,7 @@ def bins(s: float, g: float, points: int) -> tuple[Array, Array]:
 
 
 def merged(s: float, at: Array, edges: Array, low: float, high: float, rising: bool) -> Array:
-    """Return Q-masses at the points of X in [low, high]: bins, told apart no more, whose mean is moved to the point.
+    """Return Q-masses at the points of X in [low, high]: merged bins, whose mean is moved to the point.
 
     A bin takes a fraction of a neighbor that lies on the other side of the point, as in `loss.lower`. Where there
     is too little to take, its mass goes to the next point below its mean, or above it if `rising`.
@@ -283,12 +283,12 @@ def merged(s: float, at: Array, edges: Array, low: float, high: float, rising: b
     moved = np.where(~usable & ((excess > 0.0) if rising else (excess < 0.0)), mass, 0.0)
     # A bin that reaches beyond the next point may not even have that mean: it is left out.
     fits = ends[1:-1] <= at[1:] if rising else ends[1:-1] >= at[:-1]
-    found: Array = mass - moved
+    bins: Array = mass - moved
     if rising:
-        found[1:] += np.where(fits, moved[:-1], 0.0)
+        bins[1:] += np.where(fits, moved[:-1], 0.0)
     else:
-        found[:-1] += np.where(fits, moved[1:], 0.0)
-    return found
+        bins[:-1] += np.where(fits, moved[1:], 0.0)
+    return bins
 
 
 _RANGE = 34.0  # of the tilt's exponent: beyond, a tail that falls slower than the tilt would be everything
@@ -296,7 +296,7 @@ _TILTS = (25.0, 8.0, 3.0, 1.0, 0.3, 0.0)  # each is best somewhere
 _STEEPEST = 0.5  # tilt from a point of the grid to the next; without a tilt there is always a law
 _POINTS = 160  # of the window, for each point per doubling in a grid of losses
 _MOST_POINTS = 1 << 18
-FAR, _FARTHER = 20.0, 200.0  # times the mean, and the sum of interest: "add" does not tell larger ones apart
+FAR, _FARTHER = 20.0, 200.0  # times the mean, and the sum of interest: "add" does not distinguish larger ones
 
 
 @dataclass(frozen=True)
@@ -309,17 +309,17 @@ class Law:
     infinite: float
 
     def masses(self, edges: Array) -> tuple[Array, Array]:
-        """Return the P-mass and the Q-mass (1, n) of each interval of losses, which holds its lower edge."""
+        """Return the P-mass and the Q-mass (1, n) of each interval of losses, which includes its lower edge."""
         ends = np.searchsorted(self.losses, edges[0])
         filled = np.flatnonzero(ends[1:] > ends[:-1])
-        found = np.zeros((2, 1, edges.shape[1] - 1))
-        for mass, sums in zip((self.p, self.q), found, strict=True):
+        result = np.zeros((2, 1, edges.shape[1] - 1))
+        for mass, sums in zip((self.p, self.q), result, strict=True):
             if len(filled):  # sums of positive numbers: no digits are lost in the tails
                 begins = np.append(ends[filled], ends[filled[-1] + 1])
                 sums[0, filled] = np.add.reduceat(np.append(mass, 0.0), begins)[:-1]
         if edges[0, -1] == np.inf:
-            found[0, 0, -1] += self.infinite
-        return found[0], found[1]
+            result[0, 0, -1] += self.infinite
+        return result[0], result[1]
 
     def reach(self, below: float, above: float) -> tuple[Array, Array]:
         """Return losses (1, 1) with no more than about these P-masses beyond them."""
@@ -381,13 +381,13 @@ class Allocation(Steps):
         return replace(self, counts=counts)
 
     def fitted(self, fine: int) -> "Allocation":
-        """Return the same on a grid that suits one of losses with so many points per doubling."""
+        """Return the same on a grid that suits a grid of losses with `fine` points per doubling."""
         from scipy.fft import next_fast_len
 
         return replace(self, size=next_fast_len(min(_MOST_POINTS, _POINTS * fine), real=True))
 
     def bounded(self, bound: str) -> "Allocation":
-        """Return the same with another bound; what is rough stays rough."""
+        """Return the same with another bound; a rough one stays rough."""
         return self if self.bound == "rough" else replace(self, bound=bound)
 
     def aimed(self, theta: float, loss: float) -> "Allocation":
@@ -403,7 +403,7 @@ class Allocation(Steps):
         return self.law(direction).reach(float(special.ndtr(-low)), float(special.ndtr(-high)))
 
     def thick(self, _direction: str) -> Array:
-        """Return a loss (1, 1) where P is thick."""
+        """Return a loss (1, 1) at which P is thick."""
         return np.zeros((1, 1))
 
     def law(self, direction: str) -> Law:
@@ -431,14 +431,14 @@ def _law(t: int, s: float, remove: bool, bound: str, log_rare: float, theta: flo
         most = _STEEPEST / step(t, s, low, high, size, **settings)
         usual = [share * theta / middle for share in (_TILTS if bound != "rough" else _TILTS[-3:])]
         rates = {min(rate, _RANGE / high) if remove else -rate for rate in usual if rate <= most}
-        found = [transformed(t, s, low, high, rate, size, **settings) for rate in rates]
-        q = _bounded(found, bound, remove, low)
-        beyond = min(one.beyond for one in found)
+        laws = [transformed(t, s, low, high, rate, size, **settings) for rate in rates]
+        q = _bounded(laws, bound, remove, low)
+        beyond = min(one.beyond for one in laws)
         if bound == "upper" and remove:
-            lost += beyond * float(found[0].values[-1] + found[0].g) / t
+            lost += beyond * float(laws[0].values[-1] + laws[0].g) / t
         elif bound == "upper":
             q[-1] += beyond
-        ratios.append(found[0].values / t)
+        ratios.append(laws[0].values / t)
         masses_q.append(q)
     ratio, q = np.concatenate(ratios), np.concatenate(masses_q)
     order = np.argsort(ratio if remove else -ratio, kind="stable")
@@ -462,17 +462,17 @@ def _checked(law: Law, bound: str) -> Law:
     return law
 
 
-def _bounded(found: Sequence[TiltedSum], bound: str, remove: bool, least: float) -> Array:
-    """Return masses with what the transform's error may be added or taken away, of the tilt that has least of it.
+def _bounded(tilts: Sequence[TiltedSum], bound: str, remove: bool, least: float) -> Array:
+    """Return masses raised or lowered by a bound on the transform's error, from the tilt with the least error.
 
     Below `least` there are none.
     """
-    steepest = max(abs(one.rate) for one in found) * found[0].g
+    steepest = max(abs(one.rate) for one in tilts) * tilts[0].g
     block = int(min(1024.0, max(1.0, 0.5 / max(steepest, 1e-9))))
-    some = found[0].values >= least * (1.0 - 1e-9) - found[0].g
-    size = len(found[0].sums)
+    some = tilts[0].values >= least * (1.0 - 1e-9) - tilts[0].g
+    size = len(tilts[0].sums)
     best, masses_q = np.full(size, np.inf), np.zeros(size)
-    for one in found:
+    for one in tilts:
         margin = math.exp(steepest * block) * (math.sqrt(block) * one.error + (one.left if bound == "lower" else 0.0))
         with np.errstate(over="ignore"):
             here = one.plain(np.full(size, margin))
@@ -493,12 +493,12 @@ def _bounded(found: Sequence[TiltedSum], bound: str, remove: bool, least: float)
         best, masses_q = np.where(better, here, best), np.where(better, one.plain(sums), masses_q)
     if not np.isfinite(best).all():
         raise PrivacyError("random allocation: float64 does not hold its privacy loss; take the 'rdp' accountant")
-    masses_q[found[0].values < least * (1.0 - 1e-9) - (1.0 + block) * found[0].g] = 0.0  # whole blocks without any
+    masses_q[tilts[0].values < least * (1.0 - 1e-9) - (1.0 + block) * tilts[0].g] = 0.0  # whole blocks without any
     return masses_q
 
 
 def blocks(values: Array, block: int) -> Array:
-    """Return the values in rows of `block`; the first one begins with zeros where they do not fill all rows."""
+    """Return the values in rows of `block`; the first one begins with zeros if they do not fill all rows."""
     return np.concatenate([np.zeros(-len(values) % block), values]).reshape(-1, block)
 
 

@@ -10,8 +10,8 @@ With theta such that the tilted mean K'(theta) is near eps, the sum is made of t
 c, relative to its largest entries, is relative to delta: a delta of 1e-100 costs no digits.
 
 **Window.** Only N points around the tilted mean are kept, and the transform adds up what lies N apart. For t > 0, the
-tilted mass above x is at most exp(K(theta + t) - K(theta) - t x), likewise below. Upper bound: what is aliased into the
-window only adds, and the mass above the window, at most B, adds at most e^(K - theta top) B. Lower bound: what is
+tilted mass above x is at most exp(K(theta + t) - K(theta) - t x), likewise below. Upper bound: mass aliased into the
+window only adds, and the mass above the window, at most B, adds at most e^(K - theta top) B. Lower bound: mass that is
 aliased into the window is at most the mass B outside it, and in delta it weighs at most
 max_{l > eps} e^(K - theta l)(1 - e^(eps - l)) = e^(K - theta eps) theta^theta/(1 + theta)^(1 + theta).
 
@@ -29,13 +29,13 @@ radix 2: by G ||F||_2 in the L2 norm, and by G ||x||_1 at every frequency. (Meas
 thousand points on.)
 
 **Rounding of the composition.** The thickest point of a step is left out of its transform: at index 0 that is its mass,
-exactly, and adding it costs u |F_j|, which matters where it holds nearly everything. Below, x_i is a step without that
+exactly, and adding it costs u |F_j|, which matters if it has nearly everything. Below, x_i is a step without that
 point. |F_ij| <= 1 for tilted masses, so the product of the powers T_i is off by at most sum_i T_i (G ||F_i||_2 + 2 u
 sqrt(N)) in L2 (one factor exchanged at a time), and with ||F||_2 = sqrt(N) ||x||_2 the convolution c by
 
     sum_i T_i (G ||x_i||_2 + 2 u).
 
-Many rare events ask for more: there F^T is small at nearly all frequencies. With e_i = G ||x_i||_1 + 2 u and
+Many rare events need more: there F^T is small at nearly all frequencies. With e_i = G ||x_i||_1 + 2 u and
 a_i = |F_i| + e_i, larger than the computed as well as the exact value, the product is off by sum_i T_i e_i A/a_i,
 A = prod a_i^(T_i). Where all computed |F_i| >= 7/8 that is at most 8/7 sum_i T_i e_i A, with A no more than 1.01 times
 the computed product as long as sum_i T_i e_i < 1e-3; elsewhere at most 0.9^(T - 1) sum_i T_i e_i, where T is the least
@@ -53,7 +53,7 @@ delta(eps) sums has the weights e^(-theta l)(1 - e^(eps - l)), so by Cauchy and 
 is at most 1 in size, so the product over some of the steps (every so-and-so-many-th) bounds the whole one: where that
 product is above 1e-18 at few frequencies, the other steps are evaluated only there, by a matrix product over n points
 (error of an entry at most (n + 16) u), and the logarithms of m of them are added up (5 m u for each step, angles being
-at most pi). What is left out is at most 1e-18 at each frequency, hence 1e-18 in L2 after the transform.
+at most pi). The rest is at most 1e-18 at each frequency, hence 1e-18 in L2 after the transform.
 """
 
 import math
@@ -81,14 +81,14 @@ class Moments:
 
     def tilted(self, theta: float) -> list[tuple[Array, Array]]:
         """Return the tilted masses (steps, n) and the log moments (steps,) of each part."""
-        found = []
+        result = []
         for logs, losses in zip(self._logs, self._losses, strict=True):
             exponent = logs + theta * losses
             top = np.maximum(exponent.max(axis=1, keepdims=True), -1e300)  # a lower bound may have no mass at all
             weights = np.exp(exponent - top)
             total = np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
-            found.append((weights / total, (top + np.log(total))[:, 0]))
-        return found
+            result.append((weights / total, (top + np.log(total))[:, 0]))
+        return result
 
     def __call__(self, theta: float) -> tuple[float, float, float]:
         """Return K, K' and K'' at theta."""
@@ -127,7 +127,7 @@ def saddle(moments: Moments, log_delta: float) -> float:
 
 
 def tilt_at(moments: Moments, epsilon: float) -> float:
-    """Return the tilt at which the mean is epsilon, 0 where it is larger without one."""
+    """Return the tilt at which the mean is epsilon, 0 if it is larger without one."""
     if moments(0.0)[1] >= epsilon:
         return 0.0
     largest = 1e3 / plain(moments)
@@ -162,7 +162,7 @@ class Curve:
     `values` (n,) are delta at the `losses` (n,), which may begin below 0, without the mass `infinite` at loss infinity,
     in the unit e^`log_scale`. From a point to the next, `slack` (n,), which falls with the loss, has to be subtracted
     (lower bound) or added (upper bound). delta(eps) <= e^(chernoff - theta eps) + infinite is what an upper bound falls
-    back on where the curve ends. `size` is the number of points of the transform.
+    back on if the curve ends. `size` is the number of points of the transform.
     """
 
     losses: Array
@@ -176,7 +176,7 @@ class Curve:
     size: int
 
     def delta(self, epsilon: float) -> float:
-        """Return the bound on delta at epsilon: 1 or 0 where the curve ends before it."""
+        """Return the bound on delta at epsilon: 1 or 0 if the curve ends before it."""
         at, losses = epsilon, self.losses
         if at < losses[0] or at >= losses[-1]:
             # Left of the curve nothing is known above, and its first value holds below; right of it the other way
@@ -201,7 +201,7 @@ class Curve:
         return min(1.0, finite + self.infinite)
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon at which the bound reaches delta: infinity (upper) or 0 (lower) where it does not."""
+        """Return the epsilon at which the bound reaches delta: infinity (upper) or 0 (lower) if it does not."""
         if self.upper and delta <= self.infinite:
             return math.inf
         log_delta = math.log(delta - self.infinite)
@@ -229,7 +229,7 @@ class Curve:
 Spectrum = npt.NDArray[np.complex128]
 
 MOST_POINTS = 1 << 20  # of the transform: 8 MiB an array
-_OUTSIDE = 26.0  # -log of the tilted mass that may lie outside of the window on one side
+_OUTSIDE = 26.0  # -log of the tilted mass that may be outside of the window on one side
 _UNIT = 2.0**-53
 _PASSES = {4: 13.0, 2: 12.0, 3: 16.0, 5: 20.0}  # by radix: bounds on the relative error of a pass, over u
 _WHOLE = 48  # distinct steps, at least, that are transformed at all frequencies
@@ -239,14 +239,14 @@ def compose(moments: Moments, theta: float, *, upper: bool, eta: float, behind: 
     """Return the curve of the composition at a tilt of 0 or more, accurate near the epsilons where K'(theta) = epsilon.
 
     `upper` says whether the masses are those of an upper bound, and `eta` is the relative error of the masses of a step
-    (see `dpcore.accounting.pld.loss`). The curve is asked for from `behind` below K'(theta) on.
+    (see `dpcore.accounting.pld.loss`). The curve begins `behind` below K'(theta).
     """
     h = moments.parts[0].h
     log_total, reference, variance = moments(theta)
     high, low, outside = _window(moments, theta, log_total, reference, variance, h)
     count = high - low
     summed, error, start = _convolve(moments, theta, count)
-    # Index j of the transform stands for point start + j, modulo count; the window begins at round(mean) + low.
+    # Index j of the transform is point start + j, modulo count; the window begins at round(mean) + low.
     shifts = sum(float(part.counts @ part.offsets[:, 0]) for part in moments.parts)
     first = round((reference - shifts) / h) + low
     summed = np.roll(summed, -((first - start) % count))
@@ -308,7 +308,7 @@ def _weight_norm(theta: float, h: float, count: int) -> float:
 def _window(
     moments: Moments, theta: float, log_total: float, mean: float, variance: float, h: float
 ) -> tuple[int, int, float]:
-    """Return where the window ends and begins, in points from the mean, and the tilted mass outside of one side."""
+    """Return the end and beginning of the window, in points from the mean, and the tilted mass outside of one side."""
     from scipy.fft import next_fast_len
 
     rise = _exponents(lambda t: moments.log_moment(theta + t) - log_total - t * mean, variance + h * h)
@@ -329,23 +329,23 @@ def _window(
 
 
 def _exponents(excess: Callable[[float], float], variance: float) -> list[tuple[float, float]]:
-    """Return pairs (t, log E e^(t (L - mean))) of which one or other gives a good Chernoff bound.
+    """Return pairs (t, log E e^(t (L - mean))); one of them gives a good Chernoff bound.
 
     The first is best for a normal distribution. For heavier tails smaller ones are tried while they improve the bound.
     """
     t = math.sqrt(2.0 * _OUTSIDE / variance)
-    found = [(t, excess(t))]
-    while len(found) < 40:
+    pairs = [(t, excess(t))]
+    while len(pairs) < 40:
         t *= 0.7
-        found.append((t, excess(t)))
-        first, second = ((k + _OUTSIDE) / t for t, k in found[-2:])
+        pairs.append((t, excess(t)))
+        first, second = ((k + _OUTSIDE) / t for t, k in pairs[-2:])
         if second >= first:
-            return found
-    return found
+            return pairs
+    return pairs
 
 
 def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float, int]:
-    """Return the convolution modulo `count`, a bound on its L2 error, and the point that index 0 stands for."""
+    """Return the convolution modulo `count`, a bound on its L2 error, and the point of index 0."""
     from scipy.fft import irfft, rfft
 
     growth = transform_error(count)
@@ -373,7 +373,7 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
 
     transform(range(1))
     heard = np.flatnonzero(np.abs(product) > 1e-18)
-    # Where much of it is heard, transforms cost less than matrix products.
+    # If many are needed, transforms cost less than matrix products.
     direct = pick > 1 and len(heard) * max(len(part.points) for part in moments.parts) < 48 * count
     if not direct:
         transform(range(1, pick))
@@ -402,7 +402,7 @@ def _convolve(moments: Moments, theta: float, count: int) -> tuple[Array, float,
         product[silent] = 0.0
     summed: Array = irfft(product, n=count)
     error += (growth + 4.0 * _UNIT * steps) * float(np.linalg.norm(summed))
-    # What is of second order: up to `each`, which is 0.026 at 2^40 steps.
+    # The terms of second order: up to `each`, which is 0.026 at 2^40 steps.
     return summed, 1.04 * error, start
 
 

@@ -42,14 +42,14 @@ class Problem:
     def eta(self) -> float:
         """Bound on the error of the curve of a step relative to the P-mass above, from that of ndtr in its tail.
 
-        Outcomes are looked at up to `high` away from either center, which lie 1/sigma apart; past 39 all is 0. At x the
-        rounding of x by 2 u changes the tail by 2 u x^2; ndtr and what else is computed add some 10 u. That is no
-        proof: no error is proven of these functions. Against 60 digits, a sixteenth of this bound was the most that was
-        measured.
+        Outcomes are evaluated up to `high` away from either center, which are 1/sigma apart; past 39 all is 0. At x,
+        the rounding of x by 2 u changes the tail by 2 u x^2; ndtr and the other operations add some 10 u. That is no
+        proof: these functions have no proven errors. Against 60 digits, the largest measured error was a sixteenth of
+        this bound.
         """
         apart = max(float((1.0 / family.sigmas).max()) for family in self.families)
         long = max((family.batches for family in self.families if isinstance(family, Allocation)), default=0)
-        terms = 256.0 + 64.0 * long  # those of a sum of so many, each with some roundings of its own
+        terms = 256.0 + 64.0 * long  # of a sum, each with some roundings of its own
         return (terms + 16.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
 
     @property
@@ -61,14 +61,14 @@ class Problem:
     def sample(self) -> "Problem":
         """A problem of few distinct steps that is about the same; this one if it has few.
 
-        Steps are drawn evenly along their shares of the sum of chi-squared divergences, which is what a composition is
-        made of to first order, and counted such that each draw stands for an equal share. For estimates, not bounds.
+        Steps are drawn evenly along their shares of the sum of chi-squared divergences, which describes a composition
+        to first order, and counted such that each draw represents an equal share. For estimates, not bounds.
         """
         shares = [family.counts * _divergences(family) for family in self.families]
         if sum(map(len, shares)) <= _SAMPLE:
             return self
         total = float(sum(share.sum() for share in shares))
-        before, found = 0.0, []
+        before, sampled = 0.0, []
         for family, share in zip(self.families, shares, strict=True):
             ends = before + np.cumsum(share)
             first, last = math.ceil(before / total * _SAMPLE - 0.5), math.ceil(float(ends[-1]) / total * _SAMPLE - 0.5)
@@ -78,9 +78,9 @@ class Problem:
             if len(chosen):
                 each = times * (total / _SAMPLE) / share[chosen]
                 counts = np.maximum(1, np.rint(each * family.counts[chosen])).astype(np.int64)
-                found.append(family.of(chosen, counts))
-        exact = [family for family in found if isinstance(family, Family)]
-        others = [family for family in found if not isinstance(family, Family)]
+                sampled.append(family.of(chosen, counts))
+        exact = [family for family in sampled if isinstance(family, Family)]
+        others = [family for family in sampled if not isinstance(family, Family)]
         return replace(self, families=(*loss.joined(exact), *others))
 
     def aimed(self, theta: float, loss: float) -> "Problem":
@@ -108,11 +108,11 @@ class Problem:
         return Moments(parts)
 
 
-def problem(found: Phases, log_delta: float) -> Problem:
+def problem(parts: Phases, log_delta: float) -> Problem:
     """Return the problem of phases whose mu is finite, for deltas of about that size."""
-    steps = list(found.steps)
-    if found.mu > 0.0:
-        steps.append((PoissonStep(((1.0, 1.0, 1.0 / found.mu),)), 1))
+    steps = list(parts.steps)
+    if parts.mu > 0.0:
+        steps.append((PoissonStep(((1.0, 1.0, 1.0 / parts.mu),)), 1))
     whole = [(step, count) for step, count in steps if isinstance(step, AllocationStep)]
     families: tuple[Losses, ...] = tuple(
         loss.families([(step, count) for step, count in steps if not isinstance(step, AllocationStep)])
@@ -128,8 +128,8 @@ def problem(found: Phases, log_delta: float) -> Problem:
 
 def _divergences(family: Losses) -> Array:
     exponent = np.minimum(1.0 / family.sigmas**2, 300.0)
-    found: Array = np.maximum((family.weights * family.rates**2 * np.expm1(exponent)).sum(axis=1), 1e-300)
-    return found
+    divergences: Array = np.maximum((family.weights * family.rates**2 * np.expm1(exponent)).sum(axis=1), 1e-300)
+    return divergences
 
 
 # Certified intervals: an upper and a lower bound on a common grid, refined until they meet.
@@ -139,10 +139,10 @@ def _divergences(family: Losses) -> Array:
 # epsilon by that over theta at any given delta (the saddle-point formula; theta itself adds nothing to first order).
 # This difference has a part of second order in the step of the grid near its center, and a part of second order in one
 # over the number of points per doubling of the distance from it (`loss.points`). Both are measured, on a sample
-# of the steps where there are many.
+# of the steps if there are many.
 #
-# That only chooses grids. Everything returned is certified, however far apart the ends are; what can keep them apart is
-# rounding, or the largest transform (2^20 points).
+# That only chooses grids. Everything returned is certified, however far apart the ends are. They can stay apart by
+# rounding, or by the largest transform (2^20 points).
 
 
 _FIRST = 0.085  # standard deviations of a step's loss
@@ -161,13 +161,13 @@ class Interval(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """Upper minus lower, 0 where both are the same infinity."""
+        """Upper minus lower, 0 if both are the same infinity."""
         return 0.0 if self.lower == self.upper else self.upper - self.lower
 
 
 @dataclass(eq=False)
 class Side:
-    """One direction: where it is looked at, its grid, and the best upper end so far."""
+    """One direction: its tilt, its grid, and the best upper end so far."""
 
     task: Problem
     direction: str
@@ -191,14 +191,14 @@ class Side:
         """Return the step of the grid: `coarse` standard deviations of a step's tilted loss."""
         usual = plain(self.rough)  # far in a heavy tail, the thick part has to be resolved as well
         least = 24.0 * self.spread / 2**19  # leaves room to refine
-        found: float = coarse * usual * min(6.0, max(0.05, self.spread / usual) ** 0.35) / math.sqrt(self.task.steps)
-        return min(2.0, max(least, found))
+        width: float = coarse * usual * min(6.0, max(0.05, self.spread / usual) ** 0.35) / math.sqrt(self.task.steps)
+        return min(2.0, max(least, width))
 
     def curves(self, task: Problem | None = None, behind: float = 0.0) -> tuple[Curve, Callable[[], Curve]]:
         """Return the upper curve, and a function that computes the lower one, both from `behind` below the mean on."""
         task = self.task if task is None else task
         above, later = self.masses(task)
-        # Without a tilt the epsilon of interest may lie anywhere below the mean.
+        # Without a tilt the epsilon of interest may be anywhere below the mean.
         behind = max(behind, 2.0 * self.spread) if self.theta > 0.0 else math.inf
         upper = compose(Moments(above), self.theta, upper=True, eta=task.eta, behind=behind)
         return upper, lambda: compose(Moments(later()), self.theta, upper=False, eta=task.eta, behind=behind)
@@ -217,7 +217,7 @@ class Side:
         return above, below
 
     def difference(self, theta: float) -> float:
-        """Return how far log delta of both bounds will be apart where the tilted mean is that of theta, about."""
+        """Return about how far log delta of both bounds will be apart if the tilted mean is that of theta."""
         theta = max(theta, 1e-2 / max(self.spread, plain(self.rough) * 1e-3))
         above, later = self.masses(self.task.sample)
         below = later()
@@ -239,25 +239,25 @@ class Side:
         most = 0.9 if self.task.sample is self.task else 0.7
         before = h = 0.0
         for count in range(4):
-            found = self.difference(theta) / wanted
+            ratio = self.difference(theta) / wanted
             large = 16.0 * self.spread / self.h > 1e5  # such transforms cost more than another look
-            if found < most and (count > 0 or found > (0.6 if large else 0.3)):
+            if ratio < most and (count > 0 or ratio > (0.6 if large else 0.3)):
                 return
             if count == 0:
-                tail = min(0.1, 0.5 * found)
-                near = (found - tail) / self.h**2
+                tail = min(0.1, 0.5 * ratio)
+                near = (ratio - tail) / self.h**2
             elif h == self.h:
                 return  # as fine as the largest transform allows
             else:
-                near = max(0.0, (before - found) / (h * h - self.h**2))
-                tail = max(0.0, found - near * self.h**2)
+                near = max(0.0, (before - ratio) / (h * h - self.h**2))
+                tail = max(0.0, ratio - near * self.h**2)
                 if tail > 0.35:
                     self.fine = math.ceil(self.fine * min(8.0, math.sqrt(tail / 0.2)))
                     tail = 0.2
             before, h = near * self.h**2 + tail, self.h
             aim = math.sqrt((0.8 * most - tail) / max(near, 1e-300))
             self.h = max(self.step(0.0), min(2.0 * h, max(0.2 * h, aim)))
-            if found < most:
+            if ratio < most:
                 return
 
 
@@ -275,7 +275,7 @@ def start(task: Problem, choose: Callable[[Moments], float]) -> list[Side]:
 
 
 def scout(side: Side, read: Callable[[Curve], float]) -> float:
-    """Read the upper curve of a sample on a coarse grid; it is a bound where the sample is everything."""
+    """Read the upper curve of a sample on a coarse grid; it is a bound if the sample has all steps."""
     side.h, side.fine = min(_WIDEST, max(side.step(_SCOUT), side.spread / 1500.0)), 16
     curve, _ = side.curves(side.task.sample)
     return max(0.0, read(curve))
@@ -286,8 +286,8 @@ def refine(
 ) -> Interval:
     """Return bounds on the largest `read`, 0 or more, over the directions, refined until the tolerance is met.
 
-    With `retilt`, what is read is an epsilon, and a direction whose epsilon turns out not to be the one that its tilt
-    suits is tilted anew.
+    With `retilt`, `read` gives an epsilon, and a direction whose epsilon turns out not to suit its tilt gets a new
+    tilt.
     """
     for side in sides:
         side.expected = scout(side, read)
@@ -316,7 +316,7 @@ def refine(
             factor = min(0.7, max(0.15, 0.9 * math.sqrt(wanted / gap)))
             factor = max(factor, side.size / MOST_POINTS)
             if factor > 0.9 or gap > 0.95 * tried[side.direction]:
-                break  # the largest transform, or rounding is what is left
+                break  # the transform is the largest, or only rounding is left
             side.h, side.fine = side.h * factor, math.ceil(side.fine / factor)
             tried[side.direction] = gap
         curve, below = side.curves()
@@ -329,7 +329,7 @@ def refine(
 
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
 _LEAST_NOISE = 1e-6  # losses are of the order of its inverse square: single ones leave the range of the grid
-_MOST_STEPS = 1 << 40  # the rounding of so many adds half a unit to epsilon; of 2^48, more than float64 holds to delta
+_MOST_STEPS = 1 << 40  # their rounding adds half a unit to epsilon; that of 2^48, more than float64's range to delta
 
 
 def epsilon_interval(event: Event, delta: float, tolerance: float | None = None) -> Interval:
@@ -338,11 +338,11 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     Parameters
     ----------
     event : Event
-        What was released.
+        The releases.
     delta : float
         0 < delta < 1.
     tolerance : float, optional
-        Largest gap asked for, upper minus lower: absolute, in units of epsilon. The default is max(1e-3 epsilon, 1e-4).
+        Largest requested gap, upper minus lower: absolute, in units of epsilon. The default is max(1e-3 epsilon, 1e-4).
 
     Returns
     -------
@@ -353,7 +353,7 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     Raises
     ------
     ArgumentError
-        If delta lies outside (0, 1), the tolerance is not above 0, or the event holds more than 2^40 sampled steps.
+        If delta is outside (0, 1), the tolerance is not above 0, or the event has more than 2^40 sampled steps.
     PrivacyError
         If the event has a part that is unknown here.
 
@@ -378,25 +378,25 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
 
 
 @lru_cache(maxsize=64)
-def _epsilon(found: Phases, delta: float, tolerance: float | None) -> Interval:
-    if math.isinf(found.mu):
+def _epsilon(parts: Phases, delta: float, tolerance: float | None) -> Interval:
+    if math.isinf(parts.mu):
         return Interval(math.inf, math.inf)
-    found = merged(found)
-    if not found.steps:
-        if found.mu == 0.0:
+    parts = merged(parts)
+    if not parts.steps:
+        if parts.mu == 0.0:
             return Interval(0.0, 0.0)
-        slack = _gaussian_slack(found.mu)
-        low = gaussian_epsilon(found.mu, min(delta * (1.0 + slack), 1.0 - 1e-16))
-        return Interval(low, gaussian_epsilon(found.mu, delta * (1.0 - slack)))
-    if _variation(found) <= delta:
+        slack = _gaussian_slack(parts.mu)
+        low = gaussian_epsilon(parts.mu, min(delta * (1.0 + slack), 1.0 - 1e-16))
+        return Interval(low, gaussian_epsilon(parts.mu, delta * (1.0 - slack)))
+    if _variation(parts) <= delta:
         return Interval(0.0, 0.0)
     # Sampling only helps: a bound as if everyone took part in every step.
-    mu = math.hypot(found.mu, math.sqrt(sum(count for _, count in found.steps)) / _least_noise(found))
+    mu = math.hypot(parts.mu, math.sqrt(sum(count for _, count in parts.steps)) / _least_noise(parts))
     whole = gaussian_epsilon(mu, delta * (1.0 - _gaussian_slack(mu)))
-    if _too_quiet(found):
+    if _too_quiet(parts):
         return Interval(0.0, whole)
     target = max(math.log(delta), _LEAST_LOG_DELTA)
-    sides = start(problem(found, target), lambda moments: saddle(moments, target))
+    sides = start(problem(parts, target), lambda moments: saddle(moments, target))
     interval = refine(
         sides, lambda curve: curve.epsilon(delta), lambda now: tolerance or max(1e-3 * now.lower, 1e-4), retilt=True
     )
@@ -409,11 +409,11 @@ def delta_interval(event: Event, epsilon: float, tolerance: float | None = None)
     Parameters
     ----------
     event : Event
-        What was released.
+        The releases.
     epsilon : float
         0 or more, finite.
     tolerance : float, optional
-        Largest gap asked for; the default is 1e-3 delta, however small delta is (down to about 1e-280).
+        Largest requested gap; the default is 1e-3 delta, however small delta is (down to about 1e-280).
 
     Returns
     -------
@@ -427,52 +427,52 @@ def delta_interval(event: Event, epsilon: float, tolerance: float | None = None)
 
 
 @lru_cache(maxsize=64)
-def _delta(found: Phases, epsilon: float, tolerance: float | None) -> Interval:
-    if math.isinf(found.mu):
+def _delta(parts: Phases, epsilon: float, tolerance: float | None) -> Interval:
+    if math.isinf(parts.mu):
         return Interval(1.0, 1.0)
-    found = merged(found)
-    if not found.steps:
-        if found.mu == 0.0:
+    parts = merged(parts)
+    if not parts.steps:
+        if parts.mu == 0.0:
             return Interval(0.0, 0.0)
-        slack, value = _gaussian_slack(found.mu), math.exp(log_delta(found.mu, epsilon))
+        slack, value = _gaussian_slack(parts.mu), math.exp(log_delta(parts.mu, epsilon))
         return Interval(value * (1.0 - slack), min(1.0, value * (1.0 + slack) + 1e-300))
-    if _too_quiet(found):
-        return Interval(0.0, min(1.0, _variation(found)))
-    sides = delta_sides(found, epsilon)
+    if _too_quiet(parts):
+        return Interval(0.0, min(1.0, _variation(parts)))
+    sides = delta_sides(parts, epsilon)
     interval = refine(
         sides, lambda curve: curve.delta(epsilon), lambda now: tolerance or max(1e-3 * now.lower, 1e-285), retilt=False
     )
-    upper = min(interval.upper, _variation(found))
+    upper = min(interval.upper, _variation(parts))
     return Interval(min(interval.lower, upper), upper)
 
 
-def _least_noise(found: Phases) -> float:
+def _least_noise(parts: Phases) -> float:
     """Return the smallest noise multiplier of a sampled step."""
-    return min(sigma for step, _ in found.steps for *_, sigma in step.components)
+    return min(sigma for step, _ in parts.steps for *_, sigma in step.components)
 
 
-def _too_quiet(found: Phases) -> bool:
+def _too_quiet(parts: Phases) -> bool:
     """Whether some losses are too large for a grid."""
-    allocated = [step.noise_multiplier for step, _ in found.steps if isinstance(step, AllocationStep)]
-    return _least_noise(found) < _LEAST_NOISE or min(allocated, default=math.inf) < LEAST_ALLOCATED
+    allocated = [step.noise_multiplier for step, _ in parts.steps if isinstance(step, AllocationStep)]
+    return _least_noise(parts) < _LEAST_NOISE or min(allocated, default=math.inf) < LEAST_ALLOCATED
 
 
-def _variation(found: Phases) -> float:
+def _variation(parts: Phases) -> float:
     """Return a bound on delta at epsilon 0: that of a step is its total variation, and of several at most their sum.
 
     That of N(0, s^2) and a mixture that takes N(1, s^2) at rate q is q erf(1/(2 sqrt(2) s)). Far events at tiny rates
     are hard for a grid, and need none when delta is larger than their probability.
     """
-    total = math.erf(found.mu / math.sqrt(8.0))
-    for step, count in found.steps:
+    total = math.erf(parts.mu / math.sqrt(8.0))
+    for step, count in parts.steps:
         each = (weight * q * math.erf(1.0 / (math.sqrt(8.0) * sigma)) for weight, q, sigma in step.components)
         total += count * math.fsum(each)
     return total * (1.0 + 1e-9)
 
 
-def delta_sides(found: Phases, epsilon: float) -> list[Side]:
-    """Return what `refine` needs for the delta at an epsilon."""
-    task = problem(found, _LEAST_LOG_DELTA)
+def delta_sides(parts: Phases, epsilon: float) -> list[Side]:
+    """Return the directions from which `refine` finds the delta at an epsilon."""
+    task = problem(parts, _LEAST_LOG_DELTA)
     expected = _LEAST_LOG_DELTA
     for direction in task.directions:
         rough = task.rough(direction)
@@ -481,28 +481,28 @@ def delta_sides(found: Phases, epsilon: float) -> list[Side]:
         # An order below the saddle-point formula, so that the tails are resolved far enough in any case.
         size = math.log1p(theta * (1.0 + theta) * math.sqrt(2.0 * math.pi * variance))
         expected = max(expected, value - theta * max(mean, epsilon) - size - 3.0)
-    return start(problem(found, min(expected, -1.0)), lambda moments: tilt_at(moments, epsilon))
+    return start(problem(parts, min(expected, -1.0)), lambda moments: tilt_at(moments, epsilon))
 
 
 def expected_epsilon(event: Event, delta: float) -> float:
-    """Return about what epsilon is at delta, a few percent off; no bound."""
-    found = demand_phases(event)
-    if math.isinf(found.mu):
+    """Return an approximate epsilon at delta, a few percent off; no bound."""
+    parts = demand_phases(event)
+    if math.isinf(parts.mu):
         return math.inf
-    found = merged(found)
-    if not found.steps:
-        return gaussian_epsilon(found.mu, delta)
-    sides = start(problem(found, math.log(delta)), lambda moments: saddle(moments, math.log(delta)))
+    parts = merged(parts)
+    if not parts.steps:
+        return gaussian_epsilon(parts.mu, delta)
+    sides = start(problem(parts, math.log(delta)), lambda moments: saddle(moments, math.log(delta)))
     return max(scout(side, lambda curve: curve.epsilon(delta)) for side in sides)
 
 
-def merged(found: Phases) -> Phases:
+def merged(parts: Phases) -> Phases:
     """Return the phases without steps in which no one takes part; raise if there are too many of the others."""
-    steps = tuple((step, count) for step, count in found.steps if step.components)
+    steps = tuple((step, count) for step, count in parts.steps if step.components)
     total = sum(count for _, count in steps)
     if total > _MOST_STEPS:
-        raise ArgumentError(f"event: holds {total} sampled steps: the PLD accountant covers at most 2^40")
-    return replace(found, steps=steps)
+        raise ArgumentError(f"event: has {total} sampled steps: the PLD accountant covers at most 2^40")
+    return replace(parts, steps=steps)
 
 
 def _gaussian_slack(mu: float) -> float:

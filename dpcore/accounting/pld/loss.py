@@ -1,4 +1,4 @@
-"""The privacy loss of one step: how much of P and of Q lies between two losses, in closed form.
+"""The privacy loss of one step: the masses of P and of Q between two losses, in closed form.
 
 A step is dominated by a pair (P, Q) of distributions of one number z. With loss L = log dP/dQ, the hockey-stick curve
 is
@@ -42,7 +42,7 @@ class Steps:
     subset: bool
 
     def fitted(self, _fine: int) -> Self:
-        """Return the same for a grid of so many points per doubling; itself where masses are exact, as below."""
+        """Return the same for a grid of `fine` points per doubling; itself if masses are exact, as below."""
         return self
 
     def bounded(self, _bound: str) -> Self:
@@ -58,7 +58,7 @@ class Steps:
         raise NotImplementedError
 
     def thick(self, direction: str) -> Array:
-        """Return per step (steps, 1) a loss where P is thick."""
+        """Return per step (steps, 1) a loss with much P-mass near it."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class Family(Steps):
         return ends[0].min(axis=1, keepdims=True), ends[1].max(axis=1, keepdims=True)
 
     def thick(self, direction: str) -> Array:
-        """Return per step (steps, 1) a loss where P is thick."""
+        """Return per step (steps, 1) a loss with much P-mass near it."""
         steps = np.arange(self.weights.shape[0])
         if self.subset:
             return np.zeros((len(steps), 1))
@@ -138,15 +138,15 @@ def families(steps: Sequence[tuple[Step, int]], size: int = 256) -> list[Family]
     for step, count in steps:
         if parts := step.components:
             groups.setdefault((not isinstance(step, PoissonStep), len(parts)), []).append((parts, count))
-    found = []
+    result = []
     for (subset, _), members in groups.items():
         members.sort(key=lambda member: (member[0][0][2], member[0][0][1]))
         for start in range(0, len(members), size):
             chunk = members[start : start + size]
             table = np.array([parts for parts, _ in chunk], dtype=np.float64)
             counts = np.array([count for _, count in chunk], dtype=np.int64)
-            found.append(Family(table[..., 0], table[..., 1], table[..., 2], counts, subset))
-    return found
+            result.append(Family(table[..., 0], table[..., 1], table[..., 2], counts, subset))
+    return result
 
 
 def joined(parts: Sequence[Family]) -> list[Family]:
@@ -186,8 +186,8 @@ def normal_masses(edges: Array) -> Array:
     """Return the standard normal mass between neighbors, each difference taken in the nearer tail."""
     below, above = special.ndtr(edges), special.ndtr(-edges)
     right = edges[:, :-1] > 0.0
-    found: Array = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
-    return found
+    masses: Array = np.where(right, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
+    return masses
 
 
 def _remove_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
@@ -203,7 +203,7 @@ def _add_masses(edges: Array, rate: Array, sigma: Array) -> tuple[Array, Array]:
 
 
 def center(family: Steps, direction: str, width: float) -> Array:
-    """Return per step (steps, 1) a loss r such that P/Q = e^r on the losses within width/2 of r, where P is thick.
+    """Return per step (steps, 1) a loss r with much P-mass such that P/Q = e^r on the losses within width/2 of r.
 
     The rare-event case needs it: nearly all of P lies within much less than a grid cell, and moving it by a part of a
     cell in every one of T steps would move the total by T parts of a cell.
@@ -228,11 +228,11 @@ def center(family: Steps, direction: str, width: float) -> Array:
 #
 # **Upper: connect the dots** (Doroshenko et al. 2022). The masses (P, Q) of a < L <= b are split between the ends such
 # that both stay: p_b = (P - e^a Q)/(1 - e^(a-b)), p_a = P - p_b. The curve becomes the chord, above the true convex
-# one. What lies above the grid becomes +infinity, what lies below rises to its lowest point.
+# one. Mass above the grid becomes +infinity, mass below rises to its lowest point.
 #
-# **Lower: merging.** A group of outcomes told apart no more is a post-processing, its loss is r = log(P/Q) of the
+# **Lower: merging.** Merging outcomes into a group is a post-processing, its loss is r = log(P/Q) of the
 # group. Bins are groups of neighboring losses, their edges chosen such that r_k is nearly l_k (for a density that is
-# locally exponential). To bring it there exactly, bin k takes a fraction of a neighbor that lies on the other side of
+# locally exponential). To bring it there exactly, bin k takes a fraction of a neighbor on the other side of
 # l_k. With X_k = |P_k - e^(l_k) Q_k| / |P_j - e^(l_k) Q_j|, j = k-1 if r_k > l_k and k+1 otherwise, bin k and X_k of
 # bin j together have loss l_k. If w_k is the fraction of bin k that is not given away, w_k + sum over the receivers i
 # of k of X_i w_i = 1: one tridiagonal system. Where X_k is too large the loss is lowered to the next grid point.
@@ -296,12 +296,12 @@ def upper(family: Steps, direction: str, h: float, offsets: Array, grid: Integer
     wall = np.full_like(offsets, np.inf)
     all_p, all_q = family.masses(direction, np.hstack([-wall, at, wall]))
     cell_p, cell_q = all_p[:, 1:-1], all_q[:, 1:-1]
-    # Where Q has no digits it counts as 0: all of the mass goes to the upper end, which is valid.
+    # If Q has no digits it counts as 0: all of the mass goes to the upper end, which is valid.
     cell_q = np.where(cell_q < _LEAST_Q, 0.0, cell_q)
     width = np.diff(grid) * h
     with np.errstate(over="ignore", invalid="ignore"):
         right = (cell_p - np.exp(at[:, :-1]) * cell_q) / -np.expm1(-width)
-    # Where e^l overflows, Q is 0, and 0 * inf is not a number: as above.
+    # If e^l overflows, Q is 0, and 0 * inf is not a number: as above.
     right = np.clip(np.nan_to_num(right, nan=np.inf), 0.0, cell_p)
     p = np.zeros_like(at)
     p[:, 0] = all_p[:, 0]
@@ -343,7 +343,7 @@ def lower(family: Steps, direction: str, h: float, offsets: Array, grid: Integer
     whole *= kept
     sinks = (excess < 0.0) & ~usable
     p = np.where(sinks, 0.0, whole)
-    # A bin that reaches below the next lower point may not even have that loss. What is too small to be known is
+    # A bin that reaches below the next lower point may not even have that loss. Masses too small to be known are
     # dropped.
     p[:, :-1] += np.where(sinks[:, 1:] & (edges[:, 1:-1] >= at[:, :-1]), whole[:, 1:], 0.0)
     p = np.where(p < _LEAST_P, 0.0, p)
@@ -362,7 +362,7 @@ def _shares(family: Steps, direction: str, edges: Array, at: Array) -> tuple[Arr
         surplus[:, :-1] = p[:, 1:] - lift[:, :-1] * q[:, 1:]
         share = np.abs(excess) / np.where(excess > 0.0, lack, surplus)
     share[excess == 0.0] = 0.0
-    # Where Q has no digits nothing is known but the edges: the loss is lowered.
+    # If Q has no digits only the edges are known: the loss is lowered.
     unknown = (q < _LEAST_Q) & (p > 0.0)
     excess, share = np.where(unknown, -_LEAST_P, excess), np.where(unknown, np.inf, share)
     return p, excess, np.where(share >= 0.0, share, np.inf)
@@ -371,7 +371,7 @@ def _shares(family: Steps, direction: str, edges: Array, at: Array) -> tuple[Arr
 def _shrink(edges: Array, family: Steps, direction: str, at: Array, excess: Array, bins: Integers) -> None:
     """Move an edge of one bin of each step until its loss is right: the other bin there has neighbors to take from.
 
-    Losses are bounded on one side, where a bin with much of the mass may have no neighbor.
+    Losses are bounded on one side, and a bin with much of the mass may have no neighbor there.
     """
     rows = np.arange(len(bins))
     high = excess[rows, bins] > 0.0  # its loss is too high: it gives its upper part away
@@ -407,10 +407,10 @@ def _edges(above: Array, grid: Integers, h: float, at: Array) -> Array:
 
 
 def _balance(edges: Array, family: Steps, direction: str, at: Array, zero: int) -> None:
-    """Move the outer edges of the bins beside bin 0 until these have the right loss, or miss it toward bin 0.
+    """Move the outer edges of the bins next to bin 0 until these have the right loss, or miss it toward bin 0.
 
-    Where bin 0 holds nearly all of P, the density beside it falls too fast for the edges found so far, and only bin 0
-    has the mass to make good what is missing.
+    If bin 0 has nearly all of P, the density next to it falls too fast for the edges found so far, and only bin 0 has
+    the mass to correct that.
     """
     for side in (1, -1):
         k = zero + side
@@ -443,7 +443,7 @@ def _balance(edges: Array, family: Steps, direction: str, at: Array, zero: int) 
 
 
 def kept_parts(from_below: Array, from_above: Array) -> Array:
-    """Return what each bin keeps of itself: the solution w of the tridiagonal system, all steps in one band matrix."""
+    """Return the share that each bin keeps: the solution w of the tridiagonal system, all steps in one band matrix."""
     if not (from_below.any() or from_above.any()):
         return np.ones_like(from_below)
     from scipy.linalg import solve_banded

@@ -1,6 +1,6 @@
 """The attacker's view of a privacy-loss distribution: the trade-off curve and the best test.
 
-An attacker who has to tell two neighboring data sets apart, P from Q, has at a false-positive rate x at most the
+An attacker who has to distinguish two neighboring data sets, P from Q, has at a false-positive rate x at most the
 true-positive rate
 
     TPR(x) = inf over a >= 0 of H(a) + a x,   H(a) = E_Q[(dP/dQ - a)_+],
@@ -32,8 +32,8 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 
 _CLOSE = 1e-2  # relative
-_POINTS = 120  # of the curve: to where delta is a tenth of the smallest rate; larger epsilons say nothing about it
-_LOOKS = 12  # at single epsilons, where all else leaves the bounds apart
+_POINTS = 120  # of the curve, until delta is a tenth of the smallest rate; larger epsilons do not affect it
+_LOOKS = 12  # at single epsilons, if all else leaves the bounds apart
 _RATES = tuple(10.0 ** (-6.0 + 0.25 * k) for k in range(24))
 
 
@@ -68,7 +68,7 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
     Parameters
     ----------
     event : Event
-        What was released.
+        The releases.
     epsilons : (n,) sequence of float
         Each 0 or more, in any order.
 
@@ -80,7 +80,7 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
     """
     wanted = np.array([validate.non_negative(epsilons=epsilon) for epsilon in epsilons], dtype=np.float64)
     lower, upper = _curve(event, wanted, 0.0)
-    # Delta never rises with epsilon: where rounding leaves the bounds apart, those of the neighbors may be closer.
+    # Delta never rises with epsilon: if rounding leaves the bounds apart, those of the neighbors may be closer.
     order = np.argsort(wanted, kind="stable")
     upper[order] = np.minimum.accumulate(upper[order])
     lower[order] = np.maximum.accumulate(lower[order][::-1])[::-1]
@@ -88,16 +88,16 @@ def curve(event: Event, epsilons: Sequence[float] | Array) -> tuple[Array, Array
 
 
 def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:
-    """Return what `curve` does; but at epsilon 0, a gap of `enough` is near enough."""
-    found = demand_phases(event)
+    """Return the result of `curve`, except that at epsilon 0 a gap of `enough` is enough."""
+    parts = demand_phases(event)
     lower, upper = np.zeros_like(wanted), np.ones_like(wanted)
-    if math.isinf(found.mu):
+    if math.isinf(parts.mu):
         return np.ones_like(wanted), upper
-    found = merged(found)
-    if not found.steps:
+    parts = merged(parts)
+    if not parts.steps:
         values = [delta_interval(event, epsilon) for epsilon in wanted.tolist()]
         return np.array([value.lower for value in values]), np.array([value.upper for value in values])
-    sides = delta_sides(found, float(wanted.max(initial=0.0)))
+    sides = delta_sides(parts, float(wanted.max(initial=0.0)))
 
     def far_apart() -> npt.NDArray[np.bool_]:
         gap = upper - lower
@@ -117,7 +117,7 @@ def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:
             here = wanted == first
             value = delta_interval(event, float(first), 0.5 * _CLOSE * float(upper[here][0]))
             lower[here], upper[here] = np.maximum(lower[here], value.lower), np.minimum(upper[here], value.upper)
-            # Where rounding keeps the bounds apart it does so all around.
+            # If rounding keeps the bounds apart, it does so all around.
             left = left[left >= begin[min(stride, len(begin) - 1)]]
             left = left[left > first]
     return np.minimum(lower, upper), upper
@@ -134,8 +134,8 @@ def _narrow(
 ) -> None:
     """Narrow the bounds at some of the epsilons, from the least of them on, by one composition for each bound.
 
-    The tilt is set some standard deviations `ahead` of the least, the grid for a share of the gap. What comes out is
-    certified wherever it is, and sharp for as long as the tilted masses are more than their rounding error.
+    The tilt is set some standard deviations `ahead` of the least, the grid for a share of the gap. The result is
+    certified everywhere, and sharp as long as the tilted masses are more than their rounding error.
     """
     first, last = float(epsilons[these].min()), float(epsilons[these].max())
     ends, later = np.zeros(len(these)), []
@@ -145,16 +145,16 @@ def _narrow(
         beyond = max(first, side.reference) + 0.75 * ahead * side.spread
         side.settle(share * _CLOSE, tilt_at(side.rough, min(last, beyond)))
         curve, below = side.curves(behind=side.reference - first + 4.0 * side.h)
-        found = np.array([max(0.0, curve.delta(float(epsilon))) for epsilon in epsilons[these]])
-        ends = np.maximum(ends, found)
-        later.append((int(np.count_nonzero(found >= ends)), below))
+        deltas = np.array([max(0.0, curve.delta(float(epsilon))) for epsilon in epsilons[these]])
+        ends = np.maximum(ends, deltas)
+        later.append((int(np.count_nonzero(deltas >= ends)), below))
     upper[these] = np.minimum(upper[these], ends)
     for _, below in sorted(later, key=lambda one: -one[0]):
         if np.all(upper[these] - lower[these] <= _CLOSE * upper[these]):
             return
         curve = below()
-        found = np.array([curve.delta(float(epsilon)) for epsilon in epsilons[these]])
-        lower[these] = np.maximum(lower[these], found)
+        deltas = np.array([curve.delta(float(epsilon)) for epsilon in epsilons[these]])
+        lower[these] = np.maximum(lower[these], deltas)
 
 
 def trade_off(event: Event, false_positive_rates: float | Sequence[float] | None = None) -> TradeOff:
@@ -163,7 +163,7 @@ def trade_off(event: Event, false_positive_rates: float | Sequence[float] | None
     Parameters
     ----------
     event : Event
-        What was released.
+        The releases.
     false_positive_rates : float or sequence of float, optional
         Each strictly between 0 and 1; the default is 24 from 1e-6 to 0.56, evenly spaced in the logarithm.
 
@@ -175,7 +175,7 @@ def trade_off(event: Event, false_positive_rates: float | Sequence[float] | None
     given = _RATES if false_positive_rates is None else np.atleast_1d(np.asarray(false_positive_rates))
     rates = np.sort(np.array([validate.open_unit(false_positive_rates=rate) for rate in given], dtype=np.float64))
     if not len(rates):
-        raise ArgumentError("false_positive_rates=(): must hold at least one rate between 0 and 1")
+        raise ArgumentError("false_positive_rates=(): must have at least one rate between 0 and 1")
     smallest = min(float(rates[0]), 1.0 - float(rates[-1]))
     end = expected_epsilon(event, 0.1 * smallest)
     # Farther out a x is above 1, and 1 - a is 1 in float64.
@@ -184,7 +184,7 @@ def trade_off(event: Event, false_positive_rates: float | Sequence[float] | None
         ones, grid = np.ones_like(rates), np.linspace(0.0, 1.0, _POINTS)
         return TradeOff(rates, ones, ones, Interval(1.0, 1.0), grid, np.ones(_POINTS), np.ones(_POINTS))
     epsilons = np.linspace(0.0, max(end, 1e-6), _POINTS)
-    # A gap of so much is one of 1e-2 of the rates, and of what is missing to 1.
+    # This gap is 1e-2 of the rates, and of their distance to 1.
     low, high = _curve(event, epsilons, _CLOSE * smallest)
     advantage = Interval(float(low[0]), float(high[0]))
     ratios = np.exp(epsilons)

@@ -1,4 +1,4 @@
-"""``dpcore epsilon``, ``delta`` and ``calibrate``: what a plan costs, or which plan meets a target.
+"""``dpcore epsilon``, ``delta`` and ``calibrate``: the cost of a plan, or a plan that meets a target.
 
 Other commands share the options of a plan.
 """
@@ -46,7 +46,7 @@ _Count: TypeAlias = int | None
 
 @dataclass(frozen=True)
 class EventOptions:
-    """A plan as the options give it: each field is an option of this name. None means: not given."""
+    """A plan from the options: each field is an option of this name. None means: not given."""
 
     # fmt: off
     noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA",
@@ -54,15 +54,15 @@ class EventOptions:
     sample_rate: Annotated[_Real, option(real, "RATE",
         "Probability that an example enters a step, such as 0.01 or 256/60000.")] = None
     dataset_size: Annotated[_Count, option(count, "N",
-        "Number of examples; with --batch-size instead of a rate.")] = None
+        "Number of examples; with --batch-size, replaces a rate.")] = None
     batch_size: Annotated[_Count, option(count, "N", "Expected number of examples in a batch.")] = None
     steps: Annotated[_Count, option(count, "N", "Number of optimizer steps.")] = None
     epochs: Annotated[_Real, option(real, "N", "Passes over the data, instead of --steps.")] = None
     sampling: Annotated[str, option(one_of(ACCOUNTED), "NAME",
         f"How batches are drawn: {', '.join(ACCOUNTED)}.")] = "poisson"
     max_batch_size: Annotated[_Count, option(count, "N",
-        "Of truncated-poisson; by default passed once in a million steps.")] = None
-    groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None
+        "Limit of truncated-poisson; by default exceeded once in a million steps.")] = None
+    groups: Annotated[_Count, option(count, "N", "For cyclic-poisson: groups that take turns.")] = None
     strategy: Annotated[str | None, option(name_or_file(NAMES, ENDINGS), "NAME",
         f"Correlates the noise: {', '.join(NAMES)}, or a file ({', '.join(ENDINGS)}).")] = None
     # fmt: on
@@ -88,11 +88,11 @@ class EventOptions:
 
     @property
     def _sizes(self) -> str:
-        """What is to be given beside the sampling."""
+        """The options that the sampling needs."""
         return _SIZES.get(self.sampling, "give --dataset-size and --batch-size")
 
     def event(self) -> Event:
-        """Return what is released; ArgumentError says which option is missing, or contradicts another."""
+        """Return the event of the plan; ArgumentError if an option is missing or contradicts another."""
         if self.noise_multiplier is None:
             raise ArgumentError("noise_multiplier: give --noise-multiplier")
         if self.steps is None and self.epochs is None:
@@ -109,14 +109,14 @@ class EventOptions:
             return sampler.event(sigma, self.steps_in_all)
         if self.sample_rate is None:
             return Gaussian(sigma, self.steps_in_all, Adjacency.ZERO_OUT)
-        # Taken as it is: the rounding of a run's rate to a multiple of 2^-32 is not asked for here.
+        # The rate is not rounded to a multiple of 2^-32, as that of a run is.
         if self.groups is None:
             return PoissonSampledGaussian(self.sample_rate, sigma, self.steps_in_all)
         return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, sigma, 1.0, self.steps_in_all)
 
     @property
     def words(self) -> str:
-        """The same for a person."""
+        """The plan in words."""
         sampler, total, said = self.sampler(), self.steps_in_all, _WORDS[self.sampling]
         rate = self.sample_rate if sampler is None else getattr(sampler, "sample_rate", None)
         said += "" if rate is None else f" at rate {rate:.6g}"
@@ -134,7 +134,7 @@ class EventOptions:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps of one pass over the data; 1 where one step is a pass, and where nothing says how long one is."""
+        """The steps of one pass over the data; 1 if one step is a pass, or if the length of a pass is unknown."""
         sampler = self.sampler()
         if sampler is not None:
             return sampler.steps_per_epoch
@@ -142,11 +142,11 @@ class EventOptions:
 
     @property
     def steps_in_all(self) -> int:
-        """The number of steps as given, or that of the epochs, a last part of an epoch rounded up."""
+        """The given number of steps, or that of the epochs, rounded up."""
         return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * self.steps_per_epoch)
 
     def sampler(self) -> Sampler | None:
-        """Return the sampler of the sizes; None where a rate is given without them, and under full batches."""
+        """Return the sampler of the sizes; None if a rate is given without them, and for full batches."""
         size, batch, rate = self.dataset_size, self.batch_size, self.sample_rate
         if self.sampling == "cyclic-poisson" and self.groups is None:
             raise ArgumentError("groups: give --groups, the number of groups that take turns")
@@ -188,7 +188,7 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class OpacusHistory:
-    """What the file of a run of Opacus holds; in an answer it stands where `EventOptions` does."""
+    """The run in a file of Opacus, used in an answer instead of `EventOptions`."""
 
     mechanism: str
     recorded: Event
@@ -197,12 +197,12 @@ class OpacusHistory:
     dataset_size: ClassVar[None] = None
 
     def event(self) -> Event:
-        """Return what was released."""
+        """Return the run's event."""
         return self.recorded
 
     @property
     def words(self) -> str:
-        """The same for a person."""
+        """The run in words."""
         counts = [getattr(part, "steps", 0) for part in getattr(self.recorded, "events", (self.recorded,))]
         if len(counts) > 1:
             return f"Poisson sampling, {sum(counts):,} steps in {len(counts):,} phases, recorded by Opacus"
@@ -212,17 +212,17 @@ class OpacusHistory:
         )
 
     def described(self) -> dict[str, Any]:
-        """Return the same for a program."""
+        """Return the run for a program."""
         return {"mechanism": self.mechanism, "holds_if": list(self.assumptions)}
 
 
-def asked(file: Path | None, given: Mapping[str, Any]) -> EventOptions | OpacusHistory:
-    """Return the run in the file, or without one the plan that the options describe."""
+def run_or_plan(file: Path | None, given: Mapping[str, Any]) -> EventOptions | OpacusHistory:
+    """Return the run in the file, or without a file the plan that the options describe."""
     if file is None:
         return EventOptions(**given)
     extra = [item.name for item in fields(EventOptions) if given[item.name] != item.default]
     if extra:
-        raise ArgumentError(f"opacus: the file says what was run; leave out --{extra[0].replace('_', '-')}")
+        raise ArgumentError(f"opacus: the file describes the run; leave out --{extra[0].replace('_', '-')}")
     return history(file)
 
 
@@ -258,7 +258,7 @@ def _state(file: Path) -> Mapping[str, Any]:
 _Bound = Callable[[Event, float, str], float]
 
 Accountant = Annotated[str | None, option(one_of(accounting.available_accountants), "NAME",
-    "The accountant; the tightest that covers it if not given.")]  # fmt: skip
+    "The accountant; by default the tightest that covers the event.")]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -274,44 +274,44 @@ class AnswerOptions(EventOptions):
 
 
 def accounts(table: type = EventOptions) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a command take the options of a plan, and say that it computes if that takes long."""
+    """Let a command take the options of a plan, and report a long computation."""
     slow = told_if_slow("certified bounds on the privacy loss")
     return lambda command: takes(table)(slow(command))
 
 
 def bounds_of(
-    bound: _Bound, event: Event, at: float, asked: str | None, every: bool = False
+    bound: _Bound, event: Event, at: float, chosen: str | None, every: bool = False
 ) -> tuple[str, dict[str, float]]:
-    """Return the accountant asked for, or the one with the smallest bound, and the upper bounds by accountant.
+    """Return the requested accountant, or the one with the smallest bound, and the upper bounds by accountant.
 
-    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. Where one accountant is asked
-    for, the others are left out, unless `every` one is wanted. PrivacyError where none covers the event.
+    The bound is `accounting.epsilon` at a delta, or `accounting.delta` at an epsilon. If one accountant is requested,
+    the others are left out, unless `every` one is wanted. PrivacyError if none covers the event.
     """
     names = accounting.accountants_for(event)
-    if asked is not None and not (every and asked in names):
-        names = (asked,)
+    if chosen is not None and not (every and chosen in names):
+        names = (chosen,)
     if not names:
         raise PrivacyError(f"event={type(event).__name__}: no accountant of this version covers it")
-    found = {name: bound(event, at, name) for name in names}
-    return asked or min(found, key=lambda name: found[name]), found
+    bounds = {name: bound(event, at, name) for name in names}
+    return chosen or min(bounds, key=lambda name: bounds[name]), bounds
 
 
 def sentence(accountant: str, plan: EventOptions | OpacusHistory, event: Event) -> str:
-    """Return what was asked, in words."""
+    """Return the question in words."""
     noise = "" if plan.noise_multiplier is None else f", noise multiplier {plan.noise_multiplier:g}"
     return f"{accountant} accountant, {event.adjacency} adjacency, {plan.words}{noise}"
 
 
-# Above it a delta is remarked on also where the number of examples is not known: few data sets have fewer than 1,000.
+# A larger delta gets a remark even if the number of examples is unknown: few data sets have fewer than 1,000.
 _LARGE_DELTA = 1e-3
 
 
 def remark_on_delta(delta: float, plan: EventOptions | OpacusHistory, event: Event) -> str | None:
-    """Remark on standard error where delta is not below 1/n, or is large and n unknown; return the sentence."""
+    """Remark on standard error if delta is not below 1/n, or is large and n unknown; return the sentence."""
     size = plan.dataset_size if plan.dataset_size is not None else accounting.known_dataset_size(event)
     sentence = accounting.delta_remark(delta, size)
     if sentence is not None:
-        # With the digits in which the answer gives it; a value that was found has many more.
+        # With the digits of the answer; a computed value has many more.
         sentence = accounting.delta_remark(min(float(format_epsilon(delta)), 0.9999), size)
     elif size is None:
         sentence = large_delta(delta)
@@ -320,29 +320,29 @@ def remark_on_delta(delta: float, plan: EventOptions | OpacusHistory, event: Eve
 
 
 def large_delta(delta: float) -> str | None:
-    """Return a sentence where a delta is large for any data set, whatever its size."""
+    """Return a sentence if a delta is large for any data set, else None."""
     if delta <= _LARGE_DELTA:
         return None
     return (
-        f"delta={format_epsilon(delta)}: ought to lie well below 1/n, and is below it for fewer than "
+        f"delta={format_epsilon(delta)}: ought to be well below 1/n, and is below it for fewer than "
         f"{math.ceil(1.0 / delta):,} examples only"
     )
 
 
 def described(event: Event) -> dict[str, Any]:
-    """Return what every answer says of its event in JSON."""
+    """Return the JSON of an event that every answer includes."""
     return {"adjacency": str(event.adjacency), "event": event.to_dict()}
 
 
 @accounts(AnswerOptions)
 def epsilon(delta: Annotated[float, option(real, "DELTA", "Well below 1/N; for example 1e-5.")], **given: Any) -> None:
-    """Say what epsilon a noise multiplier gives."""
+    """Compute the epsilon of a noise multiplier."""
     _answer("epsilon", "delta", delta, **given)
 
 
 @accounts(AnswerOptions)
 def delta(epsilon: Annotated[float, option(real, "EPSILON", "0 or more, for example 3.")], **given: Any) -> None:
-    """Say what delta a plan has at an epsilon."""
+    """Compute the delta of a plan at an epsilon."""
     _answer("delta", "epsilon", epsilon, **given)
 
 
@@ -350,8 +350,8 @@ def _answer(
     wanted: str, other: str, at: float, *, accountant: str | None, opacus: Path | None, as_json: bool,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Write the bound on one of the two at a value of the other, the certified interval, and it by accountant."""
-    plan = asked(opacus, given)
+    """Write the bound on epsilon or delta at a value of the other, its certified interval, and each accountant's."""
+    plan = run_or_plan(opacus, given)
     event = plan.event()
     bound: Callable[..., float] = accounting.delta
     bounds: Callable[..., tuple[float, float]] = accounting.delta_interval
@@ -368,7 +368,7 @@ def _answer(
         write_json({wanted: value, other: at, "accountant": name, **ends, "accountants": table,
             **described(event), **({} if remark is None else {"remark": remark}), **rests})  # fmt: skip
         return
-    # Where anything was released, an upper bound of 0 is one that a float64 cannot hold.
+    # If anything was released, an upper bound of 0 is an underflow of float64.
     underflow = wanted == "delta" and value == 0.0 and bound(event, 0.0, name) > 0.0
     write_line(f"{wanted} = {'below 1e-300' if underflow else format_epsilon(value)} at {other} = {format_number(at)}")
     write_line(sentence(name, plan, event))
@@ -378,7 +378,7 @@ def _answer(
         write_line("A delta of 1 is no guarantee at all.")
     if interval is not None and math.isfinite(interval[1]):
         low, high = format_lower(interval[0]), format_epsilon(interval[1])
-        write_line(f"certified: the smallest {wanted} lies in [{low}, {high}]")
+        write_line(f"certified: the smallest {wanted} is in [{low}, {high}]")
     if isinstance(plan, OpacusHistory):
         if plan.mechanism == "gdp":
             write_line("Opacus's own gdp accountant approximates, and may report less.")
@@ -392,21 +392,21 @@ def calibrate(
     epsilon: Annotated[float | None, option(real, "EPSILON", "The target, for example 3.")] = None,
     delta: Annotated[float | None, option(real, "DELTA", "Well below 1/N; for example 1e-5.")] = None,
     ledger: Annotated[Path | None, typer.Option(metavar="FILE",
-        help="Instead of a target: what the rest of this ledger's budget pays for.")] = None,
+        help="Use the rest of this ledger's budget instead of a target.")] = None,
     accountant: Accountant = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Say what meets a target epsilon: the noise, the steps, the batch size or the delta, whichever is left out."""
+    """Find the noise, the steps, the batch size or the delta for a target epsilon, whichever is left out."""
     plan, opened = EventOptions(**given), None if ledger is None else Ledger.open(ledger, read_only=True)
     if opened is not None:
         if epsilon is not None or delta is not None:
             raise ArgumentError(f"--ledger {ledger}: has the target, its budget; leave out --epsilon and --delta")
-        opened.remaining()  # says so where there is no budget
+        opened.remaining()  # refuses a ledger without a budget
         epsilon, delta = opened.budget or (None, None)
     unknown = _unknown(plan, delta)
     if epsilon is None:
-        raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon says what a complete plan costs")
+        raise ArgumentError("epsilon: give the target, as --epsilon 3; dpcore epsilon computes that of a complete plan")
     if unknown == "delta":
         event = plan.event()
         name, bounds = bounds_of(accounting.delta, event, epsilon, accountant)
@@ -429,7 +429,7 @@ def calibrate(
             "(--noise-multiplier) is needed, or a larger epsilon"
         )
     remark = remark_on_delta(delta, plan, event) if 0 < delta < 1 else None
-    told = {unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
+    result = {unknown.replace("-", "_"): value, "unknown": unknown, "epsilon": reached,
         "target_epsilon": epsilon, "delta": delta, "accountant": name, **described(event),
         **({} if opened is None else {"ledger": opened.ledger_id}),
         **({} if remark is None else {"remark": remark})}  # fmt: skip
@@ -443,12 +443,12 @@ def calibrate(
         rest = f", and {more:,} more" if more else ""
         lines.append(f"{counted(int(value), 'step')}: {counted(whole, 'epoch')} of {epoch:,} steps{rest}")
     if opened is not None:
-        lines.append(f"which what is left of the ledger {opened.name or opened.path.name} pays for as a whole")
-    write_answer(as_json, told, *lines)
+        lines.append(f"the rest of the budget of the ledger {opened.name or opened.path.name} pays for the whole plan")
+    write_answer(as_json, result, *lines)
 
 
 def _paid(left: Remaining, unknown: str, alone: float, make_event: Callable[[Any], Event]) -> float:
-    """Return what a ledger pays for; `alone` is what its whole budget would pay for."""
+    """Return the value that a ledger's rest pays for; `alone` is that of its whole budget."""
     if unknown not in ("noise-multiplier", "steps"):
         raise ArgumentError(f"--ledger: answers for the noise multiplier or the steps, not for the {unknown}")
     if left.fits(make_event(alone)):
@@ -464,18 +464,18 @@ def _unknown(plan: EventOptions, delta: float | None) -> str:
         "batch-size": plan.sample_rate is None and plan.batch_size is None and plan.sampling != "full-batch",
         "delta": delta is None,
     }
-    found = [name for name, missing in left_out.items() if missing]
+    names = [name for name, missing in left_out.items() if missing]
     needed = "exactly one of noise-multiplier, steps, batch-size, delta must be left out, and "
-    if not found:
-        raise ArgumentError(f"{needed}none is; dpcore epsilon says what a complete plan costs")
-    if len(found) > 1:
+    if not names:
+        raise ArgumentError(f"{needed}none is; dpcore epsilon computes the epsilon of a complete plan")
+    if len(names) > 1:
         give = {"steps": "--steps or --epochs", "batch-size": "--sample-rate, or --dataset-size with --batch-size"}
-        # Most people look for the noise; without it among them, for the first.
-        rest = "; ".join(give.get(name, f"--{name}") for name in found[1:])
-        raise ArgumentError(f"{needed}these are: {', '.join(found)}. For the {found[0].replace('-', ' ')}, give {rest}")
-    if found == ["batch-size"] and plan.dataset_size is None:
-        raise ArgumentError("dataset_size: give --dataset-size, and the batch size is looked for")
-    return found[0]
+        # Most people want the noise; if it is given, suggest the first.
+        rest = "; ".join(give.get(name, f"--{name}") for name in names[1:])
+        raise ArgumentError(f"{needed}these are: {', '.join(names)}. For the {names[0].replace('-', ' ')}, give {rest}")
+    if names == ["batch-size"] and plan.dataset_size is None:
+        raise ArgumentError("dataset_size: give --dataset-size to find the batch size")
+    return names[0]
 
 
 def _safe(unknown: str, value: float) -> str:

@@ -1,4 +1,4 @@
-"""``dpcore curve``: delta over epsilon, what an attacker can do, epsilon over the steps."""
+"""``dpcore curve``: delta over epsilon, an attacker's rates, epsilon over the steps."""
 
 import math
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Points(NamedTuple):
 
     names: tuple[str, str]
     rows: list[tuple[float, float, float]]
-    beside: dict[str, float]
+    more: dict[str, float]
 
 
 @answer.accounts()
@@ -39,7 +39,7 @@ def curve(
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Show what a plan guarantees: delta over epsilon, an attacker's rates, epsilon over the steps."""
+    """Show a plan's guarantee: delta over epsilon, an attacker's rates, epsilon over the steps."""
     plan = EventOptions(**given)
     event = plan.event()
     if "pld" not in accounting.accountants_for(event):
@@ -49,13 +49,13 @@ def curve(
     points = {"delta": _deltas, "trade-off": _trade_off, "steps": _epsilons}[kind](plan, delta)
     if as_json:
         axes = {"curve": kind, "x": points.names[0], "y": points.names[1]}
-        write_json({**axes, "points": points.rows, **points.beside, **answer.described(event)})
+        write_json({**axes, "points": points.rows, **points.more, **answer.described(event)})
         return
     _tell(kind, points, plan)
 
 
 def _deltas(plan: EventOptions, _: float | None) -> Points:
-    """Delta at epsilons from 0 to where it falls below 1e-10."""
+    """Return delta at epsilons from 0 until it falls below 1e-10."""
     event = plan.event()
     last = accounting.epsilon_interval(event, _LEAST_DELTA).upper
     x = np.linspace(0.0, last, _POINTS) if last > 0 else np.array([0.0])
@@ -69,27 +69,27 @@ def _rows(*columns: Iterable[float]) -> list[tuple[float, float, float]]:
 def _epsilons(plan: EventOptions, delta: float | None) -> Points:
     """Epsilon at numbers of steps up to the planned one."""
     if delta is None:
-        raise ArgumentError("delta: give --delta, where epsilon is stated, for the curve over steps")
+        raise ArgumentError("delta: give --delta for the curve of epsilon over steps")
     steps = plan.steps_in_all
-    # Closer together at the beginning, where epsilon rises fastest; all steps where the exact formula is instant.
+    # Closer together at the beginning, where epsilon rises fastest; all steps if the exact formula is instant.
     many = 400 if "gaussian" in accounting.accountants_for(plan.event()) else _POINTS
     if steps < 1:
         raise ArgumentError("steps: must be at least 1 for the curve over steps")
     counts = sorted({max(1, round(steps * share**2)) for share in np.linspace(0, 1, many)})
-    found = [accounting.epsilon_interval(replace(plan, steps=count, epochs=None).event(), delta) for count in counts]
-    ends = [item.lower for item in found], [item.upper for item in found]
+    spans = [accounting.epsilon_interval(replace(plan, steps=count, epochs=None).event(), delta) for count in counts]
+    ends = [item.lower for item in spans], [item.upper for item in spans]
     return Points(("steps", "epsilon"), _rows(counts, *ends), {"delta": delta})
 
 
 def _trade_off(plan: EventOptions, _: float | None) -> Points:
     """An attacker's best true positive rate at false positive rates from 1e-6 to 1."""
-    # Close together in both scales: between two points of a concave curve a straight line lies below it.
+    # Close together in both scales: between two points of a concave curve, a straight line is below it.
     rates = np.unique(np.concatenate([10.0 ** np.linspace(-6, -1, 21), np.linspace(0.05, 0.95, 37)]))
-    found = trade_off(plan.event(), rates.tolist())
-    rows = _rows(found.false_positive_rates, found.lower, found.upper)
-    # Whoever calls everybody in is right about all, and wrong about all.
-    beside = {"advantage": found.advantage.upper}
-    return Points(("false positive rate", "true positive rate"), [*rows, (1.0, 1.0, 1.0)], beside)
+    bounds = trade_off(plan.event(), rates.tolist())
+    rows = _rows(bounds.false_positive_rates, bounds.lower, bounds.upper)
+    # The guess that everybody is in has both rates 1.
+    more = {"advantage": bounds.advantage.upper}
+    return Points(("false positive rate", "true positive rate"), [*rows, (1.0, 1.0, 1.0)], more)
 
 
 def _tell(kind: str, points: Points, plan: EventOptions) -> None:
@@ -101,5 +101,5 @@ def _tell(kind: str, points: Points, plan: EventOptions) -> None:
         for x, low, high in (points.rows[i] for i in chosen)
     ]
     write_table((points.names[0], f"{points.names[1]} at least", "at most"), rows, right=3)
-    if "advantage" in points.beside:
-        write_line(f"advantage: the two rates differ by at most {format_epsilon(points.beside['advantage'])}")
+    if "advantage" in points.more:
+        write_line(f"advantage: the two rates differ by at most {format_epsilon(points.more['advantage'])}")

@@ -15,19 +15,19 @@ from dpcore.errors import ArgumentError, BudgetError, DataError
 from dpcore.ledger import Ledger, Total, salvage
 from dpcore.statement.text import counted, format_epsilon, format_number
 
-ledger = Commands()  # its words stand in dpcore.cli.app
+ledger = Commands()  # its help is in dpcore.cli.app
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's file.")]
 _Accept = Annotated[bool, flag("--accept-file-system",
-    "Let it lie on a file system that is not known to be safe; every statement will say so.")]  # fmt: skip
+    "Allow a file system that is not known to be safe; every statement will say so.")]  # fmt: skip
 
 
 @ledger.command("create", example="dpcore ledger create patients.ledger --budget-epsilon 3 --budget-delta 1e-5")
 def create_command(
     file: _File,
-    budget_epsilon: Annotated[Any, option(real, "EPSILON", "What all runs together must not cross.")] = None,
-    budget_delta: Annotated[Any, option(real, "DELTA", "Of the budget: well below 1/N; for example 1e-5.")] = None,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What you call the data set.")] = "",
+    budget_epsilon: Annotated[Any, option(real, "EPSILON", "Limit for all runs together.")] = None,
+    budget_delta: Annotated[Any, option(real, "DELTA", "The budget's delta, well below 1/N; such as 1e-5.")] = None,
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Name of the data set.")] = "",
     accept_file_system: _Accept = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -43,13 +43,13 @@ def create_command(
 
 
 @ledger.command("show", example="dpcore ledger show patients.ledger --delta 1e-6")
-@told_if_slow("what the runs of the ledger come to together")
+@told_if_slow("the total of the ledger's runs")
 def show_command(
     file: _File,
-    delta: Annotated[Any, option(real, "DELTA", "That of the budget if left out, or 1e-5 without one.")] = None,
+    delta: Annotated[Any, option(real, "DELTA", "By default the budget's, or 1e-5 without a budget.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the runs, what they cost together, and what the budget leaves."""
+    """Show the runs, their total cost, and the rest of the budget."""
     from rich.markup import escape
 
     shown = _open(file)
@@ -65,7 +65,7 @@ def show_command(
     write_line(f"ledger  {shown.path}" + (f" ({shown.name})" if shown.name else ""))
     write_line(f"budget  {_budget(shown)}")
     if shown.file_systems:
-        write_line(f"lies on {', '.join(shown.file_systems)}, on its owner's word")
+        write_line(f"is on {', '.join(shown.file_systems)}, which its owner accepted")
     if total.runs:
         rows = [
             (run.run_id.partition("-")[2], escape(run.name), run.begun[:16].replace("T", " "),
@@ -83,20 +83,20 @@ def show_command(
 def verify_command(
     file: _File,
     seal: Annotated[str | None, typer.Option("--seal", metavar="SHA256",
-        help="A seal noted earlier, which some entry must bear.")] = None,
+        help="A seal noted earlier, which some entry must have.")] = None,
     accept_file_system: _Accept = False,
     as_json: Json = False,
 ) -> int:  # fmt: skip
-    """Check all entries, seals, counters and charges anew. Ends with status 2 where something is wrong."""
-    found = _open(file, accept_file_system).verify(seal=seal)
+    """Check all entries, seals, counters and charges again. Ends with status 2 if something is wrong."""
+    check = _open(file, accept_file_system).verify(seal=seal)
     write_answer(
         as_json,
-        {"valid": found.valid, "entries": found.entries, "seal": found.seal, "problems": list(found.problems)},
-        *(f"problem  {problem}" for problem in found.problems),
-        f"{'valid' if found.valid else 'NOT valid'}: {counted(found.entries, 'entry', 'entries')}, the last with the "
-        f"seal {found.seal}",
+        {"valid": check.valid, "entries": check.entries, "seal": check.seal, "problems": list(check.problems)},
+        *(f"problem  {problem}" for problem in check.problems),
+        f"{'valid' if check.valid else 'NOT valid'}: {counted(check.entries, 'entry', 'entries')}, the last with the "
+        f"seal {check.seal}",
     )
-    return 0 if found.valid else 2
+    return 0 if check.valid else 2
 
 
 @ledger.command("export", example="dpcore ledger export patients.ledger > patients.json")
@@ -104,7 +104,7 @@ def export_command(
     file: _File,
     as_json: Json = False,  # noqa: ARG001 (it always is)
 ) -> int:
-    """Write all entries as one JSON object; of a damaged ledger what can be read, with status 2."""
+    """Write all entries as one JSON object. If the ledger is damaged, write all readable ones; the status is 2."""
     try:
         content = _open(file).export()
     except DataError as problem:
@@ -129,17 +129,17 @@ def charge_command(
         help="A run folder, or its statement.json.")] = None,
     opacus: Annotated[Path | None, typer.Option("--opacus", metavar="FILE",
         help="A checkpoint of Opacus, or its accountant's state_dict() as JSON.")] = None,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What the ledger shall call it.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Name of the release in the ledger.")] = "",
     already_released: Annotated[bool, flag("--already-released",
-        "Write it down even beyond the budget, of which nothing is left then.")] = False,
+        "Charge it even beyond the budget, which is then used up.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Charge a release that the ledger did not pay for step by step."""
     opened = _open(file)
     if (statement is None) == (opacus is None):
-        raise ArgumentError("--statement and --opacus: give one of the two, which says what was released")
+        raise ArgumentError("--statement and --opacus: give one of the two, which describes the release")
     if not name.strip():
-        raise ArgumentError(f"name={name!r}: must say what was released, such as --name 'sweep of May'")
+        raise ArgumentError(f"name={name!r}: must name the release, such as --name 'sweep of May'")
     if opacus is not None:
         recorded = history(opacus)
         event, description = recorded.event(), dict[str, Any](opacus=recorded.described())
@@ -157,15 +157,15 @@ def charge_command(
         run_id = opened.charge(event, name=name, description=description, already_released=already_released)
     except BudgetError as cause:
         raise BudgetError(
-            f"{cause}; if it was released already, add --already-released, which writes it down and leaves no budget"
+            f"{cause}; if it was released already, add --already-released, which charges it and uses up the budget"
         ) from cause
     total = opened.total(1e-5 if opened.budget is None else None)
-    told = {"file": str(opened.path), "run": run_id, "total": total.to_dict()}
-    write_answer(as_json, told, f"charged  {name}, as run {run_id.partition('-')[2]}", _spent(opened, total))
+    charged = {"file": str(opened.path), "run": run_id, "total": total.to_dict()}
+    write_answer(as_json, charged, f"charged  {name}, as run {run_id.partition('-')[2]}", _spent(opened, total))
 
 
 def _open(file: Path, accept_file_system: bool = False) -> Ledger:
-    """Open a ledger to look at it: one that cannot be written may be looked at too."""
+    """Open a ledger for reading; it need not be writable."""
     writable = os.access(file, os.W_OK) and os.access(file.resolve().parent, os.W_OK)
     return Ledger.open(file, read_only=file.exists() and not writable, accept_file_system=accept_file_system)
 
@@ -192,7 +192,7 @@ def _budget(shown: Ledger) -> str:
 
 
 def _spent(shown: Ledger, total: Total) -> str:
-    """Say in one line what is spent, what is left, and of what."""
+    """Return one line on the spent and remaining parts of the budget."""
     who = counted(total.runs, "run")
     if shown.budget is None or total.limit is None:
         at = f"at delta = {format_number(total.delta)}"
@@ -212,7 +212,7 @@ def _spent(shown: Ledger, total: Total) -> str:
 
 
 def _tell(total: Total) -> None:
-    """Write what the runs come to, line by line."""
+    """Write the totals of the runs, line by line."""
     at = f"at delta = {format_number(total.delta)}"
     if total.adjacency is not None:
         at += f", {total.adjacency} adjacency"
@@ -226,7 +226,7 @@ def _tell(total: Total) -> None:
     for name, epsilon in bounds.items():
         write_line(f"{name:<40} epsilon = {format_epsilon(epsilon)} {at}")
     if total.budget is not None and not total.alone:
-        # Whole, as it is to be typed: what is left out of the plan is what calibrate looks for.
-        write_line(f"{'what noise a plan then needs':<40} {_CALIBRATE}")
+        # The whole command to type: calibrate finds the setting that is left out.
+        write_line(f"{'to find the noise of a plan':<40} {_CALIBRATE}")
     for note in total.notes:
         write_line(f"note: {note}")

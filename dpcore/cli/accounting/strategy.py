@@ -1,4 +1,4 @@
-"""``dpcore strategy``: find the best correlated noise, and say how far it is from the best that there is."""
+"""``dpcore strategy``: find the best correlated noise, and bound its distance from the best possible."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -15,14 +15,14 @@ from dpcore.stages.strategies import Strategy, Workload, workloads
 from dpcore.stages.strategies.search.optimize import KINDS, WITH_BANDS
 from dpcore.statement.text import counted
 
-strategy = Commands()  # its words stand in dpcore.cli.app
+strategy = Commands()  # its help is in dpcore.cli.app
 
 WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
 
-_Steps = Annotated[int, option(count, "N", "Of the run.")]
-_Bands = Annotated[Any, option(count, "B", "Of banded-toeplitz and banded-inverse; 32 if left out.")]
-_Buffers = Annotated[Any, option(count, "M", "Of blt; 4 if left out.")]
-_NoCache = Annotated[bool, flag("--no-cache", "Search again, and keep nothing on disk.")]
+_Steps = Annotated[int, option(count, "N", "Steps of the run.")]
+_Bands = Annotated[Any, option(count, "B", "Bands of banded-toeplitz and banded-inverse; 32 if left out.")]
+_Buffers = Annotated[Any, option(count, "M", "Buffers of blt; 4 if left out.")]
+_NoCache = Annotated[bool, flag("--no-cache", "Search again, and save nothing on disk.")]
 
 
 def _npz(value: Any) -> Path:
@@ -31,21 +31,21 @@ def _npz(value: Any) -> Path:
     return Path(value)
 
 
-_Kept = Annotated[Any, option(_npz, "FILE", "Keep the strategy in this file (.npz).")]
+_Kept = Annotated[Any, option(_npz, "FILE", "Save the strategy in this file (.npz).")]
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the noise is to be good for: options of all these commands."""
+    """The use of the noisy sums: options of all these commands."""
 
     # fmt: off
     workload: Annotated[str, option(one_of(WORKLOADS), "NAME",
-        "What is wanted of the noisy sums: prefix (the iterates of SGD), momentum, weight-decay, average (of the "
+        "Use of the noisy sums: prefix (the iterates of SGD), momentum, weight-decay, average (of the "
         "iterates, exponential) or srg (DP-SRG, with --momentum).")] = "prefix"
-    momentum: Annotated[float, option(real, "M", "Of the update, for momentum and srg.")] = 0.9
+    momentum: Annotated[float, option(real, "M", "Momentum of the update, for momentum and srg.")] = 0.9
     decay: Annotated[Any, option(real, "D",
         "For weight-decay, average and srg: 0.01, 0.999 and exp(-2.5) if left out.")] = None
-    epochs: Annotated[int, option(count, "K", "How often each example takes part, in a fixed order.")] = 1
+    epochs: Annotated[int, option(count, "K", "Participations of each example, in a fixed order.")] = 1
     # fmt: on
 
     def over(self, steps: int) -> Workload:
@@ -78,24 +78,24 @@ def optimize_command(
     as_json: Json = False,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Find the strategy of a kind with the least error, and prove how near it is to the best of all."""
+    """Find the strategy of a kind with the least error, and prove its distance from the best possible."""
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
-    found = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, keep=not no_cache)
+    best = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, keep=not no_cache)
     if out is not None:
-        strategies.save(out, found.strategy)
-    near = "how near it is to the best is not known for so many steps"
-    if found.lower_bound is not None:
-        near = f"no mechanism is below {found.lower_bound:.6g}: this one is at most {found.above:.2%} above the best"
+        strategies.save(out, best.strategy)
+    near = "its distance from the best is not known for this number of steps"
+    if best.lower_bound is not None:
+        near = f"no mechanism is below {best.lower_bound:.6g}: this one is at most {best.above:.2%} above the best"
     write_answer(
         as_json,
         {"kind": kind, "workload": wanted.name, "steps": steps, "epochs": epochs,
-            "error": found.error, "lower_bound": found.lower_bound, "above": found.above, "seconds": found.seconds,
-            "strategy": _described(found.strategy)},
+            "error": best.error, "lower_bound": best.lower_bound, "above": best.above, "seconds": best.seconds,
+            "strategy": _described(best.strategy)},
         f"root mean squared error of {wanted.name} over {counted(steps, 'step')} at mu = 1: "
-        f"{found.error:.6g} clip norms",
+        f"{best.error:.6g} clip norms",
         near,
-        f"found in {found.seconds:.2f} s",
-        *([] if out is None else [f"kept in {out}; dpcore.strategies.load reads it"]),
+        f"found in {best.seconds:.2f} s",
+        *([] if out is None else [f"saved in {out}; dpcore.strategies.load reads it"]),
     )  # fmt: skip
 
 
@@ -105,48 +105,48 @@ def compare_command(
     steps: _Steps,
     bands: _Bands = None,
     buffers: _Buffers = None,
-    kinds: Annotated[Any, option(names(KINDS), "A,B,...", "Of those that are searched for.")] = KINDS,
+    kinds: Annotated[Any, option(names(KINDS), "A,B,...", "Kinds to search.")] = KINDS,
     no_cache: _NoCache = False,
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Compare strategies on a workload, each with its distance from the best of all."""
+    """Compare strategies on a workload, each with its distance from the best possible."""
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
-    found: dict[str, tuple[Strategy, float]] = {}
+    compared: dict[str, tuple[Strategy, float]] = {}
     for kind in kinds:
         own = {"bands": bands} if kind in WITH_BANDS else {"buffers": buffers} if kind == "blt" else {}
         best = strategies.optimal(kind, wanted, epochs=epochs, keep=not no_cache, **own)
-        found[kind] = best.strategy, best.error
+        compared[kind] = best.strategy, best.error
     for name in ("square-root", "tree-optimal", "identity"):
         chosen = strategies.strategy(name, steps)
-        found[name] = chosen, strategies.error_of(chosen, wanted, epochs)
+        compared[name] = chosen, strategies.error_of(chosen, wanted, epochs)
     bound = strategies.lower_bound(wanted, epochs=epochs)
     title = f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
-    costs = {name: strategies.streaming_cost(chosen, steps) for name, (chosen, _) in found.items()}
+    costs = {name: strategies.streaming_cost(chosen, steps) for name, (chosen, _) in compared.items()}
     write_answer(
         as_json,
         {"workload": wanted.name, "steps": steps, "epochs": epochs, "lower_bound": bound, "errors":
             {name: {"error": error, "above": error / bound - 1, "state_vectors": chosen.order,
-                    "streaming": asdict(costs[name])} for name, (chosen, error) in found.items()}},
+                    "streaming": asdict(costs[name])} for name, (chosen, error) in compared.items()}},
         f"{title}; no mechanism is below {bound:.5g}",
         f"{'strategy':<18}{'error':>10}{'above the best':>16}  streaming",
         *(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {costs[name].words}"
-          for name, (_, error) in sorted(found.items(), key=lambda item: item[1][1])),
+          for name, (_, error) in sorted(compared.items(), key=lambda item: item[1][1])),
     )  # fmt: skip
 
 
 @strategy.command("show", example="dpcore strategy show blt.npz --steps 1024")
 @takes(_Wanted)
 def show_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of dpcore strategy optimize, or with a matrix.")],
-    steps: Annotated[Any, option(count, "N", "Of the run; all that the strategy has if left out.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of dpcore strategy optimize, or with a matrix.")],
+    steps: Annotated[Any, option(count, "N", "Steps of the run; all of the strategy's if left out.")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Say what a strategy in a file is, costs and leaves as an error."""
+    """Describe a strategy in a file, with its cost and its error."""
     chosen = strategies.load(file)
     if steps is None and chosen.steps is None:
-        raise ArgumentError(f"{file}: has any number of steps; say how many with --steps")
+        raise ArgumentError(f"{file}: has any number of steps; give the number with --steps")
     length = int(chosen.steps or 0) if steps is None else steps
     wanted, epochs = _Wanted(**given).over(length), given["epochs"]
     strategies.check_steps(chosen, length)
@@ -174,30 +174,30 @@ def recommend_command(
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Name the strategy with the least error that streams in so much memory, and why it is this one."""
+    """Name the strategy with the least error that streams in a given memory, and the reason."""
     wanted, epochs = _Wanted(**given).over(steps), given["epochs"]
-    found = strategies.candidates(wanted, epochs=epochs, vectors=vectors, rows=rows, bands=bands)
-    first, best = found[0], min(one.error for one in found)
+    candidates = strategies.candidates(wanted, epochs=epochs, vectors=vectors, rows=rows, bands=bands)
+    first, best = candidates[0], min(one.error for one in candidates)
     if out is not None:
         strategies.save(out, first.strategy)
     why = "its error is the least of those that fit"
     if first.error > best:
         why = f"its error is {first.error / best - 1:.2%} above the least of those that fit, and it keeps less"
-    independent = next(one.error for one in found if one.kind == "identity")
+    independent = next(one.error for one in candidates if one.kind == "identity")
     whole = repr(first.strategy)
     write_answer(
         as_json,
         {"workload": wanted.name, "steps": steps, "epochs": epochs, "recommended": first.kind,
             "strategy": _described(first.strategy), "candidates": [
-                {"kind": one.kind, "error": one.error, "streaming": asdict(one.cost)} for one in found]},
+                {"kind": one.kind, "error": one.error, "streaming": asdict(one.cost)} for one in candidates]},
         f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}, at most {vectors} vectors kept",
         f"take {first.kind}: {whole}" if len(whole) < 200 else f"take {first.kind}",
         f"because {why}; independent noise has {independent / first.error:.3g} times its error",
-        *(f"  {one.kind:<16}{one.error:>10.5g}  {one.cost.words}" for one in found),
-        *([] if out is None else [f"kept in {out}; dpcore train --strategy {out} takes it"]),
+        *(f"  {one.kind:<16}{one.error:>10.5g}  {one.cost.words}" for one in candidates),
+        *([] if out is None else [f"saved in {out}; dpcore train --strategy {out} uses it"]),
     )  # fmt: skip
 
 
 def _described(chosen: Strategy) -> dict[str, Any]:
-    """Return what a strategy says of itself, without long lists."""
+    """Return a strategy's description, without long lists."""
     return {k: v for k, v in chosen.describe().items() if not isinstance(v, list) or len(v) <= 64}

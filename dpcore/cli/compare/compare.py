@@ -45,7 +45,7 @@ from dpcore.statement.text import counted, format_number
 def run_comparison(
     comparison: Comparison, out: Path, *, jobs: int, overwrite: bool, as_json: bool, ledger: Path | None = None
 ) -> int:
-    """Make the runs of a comparison that are not made yet, and finish its folder; return the exit status."""
+    """Make the missing runs of a comparison and finish its folder. Return the exit status."""
     if jobs < 1:
         raise ArgumentError(f"jobs={jobs}: must be at least 1")
     shared = comparison.shared
@@ -53,7 +53,7 @@ def run_comparison(
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
     if jobs > 1 and ledger is not None and Ledger.open(ledger).budget is not None:
-        raise ArgumentError(f"jobs={jobs}: must be 1 with a ledger that has a budget, which is asked before each run")
+        raise ArgumentError(f"jobs={jobs}: must be 1 with a ledger that has a budget, which is checked before each run")
     console = remarks()
     remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"planned: {counted(comparison.total, 'run')}")
@@ -67,7 +67,7 @@ def run_comparison(
         if not runs.pays_for(paying, ahead):
             remark(
                 f"the ledger's budget may not pay for all of the {counted(len(ahead), 'run')} to come; the comparison "
-                "stops before the first that it does not pay for, and keeps those before it"
+                "stops before the first unpaid run, and keeps those before it"
             )
         try:
             with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -89,7 +89,7 @@ def run_comparison(
             ) from stop
         except BudgetError as end:
             by, cause = "the ledger's budget", str(end)
-            said = f"{report.stopped(log, by, goes_on=False)} {cause[:1].upper()}{cause[1:]}."
+            said = f"{report.stopped(log, by, continues=False)} {cause[:1].upper()}{cause[1:]}."
             _finish(log, report.rows(log, plans), as_json, by, said)
             return BUDGET_STATUS
         except OSError:
@@ -103,7 +103,7 @@ def run_comparison(
 
 
 def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said: str = "") -> None:
-    """Write the files of a comparison at its end, and show them; `by` is what ended it early, and `said` says so."""
+    """Write and show the files of a comparison at its end. `by` names what ended it early, in the sentence `said`."""
     comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log)
     verdict, lines = said, list[str]()
     if not by:
@@ -121,8 +121,8 @@ def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said:
         log.folder.write("table.txt", "\n".join([table.getvalue(), verdict, "", *lines, ""]).encode())
         _draw(log, made)
     if as_json:
-        told = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
-        write_json({**told, "folder": str(folder), "settings": comparison.to_dict(), **(log.summary or {})})
+        ended = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
+        write_json({**ended, "folder": str(folder), "settings": comparison.to_dict(), **(log.summary or {})})
         return
     if made:
         write_table(**report.table(comparison, made))
@@ -142,8 +142,8 @@ def _draw(log: Log, made: list[report.Row]) -> None:
     by_epsilon(log.folder.path / "comparison.png", panels, title=title)
 
 
-# The same model, clip, batch size and epochs for all; learning rates from a search over one grid for all three, with
-# other seeds than those shown (docs/command-line.md has its table). That search is not part of the guarantee.
+# The same model, clip, batch size and epochs for all. The learning rates come from a search over one grid for all
+# three, with other seeds (docs/command-line.md has its table). That search is not part of the guarantee.
 COMMON = {"data": "digits", "model": "mlp", "epochs": 10, "batch_size": 64, "clipping": "automatic"}
 CONTESTANTS = (
     Contestant("DP-SGD", {"method": "dp_sgd"}, (0.35,)),
@@ -156,17 +156,17 @@ CONTESTANTS = (
 def compare(
     context: typer.Context,
     methods: Annotated[Any, option(names(METHODS), "M1,M2,...",
-        "Methods, all with the options given here; for settings of their own see --config.", METHOD)] = None,
+        "Methods, all with the options given here; --config gives each its own settings.", METHOD)] = None,
     epsilon: Annotated[Any, option(reals, "E1,E2,...", "Targets; each run is calibrated to one.", PRIVACY)] = None,
     ledger: LedgerFile = None,
     lr: Annotated[Any, option(reals, "R1,R2,...",
-        "Learning rates; of several each contestant takes its best by held-out accuracy.", METHOD)] = None,
+        "Learning rates; of several, each contestant uses its best by held-out accuracy.", METHOD)] = None,
     seeds: Annotated[int, option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,
     search_seeds: Annotated[int, option(count, "N", "Runs of each learning rate, other seeds.", RUN)] = 1,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.", RUN)] = 1,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command goes on where it stopped.",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command continues where it stopped.",
         rich_help_panel=RUN)] = Path("comparison"),
-    overwrite: Annotated[bool, flag("--overwrite", "Begin anew in that folder.", RUN)] = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Start again in that folder.", RUN)] = False,
     config: Annotated[Path | None, typer.Option(is_eager=True, callback=train.use_config, metavar="FILE",
         help="Settings from a .toml file, one table \\[contestants.NAME] each; options win.",
         rich_help_panel=DATA)] = None,
@@ -176,7 +176,7 @@ def compare(
     """Compare methods on one data set at the same epsilon and delta, over several seeds."""
     tables = context.meta.get(train.TABLES)
     if tables and methods:
-        raise ArgumentError(f"methods={','.join(methods)}: must not be given beside the contestants of {config}")
+        raise ArgumentError(f"methods={','.join(methods)}: must not be given with the contestants of {config}")
     comparison = Comparison(
         contestants=from_tables(tables, lr or ()) if tables else from_methods(methods or (), lr or ()),
         epsilon=tuple(epsilon or ()),
@@ -189,11 +189,11 @@ def compare(
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER",
-        help="Folder; the same command goes on where it stopped.")] = Path("demo"),
+        help="Folder; the same command continues where it stopped.")] = Path("demo"),
     seeds: Annotated[int, option(count, "N", "Runs of each method.")] = 6,
-    epsilon: Annotated[float, option(real, "EPSILON", "The guarantee of each run.")] = 1.0,
-    delta: Annotated[float, option(real, "DELTA", "Well below 1/1438.")] = 1e-5,
-    overwrite: Annotated[bool, flag("--overwrite", "Begin anew in that folder.")] = False,
+    epsilon: Annotated[float, option(real, "EPSILON", "Epsilon of each run.")] = 1.0,
+    delta: Annotated[float, option(real, "DELTA", "Delta, well below 1/1438.")] = 1e-5,
+    overwrite: Annotated[bool, flag("--overwrite", "Start again in that folder.")] = False,
     as_json: Json = False,
 ) -> int:  # fmt: skip
     """Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta."""

@@ -1,4 +1,4 @@
-"""The report of a comparison: rows, a table and the lines beneath it, what a paragraph claims, and the accounting."""
+"""The report of a comparison: rows, a table and the lines below it, a verdict, and the accounting."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def first(self) -> Record:
-        """The run whose statement stands for all: they have the same plan."""
+        """The run whose statement represents all: they have the same plan."""
         return self.records[0]
 
     @property
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def curves(self) -> Curves:
-        """The same on the way."""
+        """Held-out accuracy during each run."""
         epochs = [float(item["epoch"]) for item in self.first.evaluations]
         return Curves(epochs, [record.accuracy for record in self.records])
 
@@ -56,15 +56,15 @@ class Row:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the chosen learning rate is the smallest or largest of several: a better one may lie outside."""
+        """Whether the chosen learning rate is the smallest or largest of several: a better one may be outside."""
         return len(self.grid) > 1 and self.lr in (self.grid[0], self.grid[-1])
 
 
 def tuning(log: Log) -> dict[str, Any]:
-    """Return whether the search for learning rates is accounted for, as plain values with a sentence for a person.
+    """Return whether the search for learning rates is accounted for: plain values, and a sentence for a person.
 
-    "runs" are all that released something, also those that were stopped or killed; "search_runs" of them looked for a
-    learning rate.
+    "runs" counts all that released something, even if they were stopped or killed; "search_runs" counts those that
+    searched for a learning rate.
     """
     stated = [record.statement for record in log.records if record.statement is not None]
     searched = sum(record.run.role != FINAL for record in log.records)
@@ -85,7 +85,7 @@ def tuning(log: Log) -> dict[str, Any]:
 def rows(log: Log, plans: Plans) -> list[Row]:
     """Return the rows of the table, by epsilon, then in the order of the contestants.
 
-    Of a comparison that was ended early: those with a run that is complete, and its complete runs.
+    If the comparison ended early: the rows with a complete run, and their complete runs.
     """
     comparison, accuracy, complete = log.comparison, log.accuracies(), log.complete()
     made = []
@@ -169,7 +169,7 @@ def footer(comparison: Comparison, made: Sequence[Row], tuned: dict[str, Any]) -
             rates = f"{format_number(grid[0])}, given, not searched"
         lines.append(f"Learning rate{whose}: {rates}.")
     if any(row.at_edge for row in made):
-        lines.append("* at the edge of its grid: a better one may lie outside.")
+        lines.append("* at the edge of its grid: a better one may be outside.")
     if rules := _differing(made, lambda row: row.statement.clip["rule"]):
         lines.append(f"Clip rules differ, by the methods' defaults or as given ({rules}).")
     if kinds := _differing(made, lambda row: row.statement.adjacency):
@@ -180,7 +180,7 @@ def footer(comparison: Comparison, made: Sequence[Row], tuned: dict[str, Any]) -
 
 
 def _differing(made: Sequence[Row], read: Callable[[Row], str]) -> str:
-    """Return who has which value; empty where all have the same."""
+    """Return the contestants of each value; an empty text if all have the same."""
     values = sorted({read(row) for row in made})
     who = {value: dict.fromkeys(row.contestant for row in made if read(row) == value) for value in values}
     return "; ".join(f"{value}: {', '.join(names)}" for value, names in who.items()) if len(values) > 1 else ""
@@ -195,7 +195,7 @@ def verdict(made: Sequence[Row]) -> str:
     pairs = sum(1 for a, b in combinations(made, 2) if a.target_epsilon == b.target_epsilon)
     if pairs > 1 and len(made[0].accuracy) > 1:
         sentences.append(
-            f"Each interval holds 95 % on its own: were all methods equally good, about {pairs / 20:.2g} of the "
+            f"Each interval has a confidence of 95 % on its own: were all methods equal, about {pairs / 20:.2g} of the "
             f"{pairs} differences would still exceed theirs by luck."
         )
     return " ".join(sentences)
@@ -204,14 +204,14 @@ def verdict(made: Sequence[Row]) -> str:
 def _panel(panel: Sequence[Row]) -> str:
     ranked = sorted(panel, key=lambda row: -row.interval.center)
     if len(ranked) == 1:
-        return f"{ranked[0].contestant} stands alone, so there is nothing to compare."
+        return f"{ranked[0].contestant} is the only one, so there is nothing to compare."
     pairs = [
         (a.contestant, b.contestant, difference_interval(a.accuracy, b.accuracy)) for a, b in combinations(ranked, 2)
     ]
     if len(ranked[0].accuracy) == 1:
         first, second, gap = pairs[0]
         points = f"{100 * gap.center:.2f} points above {second}"
-        return f"{first} came out {points}, and one seed cannot tell luck from merit."
+        return f"{first} came out {points}, but one seed cannot distinguish luck from merit."
     clear = [
         f"{first} is above {second} by {100 * gap.center:.2f} ± {100 * gap.half_width:.2f} points"
         for first, second, gap in pairs
@@ -221,8 +221,8 @@ def _panel(panel: Sequence[Row]) -> str:
     return f"{'; '.join(clear) or 'no difference exceeds its interval'}{exceed}."
 
 
-def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
-    """Return what an interrupted comparison spent, and whether the same command goes on from there."""
+def stopped(log: Log, name: str, *, continues: bool = True) -> str:
+    """Return what an interrupted comparison spent, and whether the same command continues it."""
     parts = [f"Stopped by {name}: {_complete(log)} complete, each at its full epsilon."]
     for record in log.records:
         if record.status != COMPLETE:
@@ -233,15 +233,13 @@ def stopped(log: Log, name: str, *, goes_on: bool = True) -> str:
                 steps = f"{stated.steps_taken:,} of {counted(stated.steps_planned, 'step')}"
                 said = f"spent {most}epsilon = {format_epsilon(stated.best_epsilon)} in {steps}"
             parts.append(f"{run} {said}.")
-    return " ".join([*parts, "The same command goes on from here."] if goes_on else parts)
+    return " ".join([*parts, "The same command continues from here."] if continues else parts)
 
 
 def kept(log: Log) -> str:
-    """Return what a comparison that failed keeps."""
+    """Return a sentence on the runs that a failed comparison keeps."""
     said = _complete(log)
-    return (
-        f"{said} complete in {log.folder.path}, and {said.rpartition(' ')[2]} kept; the same command goes on from there"
-    )
+    return f"{said} complete in {log.folder.path}, and {said.rpartition(' ')[2]} kept; the same command continues there"
 
 
 def _complete(log: Log) -> str:

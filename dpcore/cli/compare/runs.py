@@ -44,7 +44,7 @@ from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_number
 
 SEARCH, FINAL = "search", "final"
-# Seeds of the search for learning rates start here, so that no final run begins where a search run began.
+# Seeds of the search for learning rates start here, so that no final run shares one with a search run.
 FIRST_SEARCH_SEED = 1000
 # The same for all contestants, or decided by the comparison itself.
 SAME_FOR_ALL = frozenset(("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "seed", "backend"))
@@ -74,7 +74,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison: contestants of different names, each of which meets every epsilon with `seeds` final runs.
+    """A whole comparison: contestants of different names, each with `seeds` final runs at every epsilon.
 
     `search_seeds` are runs of each learning rate of a grid. `common` are settings of all contestants; a contestant's
     own win.
@@ -123,11 +123,11 @@ class Comparison:
         return tuple(sorted(named.lr)) or (self._settings(named, self.epsilon[0], None, 0).learning_rate,)
 
     def settings_for(self, run: Run) -> Settings:
-        """Return what `dpcore train` would be given for this run."""
+        """Return the settings of `dpcore train` for this run."""
         return self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
 
     def search(self, contestant: str, epsilon: float) -> list[Run]:
-        """Return the runs that decide the learning rate; none where there is nothing to choose."""
+        """Return the runs that decide the learning rate; none if there is nothing to choose."""
         grid = self.grid(contestant)
         if len(grid) == 1:
             return []
@@ -141,7 +141,7 @@ class Comparison:
     def chosen(self, contestant: str, epsilon: float, accuracy: Mapping[Run, float]) -> float | None:
         """Return the learning rate with the best mean held-out accuracy, or None while the search is not complete.
 
-        Of equally good ones the smallest is taken.
+        Of equally good ones, it is the smallest.
         """
         grid, search = self.grid(contestant), self.search(contestant, epsilon)
         if not search:
@@ -152,14 +152,14 @@ class Comparison:
         return max(grid, key=lambda lr: (means[lr], -lr))
 
     def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
-        """Return the runs that may begin now, where those with an accuracy are complete."""
+        """Return the runs that may begin now; those with an accuracy are complete."""
         ahead = self.ahead(accuracy)
         return [r for r in ahead if r.role == SEARCH or self.chosen(r.contestant, r.epsilon, accuracy) is not None]
 
     def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return all runs to come, in the order in which they are made one after the other.
 
-        Those whose learning rate is not chosen yet stand there with the smallest of their grid.
+        Runs whose learning rate is not chosen yet have the smallest of their grid.
         """
         wanted: list[Run] = []
         for epsilon in self.epsilon:
@@ -194,11 +194,11 @@ class Comparison:
             raise ArgumentError(f"contestant {contestant.name!r}: {error}") from error
 
 
-# What a ledger's budget pays for: said before the first run, and asked before each.
+# The runs that a ledger's budget pays for: reported before the first run, and checked before each.
 
 
 def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
-    """Open the ledger; PrivacyError where it would refuse one of these plans' events after others were paid for."""
+    """Open the ledger; PrivacyError if it would refuse one of these plans' events after paying for others."""
     ledger = Ledger.open(path)
     for event in events:
         ledger.filter.charge(event)  # refuses what it does not cover
@@ -216,9 +216,9 @@ def ledger_for(path: Path, events: Sequence[Event]) -> Ledger:
 def pays_for(ledger: Ledger | None, events: Sequence[Event]) -> bool:
     """Whether the budget pays for one run to its end, or for several one after the other.
 
-    What is begun after the first row is held to the filter, whose order the first run may still change: of several this
-    is what the budget promises now. Other commands may take of the ledger meanwhile; a run that they leave too little
-    for ends early.
+    Runs after the first row must fit the filter, whose order the first run may still change: for several runs this is
+    the budget's present promise. Other commands may use the ledger meanwhile; a run for which they leave too little
+    ends early.
     """
     if ledger is None or ledger.budget is None or not events:
         return True
@@ -226,14 +226,14 @@ def pays_for(ledger: Ledger | None, events: Sequence[Event]) -> bool:
     return left.fits(events[0]) if len(events) == 1 else left.filter.charge(Composed(tuple(events))) <= left.left
 
 
-# On disk at every moment: results.json lists the runs, and what a run spent is what its own folder states, which is all
-# that it released, or more. Durations are not kept: how long a run takes tells the sizes of its batches.
+# On disk at every moment: results.json lists the runs, and a run's own folder states what it spent, or more. Durations
+# are not kept: the duration of a run reveals the sizes of its batches.
 COMPLETE, STOPPED, UNDER_WAY, NOTHING = "complete", "stopped", "under way", "ended before its first step"
 
 
 @dataclass(eq=False)
 class Record:
-    """One run that was begun, and what its folder says of it."""
+    """One run that was begun, and the content of its folder."""
 
     run: Run
     path: Path
@@ -248,7 +248,7 @@ class Record:
 
     @property
     def status(self) -> str:
-        """`COMPLETE`, `STOPPED` early or killed, `UNDER_WAY`, or `NOTHING` where no step was taken."""
+        """`COMPLETE`, `STOPPED` early or killed, `UNDER_WAY`, or `NOTHING` if no step was taken."""
         stated = self.statement
         if stated is None:
             return NOTHING if self.ended else UNDER_WAY
@@ -281,7 +281,7 @@ class Log:
         return log
 
     def begin(self, run: Run) -> Record:
-        """Write down that a run begins, and where."""
+        """Record that a run begins, and its folder."""
         name = re.sub("[^a-z0-9]+", "-", run.contestant.lower()).strip("-")
         number, parent = len(self.records) + 1, self.folder.path / RUNS
         while (path := parent / f"{number:03d}-{name}").exists() or checkpoint_of(path).exists():
@@ -313,9 +313,9 @@ class Log:
 
 
 def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrite: bool) -> list[Record] | None:
-    """Return the runs of the comparison with the same settings in a folder; None where a new one may begin.
+    """Return the runs of the comparison with the same settings in a folder; None if a new one may begin.
 
-    DataError where neither can be; nothing is made and nothing is deleted.
+    DataError if neither is possible; nothing is made and nothing is deleted.
     """
     if (path / "config.json").is_file():
         with locked(path):
@@ -323,23 +323,23 @@ def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrit
     if overwrite or not holds(path, COMPARISON):
         check_folder(path, overwrite=overwrite, kind=COMPARISON)
         return None
-    held, records = _held(path)
+    saved, records = _saved(path)
     for name in GONE:
-        held.pop(name, None)
-    paid = held.pop("ledger", None)
+        saved.pop(name, None)
+    paid = saved.pop("ledger", None)
     if paid is not None and ledger is None:
         raise DataError(
             f"ledger=None: the runs in {path} are paid for by the ledger {paid}; add --ledger {paid}, or name another "
             "folder"
         )
-    asked = _settings(comparison)
-    for name in {**held, **asked}:
-        there, here = held.get(name), asked.get(name)
+    present = _settings(comparison)
+    for name in {**saved, **present}:
+        there, here = saved.get(name), present.get(name)
         # Contestants in another order are another comparison.
         if there != here or (isinstance(there, dict) and list(there) != list(here or ())):
             raise DataError(
-                f"out={str(path)!r}: holds a comparison with other settings ({name}: {json.dumps(there)} there, "
-                f"{json.dumps(here)} here); name another folder, or add --overwrite to begin anew"
+                f"out={str(path)!r}: has a comparison with other settings ({name}: {json.dumps(there)} there, "
+                f"{json.dumps(here)} here); name another folder, or add --overwrite to start again"
             )
     return records
 
@@ -348,7 +348,7 @@ def _settings(comparison: Comparison) -> dict[str, Any]:
     return dict(json.loads(json.dumps(plain(comparison.to_dict()))))
 
 
-def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
+def _saved(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the settings and the runs of the comparison in a folder."""
     try:
         settings = read_json_file(path / "config.json")["settings"]
@@ -360,12 +360,12 @@ def _held(path: Path) -> tuple[dict[str, Any], list[Record]]:
             records[-1].read()
             if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:
                 raise DataError(
-                    f"out={str(path)!r}: the statement of its run {item['folder']} is gone, so that nothing says what "
-                    "it spent; put the folder back, or add --overwrite to begin anew"
+                    f"out={str(path)!r}: the statement of its run {item['folder']} is gone, so its cost is unknown; "
+                    "put the folder back, or add --overwrite to start again"
                 )
     except (ValueError, KeyError, TypeError) as cause:
         raise DataError(
-            f"out={str(path)!r}: its files cannot be read ({cause}); add --overwrite to begin anew"
+            f"out={str(path)!r}: its files cannot be read ({cause}); add --overwrite to start again"
         ) from cause
     return settings, records
 
@@ -376,16 +376,16 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 Plans = Mapping[tuple[str, float], Plan]
-"""What a run of a contestant at an epsilon is to do."""
+"""The plan of each contestant's runs at an epsilon."""
 
 
 def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
-    """Return what each of the runs releases."""
+    """Return the event of each run."""
     return [plans[run.contestant, run.epsilon].event for run in runs]
 
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
-    """Refuse what is known to fail of the runs, without torch."""
+    """Refuse runs that are known to fail, without torch."""
     if ledger is not None:
         Ledger.open(ledger)
     for run in comparison.examples:
@@ -396,7 +396,7 @@ def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -
 def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Plans:
     """Build one run of every plan, so that nothing is refused after hours of training.
 
-    What the first has to remark on the data, and on the ledger that is to pay, holds for all.
+    The first run's remarks on the data and on the ledger apply to all.
     """
     from dpcore.cli.train.training import Training
 
@@ -436,9 +436,9 @@ def make_runs(
     paying: Ledger | None,
     tell: Callable[[Record], None],
 ) -> None:
-    """Make all runs that are not complete, until a signal asks to stop; `tell` is called with each that ended.
+    """Make all runs that are not complete, until a signal stops it; `tell` is called with each that ended.
 
-    Where a run fails, or a ledger's budget does not pay for the next, what was complete before stays in the log.
+    If a run fails, or a ledger's budget does not pay for the next, earlier complete runs stay in the log.
     """
 
     def begin(run: Run) -> tuple[Record, Task]:
@@ -517,7 +517,7 @@ def _result(record: Record, future: Future[str]) -> str:
     except (DpcoreError, OSError, BrokenProcessPool) as cause:
         said = "its process was ended" if isinstance(cause, BrokenProcessPool) else str(cause)
         raise DpcoreError(
-            f"the run {described(record.run)} failed: {said}; the same command goes on from the runs that are complete"
+            f"the run {described(record.run)} failed: {said}; the same command continues after the complete runs"
         ) from cause
 
 
@@ -543,8 +543,8 @@ def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
         return training.run(interruption, folder, alone=False).budget
 
 
-class _Asked(Interruption):
-    """Asks a worker's run to stop once the event is set, which all processes share."""
+class _Shared(Interruption):
+    """Stops a worker's run once the event is set, which all processes share."""
 
     def __init__(self, stop: Flag) -> None:
         super().__init__()
@@ -569,7 +569,7 @@ def _prepare(stop: Flag) -> None:
     # Once the parent is gone, nobody would count a run as one of the comparison.
     parent: Any = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    _worker["interruption"] = _Asked(stop)
+    _worker["interruption"] = _Shared(stop)
     import torch
 
     torch.set_num_threads(1)
@@ -583,7 +583,7 @@ def make_run(task: Task) -> str:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Let what is started in the block have one thread, and Ctrl-C held back for good; this process not.
+    """Start processes in the block with one thread each, and Ctrl-C blocked for good; this process is as before.
 
     Ctrl-C reaches the whole group of processes: the parent decides what it means.
     """

@@ -26,14 +26,14 @@ __all__ = ["NAMES", "Dataset", "load"]
 MOST_BYTES = 4 << 30
 _CHUNK = 1 << 18
 
-# What zipfile, zlib and numpy.lib.format are seen to raise on damaged archives.
+# Exceptions that zipfile, zlib and numpy.lib.format raise on damaged archives.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, TypeError, SyntaxError, KeyError,
     IndexError, OverflowError, MemoryError, NotImplementedError, RuntimeError)  # fmt: skip
 
 
 @contextmanager
 def _reading(path: Path, damage: tuple[type[Exception], ...], words: str) -> Iterator[None]:
-    """Make a DataError of what reading a file raises; `words` say that it is damaged."""
+    """Turn exceptions of reading a file into DataError; `words` say that it is damaged."""
     try:
         yield
     except DataError:
@@ -51,20 +51,20 @@ def _reading(path: Path, damage: tuple[type[Exception], ...], words: str) -> Ite
 def read_arrays(
     path: str | os.PathLike[str], keys: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of these names; `optional` ones where the archive holds them.
+    """Return the arrays of these names, and the `optional` ones that the archive has.
 
-    DataError where the file is missing, damaged, lacks a key, unpacks to more than `MOST_BYTES`, or holds pickled
-    objects, which are never loaded: a pickle can run code. Every member is read to its end, so that the archive's
-    checksum is verified; `numpy.load` stops where the array's own header says and can miss damage there. No more of it
-    is read than the archive's directory states.
+    DataError if the file is missing, damaged, lacks a key, unpacks to more than `MOST_BYTES`, or has pickled objects,
+    which are never loaded: a pickle can run code. Every member is read to its end, so that the archive's checksum is
+    verified; `numpy.load` stops at the end stated by the array's header and can miss damage there. Never more is read
+    than the archive's directory states.
     """
     path = Path(path)
     with _reading(path, _DAMAGE, "the .npz archive is damaged ({})"), zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         missing = [key for key in keys if f"{key}.npy" not in names]
         if missing:
-            held = ", ".join(sorted(name.removesuffix(".npy") for name in names)) or "nothing"
-            raise DataError(f"{path}: lacks {', '.join(missing)}; it holds {held}, and must hold {', '.join(keys)}")
+            present = ", ".join(sorted(name.removesuffix(".npy") for name in names)) or "nothing"
+            raise DataError(f"{path}: lacks {', '.join(missing)}; it has {present}, and must have {', '.join(keys)}")
         wanted = [*keys, *(key for key in optional if f"{key}.npy" in names)]
         members = (archive.getinfo(f"{key}.npy") for key in wanted)
         if (unpacked := sum(info.file_size for info in members if info.compress_type)) > MOST_BYTES:
@@ -78,7 +78,7 @@ def read_arrays(
 def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
     content = io.BytesIO()
     with archive.open(f"{key}.npy") as packed:
-        # In chunks: a whole read unpacks all that there is, whatever the directory states, and cuts it afterwards.
+        # In chunks: a single read would unpack everything, whatever the directory states, and cut it afterwards.
         while chunk := packed.read(_CHUNK):
             content.write(chunk)
     content.seek(0)
@@ -86,7 +86,7 @@ def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
     except ValueError as cause:
         if "Object arrays" in str(cause) or "pickle" in str(cause):
-            message = f"{path}: {key} holds Python objects, which are never loaded; save a numeric array"
+            message = f"{path}: {key} has Python objects, which are never loaded; save a numeric array"
             raise DataError(message) from cause
         raise DataError(f"{path}: {key} is not a readable array ({str(cause).splitlines()[0]})") from cause
     if content.read(1):
@@ -97,15 +97,15 @@ def _member(archive: zipfile.ZipFile, key: str, path: Path) -> npt.NDArray[Any]:
 # IDX files, the format of MNIST and its relatives: two zero bytes, one byte for the element type (8: unsigned bytes,
 # which these have), one for the number of dimensions, each dimension as a big-endian 32-bit integer, then the
 # elements in row-major order (LeCun, Cortes, Burges, "The MNIST database of handwritten digits"). A reader that trusts
-# any of these fields can return a wrong array without a word, so each is checked, and the data must end where the
-# dimensions say.
+# any of these fields can silently return a wrong array, so each is checked, and the data must have the length that the
+# dimensions imply.
 def read_idx(path: str | os.PathLike[str], ndim: int) -> npt.NDArray[np.uint8]:
     """Read one IDX file of bytes; gzip is recognized by its first two bytes, not by its name.
 
-    DataError where it is missing, unreadable, truncated, too long, corrupt, or has another number of dimensions; where
-    a compressed one unpacks to more than `MOST_BYTES`. Guarantee: damage to a gzip-compressed file gives DataError or
-    the true array (gzip carries a checksum). Damage to the elements of a plain IDX file cannot be seen by any reader;
-    damage to its header or length is.
+    DataError if it is missing, unreadable, truncated, too long, corrupt, has another number of dimensions, or unpacks
+    to more than `MOST_BYTES`. Guarantee: damage to a gzip-compressed file gives DataError or the true array (gzip
+    has a checksum). No reader can see damage to the elements of a plain IDX file; damage to its header or length is
+    found.
     """
     path = Path(path)
     damaged = "the gzip data is truncated or corrupt ({}); fetch the file again"
@@ -145,7 +145,7 @@ def _take(file: io.BufferedIOBase, size: int, path: Path) -> bytearray:
 
 
 def find_idx(folder: str | os.PathLike[str], name: str) -> Path:
-    """Return the file for `name`, plain before ``.gz``; ``train-images.idx3-ubyte`` is how some mirrors spell it."""
+    """Return the file for `name`, plain before ``.gz``. Some mirrors spell it ``train-images.idx3-ubyte``."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"data_dir={str(folder)!r}: is not a folder")
@@ -156,7 +156,7 @@ def find_idx(folder: str | os.PathLike[str], name: str) -> Path:
             return path
     there = sorted(path.name for path in folder.iterdir())
     seen = ", ".join(there[:6]) + (" ..." if len(there) > 6 else "") if there else "nothing"
-    raise DataError(f"data_dir={str(folder)!r}: has no {name}[.gz]; it holds {seen}")
+    raise DataError(f"data_dir={str(folder)!r}: has no {name}[.gz]; it has {seen}")
 
 
 # Collections in the IDX format of MNIST: public facts (classes, image size) that the files must agree with.
@@ -177,7 +177,7 @@ class Dataset:
 
     Inputs are float32: images (n, channels, height, width), anything else (n, features...); targets are int64, (n,).
     The sizes of both sets, the shape of an example and the number of classes are treated as public. The test set is
-    declared not to be in the training set, so that accuracy on it costs no privacy. DataError where shapes, lengths or
+    declared not to be in the training set, so that accuracy on it costs no privacy. DataError if shapes, lengths or
     class numbers do not fit together.
     """
 
@@ -214,7 +214,7 @@ class Dataset:
                 raise DataError(f"{where} has a target below 0; number the classes 0, 1, 2, ... (0 and 1 for -1 and 1)")
             if targets.max() >= self.classes:
                 raise DataError(f"{where} has a target outside 0..{self.classes - 1}, with {self.classes} classes")
-            # Every run may share one loaded data set: nobody gets to write into it.
+            # Runs may share one loaded data set, so it is read-only.
             inputs.flags.writeable = False
             targets.flags.writeable = False
         if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
@@ -234,11 +234,11 @@ class Dataset:
 
 
 def scaled(values: npt.NDArray[Any], where: str) -> Inputs:
-    """Convert to float32 by a constant that depends on the dtype alone, never on the values.
+    """Convert to float32 by a constant that depends only on the dtype, never on the values.
 
     Unsigned integers are divided by the largest value of their dtype (255 for uint8) and booleans become 0 and 1.
-    Floating-point values are taken as they are: a scale estimated from the training set would be a release that nobody
-    accounted for. Non-finite values stay too, and `Dataset` refuses them.
+    Floating-point values are unchanged: a scale estimated from the training set would be a release without accounting.
+    Non-finite values stay, too, and `Dataset` refuses them.
     """
     if values.dtype == np.bool_:
         return values.astype(np.float32)
@@ -260,7 +260,7 @@ def class_numbers(values: npt.NDArray[Any], where: str) -> Targets:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{where}: a target is larger than 64-bit signed integers can hold; number the classes from 0")
+        raise DataError(f"{where}: a target exceeds 64-bit signed integers; number the classes from 0")
     return values.astype(np.int64)
 
 
@@ -270,8 +270,8 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
     ``digits`` is built in. All others are read from `data_dir`: ``mnist``, ``fashion-mnist`` or ``kmnist`` (their four
     IDX files, plain or .gz); ``idx`` (any four IDX files with MNIST's names); ``npz`` (the one .npz file there, or
     `data_dir` is that file); or any NAME for which ``data_dir/NAME.npz`` exists. Unsigned integers come scaled to
-    [0, 1] by the largest value of their dtype (digits: by 16, their format's maximum); floating-point inputs come as
-    they are. ArgumentError for an unknown name, DataError where files are missing, damaged, or do not fit together.
+    [0, 1] by the largest value of their dtype (digits: by 16, their format's maximum); floating-point inputs are
+    unchanged. ArgumentError for an unknown name, DataError if files are missing, damaged, or do not fit together.
     """
     if name == "digits":
         if data_dir is not None:
@@ -282,7 +282,7 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
     if name not in NAMES and not (own is not None and own.is_file()):
         near = nearest(name.lower(), NAMES)
         hint = f"did you mean {near!r}? " if near else ""
-        elsewhere = f", or NAME where {folder}/NAME.npz exists" if folder is not None else ""
+        elsewhere = f", or NAME if {folder}/NAME.npz exists" if folder is not None else ""
         raise ArgumentError(f"data={name!r}: {hint}known data are {', '.join(NAMES)}{elsewhere}")
     if folder is None:
         raise ArgumentError(f"data_dir=None: {name} is read from files; name their folder")
@@ -294,11 +294,11 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
         return _idx(name, folder, None, None)
     if own is not None and own.is_file():
         return _npz(own)
-    found = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
-    if len(found) != 1:
-        there = ", ".join(path.name for path in found) or "none"
-        raise DataError(f"data_dir={str(folder)!r}: must hold one .npz file (found {there}), or name the file itself")
-    return _npz(found[0])
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
+    if len(files) != 1:
+        there = ", ".join(path.name for path in files) or "none"
+        raise DataError(f"data_dir={str(folder)!r}: must have one .npz file (found {there}), or name the file itself")
+    return _npz(files[0])
 
 
 def _digits() -> Dataset:
@@ -312,12 +312,12 @@ def _digits() -> Dataset:
 
 def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | None) -> Dataset:
     files, parts = [find_idx(folder, role) for role in _ROLES], list[Any]()
-    for path, beside in (files[:2], files[2:]):
+    for path, labels in (files[:2], files[2:]):
         pixels = read_idx(path, ndim=3)
         if shape is not None and pixels.shape[1:] != shape:
-            raise DataError(f"{path}: holds images of {pixels.shape[1:]} pixels, but {name} has {shape}; wrong folder?")
-        numbers = read_idx(beside, ndim=1)
-        parts += [scaled(pixels, str(path))[:, None], class_numbers(numbers, str(beside))]
+            raise DataError(f"{path}: has images of {pixels.shape[1:]} pixels, but {name} has {shape}; wrong folder?")
+        numbers = read_idx(labels, ndim=1)
+        parts += [scaled(pixels, str(path))[:, None], class_numbers(numbers, str(labels))]
     train_inputs, train_targets, test_inputs, test_targets = parts
     classes = classes or _public_classes(test_targets)
     return Dataset(name, train_inputs, train_targets, test_inputs, test_targets, classes)

@@ -22,15 +22,14 @@ _NAMES = ("model", "data", "method", "loss")
 
 
 class _Reached(BaseException):
-    """`make_private` was called, with these arguments; no ``except Exception`` of the script's stops it."""
+    """`make_private` was called with these arguments. The script's ``except Exception`` does not catch it."""
 
 
 @contextmanager
 def own_run(place: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Give the keywords of the run of a script, or of what ``FILE.py:FUNCTION`` returns.
+    """Yield the keywords of the run of a script, or of the result of ``FILE.py:FUNCTION``.
 
-    `arguments` are what the script finds in ``sys.argv`` after its name. ArgumentError if the script fails, or gives no
-    run.
+    `arguments` follow the script's name in its ``sys.argv``. ArgumentError if the script fails, or gives no run.
     """
     name, _, function = place.partition(":")
     path = Path(name)
@@ -42,8 +41,8 @@ def own_run(place: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     try:
         with patch.object(sys, "argv", [name, *arguments]), patch.object(sys, "path", [folder, *sys.path]):
             with redirect_stdout(sys.stderr):  # standard output is for the findings
-                found = _objects(place, path, function)
-            yield found
+                keywords = _objects(place, path, function)
+            yield keywords
     finally:
         sys.modules["__main__"] = main
 
@@ -58,28 +57,28 @@ def _objects(place: str, path: Path, function: str) -> dict[str, Any]:
             if function:
                 if not callable(getattr(module, function, None)):
                     raise ArgumentError(f"{place}: has no function {function!r}")
-                found = getattr(module, function)()
-                if isinstance(found, (tuple, list)) and 2 <= len(found) <= len(_NAMES):
-                    return dict(zip(_NAMES, found, strict=False))
-                if isinstance(found, Mapping) and {"model", "data"} <= found.keys():
-                    return {str(key): value for key, value in found.items()}
+                objects = getattr(module, function)()
+                if isinstance(objects, (tuple, list)) and 2 <= len(objects) <= len(_NAMES):
+                    return dict(zip(_NAMES, objects, strict=False))
+                if isinstance(objects, Mapping) and {"model", "data"} <= objects.keys():
+                    return {str(key): value for key, value in objects.items()}
                 raise ArgumentError(
                     f"{place}: must return (model, data, method, loss), or a dict with 'model', 'data' and other "
-                    f"keywords of make_private, not {type(found).__name__}"
+                    f"keywords of make_private, not {type(objects).__name__}"
                 )
     except _Reached as reached:
         return dict(reached.args[0])
     except DpcoreError:
         raise
     except (Exception, SystemExit) as cause:
-        told = f"{place}: ends with {type(cause).__name__} ({cause}) before it gives a run"
-        raise ArgumentError(f"{told}; --debug shows where") from cause
+        problem = f"{place}: ends with {type(cause).__name__} ({cause}) before it gives a run"
+        raise ArgumentError(f"{problem}; --debug shows where") from cause
     raise ArgumentError(f"{place}: never calls dpcore.torch.make_private; name a function that returns the objects")
 
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Let `make_private` stop the script, and tell what it was asked for."""
+    """Let `make_private` stop the script, and pass on its arguments."""
     import dpcore.torch
 
     place = sys.modules["dpcore.torch.make_private"]
@@ -95,26 +94,26 @@ def _stopping() -> Iterator[None]:
 
 _WORDS = "A script that calls make_private, or a function that returns model, data, method and loss"
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", show_default=False,
-    help="What the script finds in sys.argv; after -- if they begin with a dash.")]  # fmt: skip
+    help="The script's arguments in sys.argv; after -- if they begin with a dash.")]  # fmt: skip
 Confidence = Annotated[float, option(real, "P", "1 minus the probability of a false alarm of the audit.")]
-Seconds = Annotated[float, option(real, "SECONDS", "The audit of a run of your own takes about so many at most.")]
+Seconds = Annotated[float, option(real, "SECONDS", "Longest time, about, for the audit of a run of your own.")]
 
 
 def doctor(
     place: Annotated[str, typer.Argument(metavar="FILE[:FUNCTION]", help=f"{_WORDS}.")],
     arguments: Arguments = None,
-    no_audit: Annotated[bool, flag("--no-audit", "Leave the audit out: it takes most of the time.")] = False,
+    no_audit: Annotated[bool, flag("--no-audit", "Skip the audit, which takes most of the time.")] = False,
     confidence: Confidence = 0.99,
     seconds: Seconds = 60.0,
     as_json: Json = False,
 ) -> int:
-    """Examine a model, its data, a loss and a method before they train; status 1 where there is a fault."""
+    """Examine a model, its data, a loss and a method before they train; status 1 if there is a fault."""
     from dpcore.torch import doctor as examined
 
     with own_run(place, arguments or ()) as run:
-        found = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
-    write_answer(as_json, found.to_dict(), str(found))
-    return 0 if found.ok else 1
+        findings = examined(**run, audit=not no_audit, confidence=confidence, seconds=seconds)
+    write_answer(as_json, findings.to_dict(), str(findings))
+    return 0 if findings.ok else 1
 
 
 _OF_AUDIT = ("method", "base", "variant", "strategy", "bands", "max_grad_norm", "clipping", "clipping_groups", "delta")
@@ -127,23 +126,23 @@ def audit(
         "and --json count.")] = None,
     arguments: Arguments = None,
     noise_multiplier: Annotated[float | None, option(multiplier, "SIGMA",
-        "Of the audited run; 2 without it and --epsilon.")] = None,
+        "Noise multiplier of the audited run; 2 without it and --epsilon.")] = None,
     epsilon: Annotated[float | None, option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = None,
     sampling: Annotated[str | None, option(one_of(ACCOUNTED), "NAME",
-        ", ".join(ACCOUNTED) + "; if not given: fixed-order where the method needs it, else poisson.")] = None,
+        ", ".join(ACCOUNTED) + "; if not given: fixed-order if the method needs it, else poisson.")] = None,
     dataset_size: Annotated[int, option(count, "N", "Number of examples.")] = 400,
     batch_size: Annotated[int, option(count, "N", "Expected batch size.")] = 40,
     steps: Annotated[int, option(count, "N", "Number of steps of a run.")] = 10,
-    max_batch_size: Annotated[int | None, option(count, "N", "Of truncated-poisson.")] = None,
-    groups: Annotated[int | None, option(count, "N", "Of cyclic-poisson: groups that take turns.")] = None,
-    canaries: Annotated[int, option(count, "N", "In each run, at most --dataset-size.")] = 128,
-    runs: Annotated[int, option(count, "N", "Runs of fresh keys.")] = 32,
+    max_batch_size: Annotated[int | None, option(count, "N", "Limit of truncated-poisson.")] = None,
+    groups: Annotated[int | None, option(count, "N", "For cyclic-poisson: groups that take turns.")] = None,
+    canaries: Annotated[int, option(count, "N", "Canaries in each run, at most --dataset-size.")] = 128,
+    runs: Annotated[int, option(count, "N", "Number of runs, each with fresh keys.")] = 32,
     confidence: Confidence = 0.99,
     seconds: Seconds = 60.0,
     as_json: Json = False,
     **given: Any,
 ) -> int:  # fmt: skip
-    """Try to refute a method's claimed epsilon; the exit status is 1 where that succeeds."""
+    """Try to refute a method's claimed epsilon; the exit status is 1 if that succeeds."""
     from dpcore.audit import audit as audited
 
     if place is not None:
@@ -162,11 +161,11 @@ def audit(
     sampler: Any = EventOptions(
         sampling=drawn, dataset_size=dataset_size, batch_size=batch_size, max_batch_size=max_batch_size, groups=groups
     ).sampler()
-    # It divides by what the sampler draws: under full batches, by the data set's size.
+    # It divides by the sampler's batch size: under full batches, by the data set's size.
     chosen = settings.build_method()
     if epsilon is not None:
         chosen = Plan(chosen, sampler, steps).calibrated(epsilon, settings.delta).method
     result = audited(chosen, sampler, steps, delta=settings.delta, canaries=canaries, runs=runs, confidence=confidence)
-    told = {**result.to_dict(), "sampler": sampler.describe(), "settings": chosen.describe()}
-    write_answer(as_json, told, str(result))
+    content = {**result.to_dict(), "sampler": sampler.describe(), "settings": chosen.describe()}
+    write_answer(as_json, content, str(result))
     return 1 if result.flagged else 0

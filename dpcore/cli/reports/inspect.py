@@ -22,9 +22,9 @@ from dpcore.statement.text import counted
 from dpcore.theory.analysis import filters as analysis
 from dpcore.theory.analysis import recorded, spectrum
 
-# ``dpcore inspect filter``: what a filter does to gradient and noise.
+# ``dpcore inspect filter``: a filter's effect on gradient and noise.
 
-# After how many steps the noise factor is told.
+# Numbers of steps after which the noise factor is shown.
 _STEPS = (1, 10, 100)
 _PICTURED = 60
 
@@ -36,25 +36,25 @@ def inspect_filter(
     out: Picture = None,
     as_json: Json = False,
 ) -> int:  # fmt: skip
-    """Say what a filter does to gradient and noise. Ends with status 2 for a filter that runs refuse."""
+    """Show a filter's effect on gradient and noise. Ends with status 2 for a filter that runs refuse."""
     text = " ".join(words or []).strip()
     if not text:
         if out is not None:
             raise typer.BadParameter("--out cannot be used here; give the name of a filter with it")
         _tell_all(as_json)
         return 0
-    asked = ask(text)
-    numbers = numbers_of_filter(asked)
+    given = ask(text)
+    numbers = numbers_of_filter(given)
     if out is not None:
-        _draw_filter(asked, numbers, out)
+        _draw_filter(given, numbers, out)
 
     def write() -> None:
-        write_table(("", ""), _rows(numbers), title=f"filter {asked.name}", wraps=1)
-        if asked.refused:
-            write_line(f"\nNo run takes this filter: {asked.refused}")
+        write_table(("", ""), _rows(numbers), title=f"filter {given.name}", wraps=1)
+        if given.refused:
+            write_line(f"\nNo run takes this filter: {given.refused}")
 
     _tell(numbers, out, as_json, write)
-    return 2 if asked.refused else 0
+    return 2 if given.refused else 0
 
 
 def _tell(numbers: dict[str, Any], out: Path | None, as_json: bool, write: Callable[[], None]) -> None:
@@ -67,21 +67,21 @@ def _tell(numbers: dict[str, Any], out: Path | None, as_json: bool, write: Calla
         write_line(f"\npicture: {out}")
 
 
-def numbers_of_filter(asked: Asked) -> dict[str, Any]:
-    """Return what is known of a filter, as JSON has it; None stands for what does not exist."""
-    b, a = form = analysis.transfer(asked.stage)
-    factors = analysis.noise_factor(asked.stage, max(_STEPS))
-    # c_t tends to the gain, also where that is not 1.
+def numbers_of_filter(given: GivenFilter) -> dict[str, Any]:
+    """Return the numbers of a filter for JSON; None for a number that does not exist."""
+    b, a = form = analysis.transfer(given.stage)
+    factors = analysis.noise_factor(given.stage, max(_STEPS))
+    # c_t tends to the gain, even if that is not 1.
     gain, stable = analysis.gain(form), analysis.is_stable(form)
     limit = analysis.limiting_noise_factor(form) / gain**2 if stable and gain else math.inf
     poles = analysis.poles(form)
     left = {**{str(step): float(factors[step - 1]) for step in _STEPS}, "limit": limit}
     return {
-        "filter": asked.name,
+        "filter": given.name,
         "b": b.tolist(),
         "a": a[1:].tolist(),
-        "accepted": not asked.refused,
-        "refused_because": asked.refused or None,
+        "accepted": not given.refused,
+        "refused_because": given.refused or None,
         "gain": known(gain),
         "poles": [{"real": float(z.real), "imaginary": float(z.imag), "modulus": float(abs(z))} for z in poles],
         "stable": stable,
@@ -115,7 +115,7 @@ def _rows(numbers: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tell_all(as_json: bool) -> None:
-    every = [numbers_of_filter(Asked(name, named_filter(name))) for name in NAMED_FILTERS]
+    every = [numbers_of_filter(GivenFilter(name, named_filter(name))) for name in NAMED_FILTERS]
     if as_json:
         write_json({"filters": every})
         return
@@ -130,26 +130,26 @@ def _tell_all(as_json: bool) -> None:
     write_table(head, rows, title="named filters", right=len(head) - 1)
     write_line(
         "\nlargest pole: its modulus; delay and half-life in steps; cutoff: where half of the power passes, in cycles "
-        "per step;\nnoise: the share of the noise's variance that is left. Runs refuse filters of another gain than 1."
+        "per step;\nnoise: the remaining share of the noise's variance. Runs refuse filters whose gain is not 1."
     )
 
 
-def _draw_filter(asked: Asked, numbers: dict[str, Any], out: Path) -> None:
-    form = analysis.transfer(asked.stage)
+def _draw_filter(given: GivenFilter, numbers: dict[str, Any], out: Path) -> None:
+    form = analysis.transfer(given.stage)
     frequencies = np.geomspace(1e-3, 0.5, 600)
     steps = min(200, max(_PICTURED, 6 * math.ceil(numbers["half_life"] or 0))) if numbers["stable"] else _PICTURED
-    # From a late step on, where a filter with a start of its own has settled.
-    kappa = analysis.impulse_response(asked.stage, steps, start=steps)
+    # From a late step on, when a filter with its own start has settled.
+    kappa = analysis.impulse_response(given.stage, steps, start=steps)
     plots.filter_picture(
         out,
         kappa,
-        analysis.normalizers(asked.stage, steps),
-        analysis.noise_factor(asked.stage, steps),
+        analysis.normalizers(given.stage, steps),
+        analysis.noise_factor(given.stage, steps),
         frequencies,
         np.abs(analysis.frequency_response(form, frequencies)) ** 2 if numbers["stable"] else frequencies * math.nan,
         cutoff=numbers["cutoff"],
         limiting_noise_factor=numbers["noise_factor"]["limit"],
-        title=f"filter {asked.name}",
+        title=f"filter {given.name}",
     )
 
 
@@ -167,44 +167,44 @@ def _pole(pole: dict[str, float]) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A filter as asked for; `refused` says why no run would take it."""
+class GivenFilter:
+    """The filter of a command; `refused` is the reason if no run would take it."""
 
     name: str
     stage: analysis.Coefficients
     refused: str = ""
 
 
-def ask(text: str) -> Asked:
+def ask(text: str) -> GivenFilter:
     """Return the filter of a name or of coefficients."""
     if "=" in text:
         return _by_coefficients(text)
     name = one_of(NAMED_FILTERS)(text)
-    return Asked(name, named_filter(name))
+    return GivenFilter(name, named_filter(name))
 
 
-def _by_coefficients(text: str) -> Asked:
+def _by_coefficients(text: str) -> GivenFilter:
     pairs = re.findall(r"(\S*?)\s*=\s*([^=]*?)\s*(?=$|[\s,;]\S+?\s*=)", text)
     given = {key.strip(",; "): value.strip(",; ") for key, value in pairs}
     if set(given) == {"kappa"}:
         kappa = real(given["kappa"])
-        return Asked(f"kappa={kappa:g}", Averaging(kappa))
+        return GivenFilter(f"kappa={kappa:g}", Averaging(kappa))
     if "b" not in given or not set(given) <= {"a", "b"}:
         raise ArgumentError(f"filter={text!r}: write it as b=0.1 a=-0.9, b=0.25,0.25,0.25,0.25 or kappa=0.7")
     b, a = reals(given["b"]), reals(given["a"]) if given.get("a") else ()
     name = f"b={','.join(f'{value:g}' for value in b)}" + (f" a={','.join(f'{value:g}' for value in a)}" if a else "")
     try:
-        return Asked(name, LowPass(b, a))
+        return GivenFilter(name, LowPass(b, a))
     except ArgumentError as error:
-        return Asked(name, analysis.Recurrence(b, a), refused=str(error))
+        return GivenFilter(name, analysis.Recurrence(b, a), refused=str(error))
 
 
 # ``dpcore inspect gradients``: signal and noise in the released gradients of a run.
 
 _BELOW = (0.01, 0.05, 0.1, 0.25)
-# With more lags than this the fit knows no more, and takes seconds.
+# With more lags than this the fit is no better, and takes seconds.
 _MOST_LAGS = 128
-# What a fit may leave of the output where the filter's noise is told by it.
+# Largest residual of a fit, relative to the output, that still determines the filter's noise.
 _SMALL_RESIDUAL = 0.05
 
 
@@ -229,7 +229,7 @@ def inspect_gradients(
 
 
 def numbers_of_gradients(gradients: Gradients) -> dict[str, Any]:
-    """Return what the record shows, as JSON has it; None stands for what cannot be told."""
+    """Return the record's numbers for JSON; None for a number that it does not determine."""
     steps, width = gradients.released.shape
     before, after = _correlations(gradients)
     share = gradients.negative_share[np.isfinite(gradients.negative_share)].astype(float)
@@ -264,7 +264,7 @@ def _correlations(gradients: Gradients) -> tuple[spectrum.Floats, spectrum.Float
 
 
 def _ratios(gradients: Gradients) -> dict[str, Any]:
-    """Return the ratios over the second half of the run, before and after, with the noise factor that was read off."""
+    """Return the ratios over the second half of the run, before and after, with the fitted noise factor."""
     steps = len(gradients.released)
     half = slice(steps // 2, None)
     nothing = {"before": None, "after": None, "noise_factor": None, "fit_residual": None}
@@ -273,11 +273,11 @@ def _ratios(gradients: Gradients) -> dict[str, Any]:
     before = recorded.signal_to_noise(gradients.released[half], gradients.noise_std)
     lags = max(1, min(_MOST_LAGS, steps // 2))
     kappa, residual = recorded.fit_filter(gradients.released, gradients.filtered, lags)
-    told = {**nothing, "before": before._asdict(), "fit_residual": residual}
+    ratios = {**nothing, "before": before._asdict(), "fit_residual": residual}
     if residual > _SMALL_RESIDUAL or not kappa.any():
-        return told
+        return ratios
     after = recorded.signal_to_noise(gradients.filtered[half], gradients.noise_std, kappa)
-    return {**told, "after": after._asdict(), "noise_factor": float(kappa @ kappa)}
+    return {**ratios, "after": after._asdict(), "noise_factor": float(kappa @ kappa)}
 
 
 def _tell_gradients(gradients: Gradients, numbers: dict[str, Any]) -> None:
@@ -304,25 +304,25 @@ def _tell_gradients(gradients: Gradients, numbers: dict[str, Any]) -> None:
 
 
 def _lines(gradients: Gradients, numbers: dict[str, Any]) -> dict[str, str]:
-    """Return what the record shows beside the power at low frequencies, by name."""
+    """Return the record's other numbers in words, by name."""
     power, floor, s = numbers["power_per_coordinate"], numbers["noise_floor_per_coordinate"], gradients.noise_std
     ratios, share = numbers["signal_to_noise"], numbers["negative_share"]
-    told = (
+    floor_text = (
         f"{floor:.4g} per coordinate (s^2, s = {s:.4g}), {numbers['noise_floor']:.4g} for all {gradients.dimension:,}"
     )
     if not floor:
-        told = "0: this run has no noise and is not private"
+        floor_text = "0: this run has no noise and is not private"
     elif not gradients.white_noise:
-        told = f"not flat: the noise is correlated, or scaled by coordinate (seed noise s = {s:.4g})"
+        floor_text = f"not flat: the noise is correlated, or scaled by coordinate (seed noise s = {s:.4g})"
     after = f"{power['before']:.4g} before, {power['after']:.4g} after the filter"
-    lines = {"power per coordinate": after, "noise floor": told}
+    lines = {"power per coordinate": after, "noise floor": floor_text}
     if ratios["before"]:
         lines["signal to noise, before"] = _ratio(ratios["before"])
         left = (
             f"no fixed weights make the output from the last inputs ({_percent(ratios['fit_residual'])} of it is left)"
         )
         why = "the filter's output is zero" if ratios["fit_residual"] <= _SMALL_RESIDUAL else left
-        lines["signal to noise, after"] = _ratio(ratios["after"]) if ratios["after"] else f"cannot be told: {why}"
+        lines["signal to noise, after"] = _ratio(ratios["after"]) if ratios["after"] else f"unknown: {why}"
     if ratios["after"]:
         factor = f"{ratios['noise_factor']:.4g} of the variance, read off the filter's inputs and outputs"
         lines["noise left by the filter"] = factor
@@ -335,15 +335,15 @@ def _lines(gradients: Gradients, numbers: dict[str, Any]) -> dict[str, str]:
 
 def _ratio(ratio: dict[str, float]) -> str:
     value, error = ratio["value"], ratio["error"]
-    told = f"{value:.3g} (noise alone gives 0 ± {error:.2g})"
-    return told if abs(value) > 2 * error else f"{told}: too little signal for this record to show"
+    text = f"{value:.3g} (noise alone gives 0 ± {error:.2g})"
+    return text if abs(value) > 2 * error else f"{text}: too little signal for this record to show"
 
 
 def _percent(value: float | None) -> str:
     return "none" if value is None else f"{100 * value:.3g}%"
 
 
-inspect = Commands()  # its words stand in dpcore.cli.app
+inspect = Commands()  # its help is in dpcore.cli.app
 inspect.command("filter", example="dpcore inspect filter b=0.1 a=-0.9 --out momentum.png")(inspect_filter)
 inspect.command("gradients", example="dpcore inspect gradients runs/digits-mlp-doppler --out gradients.png")(
     inspect_gradients

@@ -1,4 +1,4 @@
-"""``dpcore statement``, ``verify`` and ``methods``: what a run says of its privacy, whether it follows, and papers."""
+"""``dpcore statement``, ``verify`` and ``methods``: a run's statement, its verification, and the methods' papers."""
 
 import inspect
 import shutil
@@ -23,16 +23,16 @@ from dpcore.statement.text import WRITTEN_BEFORE, counted, visible
 from dpcore.statement.verify import holds as all_hold
 from dpcore.statement.verify import verify as check
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
-from dpcore.statement.verify.folder import beside, looked_at
+from dpcore.statement.verify.folder import check_files, looked_at
 
 
 def folder_findings(folder: Path, content: Mapping[str, Any]) -> list[Finding]:
-    """Compare the files of a run's folder, or of an export, with its statement; name those that nothing looks at."""
+    """Compare the files of a run's folder, or of an export, with its statement; name the files that are not checked."""
     try:
         statement = Statement.unchecked(content)
-    except (DpcoreError, LookupError, TypeError, ValueError):  # which the check of the statement itself has told
+    except (DpcoreError, LookupError, TypeError, ValueError):  # the check of the statement itself reported it
         return [_unchecked(folder, ("statement.json",))]
-    return [*beside(folder, statement), _unchecked(folder, looked_at(folder))]
+    return [*check_files(folder, statement), _unchecked(folder, looked_at(folder))]
 
 
 def _unchecked(folder: Path, looked: Container[str], more: Iterable[str] = ()) -> Finding:
@@ -40,33 +40,33 @@ def _unchecked(folder: Path, looked: Container[str], more: Iterable[str] = ()) -
     return Finding("other files", TRUSTED, f"not checked: {', '.join(names)}" if names else "there are none")
 
 
-@told_if_slow("every epsilon of the statement, anew")
+@told_if_slow("every epsilon of the statement again")
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     ledger: Annotated[Path | None, typer.Option("--ledger", metavar="FILE",
         help="Also compare run, event and steps with the ledger that paid.")] = None,
     as_json: Json = False,
 ) -> int:  # fmt: skip
-    """Derive a statement again from its settings, and compare the files beside it. Status 1 where a check fails."""
+    """Derive a statement again from its settings, and compare the files next to it. Status 1 if a check fails."""
     statements = stored(path)
-    found = {}
+    by_name = {}
     for name, (folder, content) in statements.items():
-        found[name] = [*check(content), *(folder_findings(folder, content) if path.is_dir() else ())]
+        by_name[name] = [*check(content), *(folder_findings(folder, content) if path.is_dir() else ())]
         if ledger is not None:
-            found[name] += ledger_findings(content, ledger)
+            by_name[name] += ledger_findings(content, ledger)
     if path.is_dir() and "" not in statements:
         folders = [folder for folder, _ in statements.values()]
         others = [str(run.relative_to(path)) for run in path.glob(f"{RUNS}/*") if run not in folders]
-        found["The comparison's own files"] = [_unchecked(path, ("statement.json", RUNS), others)]
-    good = all(all_hold(findings) for findings in found.values())
+        by_name["The comparison's own files"] = [_unchecked(path, ("statement.json", RUNS), others)]
+    good = all(all_hold(findings) for findings in by_name.values())
     if as_json:
-        checks = {name: [asdict(finding) for finding in findings] for name, findings in found.items()}
+        checks = {name: [asdict(finding) for finding in findings] for name, findings in by_name.items()}
         write_json({"holds": good, "path": str(path), "checks": checks.get("", checks)})
     else:
         from rich.markup import escape
 
         styles = {"ok": "green", "failed": "bold red", "remark": "yellow", "trusted": "dim"}
-        for name, findings in found.items():
+        for name, findings in by_name.items():
             if name:
                 write_line(f"\n{visible(name)}")
             rows = [
@@ -74,26 +74,26 @@ def verify(
                 for one in findings
             ]
             write_table(("check", "", "found"), rows, wraps=2)
-        write_line(_verdict(found.values()))
+        write_line(_verdict(by_name.values()))
     return 0 if good else 1
 
 
-def _verdict(found: Collection[list[Finding]]) -> str:
-    counts = Counter(finding.status for findings in found for finding in findings)
+def _verdict(every: Collection[list[Finding]]) -> str:
+    counts = Counter(finding.status for findings in every for finding in findings)
     hold, are = ("holds" if counts["ok"] == 1 else "hold"), ("is" if counts["trusted"] == 1 else "are")
-    beside = f"{counted(counts['ok'], 'check')} {hold}, {counted(counts['trusted'], 'point')} {are} taken on trust"
+    summary = f"{counted(counts['ok'], 'check')} {hold}, {counted(counts['trusted'], 'point')} {are} taken on trust"
     if counts["remark"]:
-        beside += f", {counted(counts['remark'], 'remark')}"
+        summary += f", {counted(counts['remark'], 'remark')}"
     if counts["failed"]:
-        return f"\nDOES NOT HOLD: {counts['failed']} of the checks failed. {beside}."
-    events = [finding for findings in found for finding in findings if finding.check in ("event", "event planned")]
+        return f"\nDOES NOT HOLD: {counts['failed']} of the checks failed. {summary}."
+    events = [finding for findings in every for finding in findings if finding.check in ("event", "event planned")]
     if any(finding.status == "trusted" for finding in events):
-        return f"\nNothing contradicts the statement, but its epsilon rests on an event taken on trust: {beside}."
-    return f"\nThe statement follows from its settings: {beside}."
+        return f"\nNothing contradicts the statement, but its epsilon rests on an event taken on trust: {summary}."
+    return f"\nThe statement follows from its settings: {summary}."
 
 
 def ledger_findings(content: Mapping[str, Any], path: Path) -> list[Finding]:
-    """Compare a statement's run, event and steps with those that the ledger holds."""
+    """Compare a statement's run, event and steps with the ledger's."""
     ledger = Ledger.open(path, read_only=True)
     try:
         return list(_compared(Statement.unchecked(content), ledger))
@@ -105,16 +105,16 @@ def _compared(statement: Statement, ledger: Ledger) -> Iterator[Finding]:
     named, path = statement.ledger, ledger.path
     if named.get("ledger") != ledger.ledger_id:
         other = f"names the ledger {named['ledger']}" if named else "names no ledger"
-        yield Finding("ledger", FAILED, f"the statement {other}, and {path} is {ledger.ledger_id}")
+        yield Finding("ledger", FAILED, f"the statement {other}, but {path} is {ledger.ledger_id}")
         return
-    found = [run for run in ledger.runs() if run.run_id == named.get("run")]
-    if not found:
+    matching = [run for run in ledger.runs() if run.run_id == named.get("run")]
+    if not matching:
         yield Finding("ledger", FAILED, f"{path} has no run {named.get('run')}: it is an older copy, or never paid")
         return
-    yield Finding("ledger", OK, f"{path} paid for it, as its run {found[0].run_id}")
-    yield _steps(statement, found[0])
-    if not statement.steps_abandoned:  # those come on top of the plan
-        yield _event("ledger: event planned", statement.event_planned, found[0].planned.to_dict())
+    yield Finding("ledger", OK, f"{path} paid for it, as its run {matching[0].run_id}")
+    yield _steps(statement, matching[0])
+    if not statement.steps_abandoned:  # which are additional to the plan
+        yield _event("ledger: event planned", statement.event_planned, matching[0].planned.to_dict())
     if "seal" not in named:
         return
     seal = str(named["seal"])
@@ -124,23 +124,23 @@ def _compared(statement: Statement, ledger: Ledger) -> Iterator[Finding]:
 
 def _steps(statement: Statement, run: RunRecord) -> Finding:
     name, stated = "ledger: event", statement.steps_taken + statement.steps_abandoned
-    held = counted(run.releases, "step")
+    charged = counted(run.releases, "step")
     if stated == run.releases:
         return _event(name, statement.event, run.event.to_dict())
     if stated < run.releases:
-        words = f"the ledger holds {held} of this run and the statement {stated:,}: it is older, or leaves steps out"
+        words = f"the ledger has {charged} of this run, the statement {stated:,}: it is older, or leaves steps out"
         return Finding(name, FAILED, words)
     if statement.note.startswith(WRITTEN_BEFORE):
-        words = f"the statement counts {stated:,} steps before they were taken, and the ledger holds {held}"
+        words = f"the statement counts {stated:,} steps before they were taken, and the ledger has {charged}"
         return Finding(name, REMARK, words)
-    return Finding(name, FAILED, f"the statement counts {stated:,} steps, and the ledger paid for {held}")
+    return Finding(name, FAILED, f"the statement counts {stated:,} steps, but the ledger paid for {charged}")
 
 
-def _event(name: str, stated: Mapping[str, Any], held: Mapping[str, Any]) -> Finding:
-    problem = difference(stated, held)
+def _event(name: str, stated: Mapping[str, Any], charged: Mapping[str, Any]) -> Finding:
+    problem = difference(stated, charged)
     if problem is None:
-        return Finding(name, OK, "the one that the ledger holds")
-    return Finding(name, FAILED, f"is not the one that the ledger holds: {problem}")
+        return Finding(name, OK, "equals the ledger's")
+    return Finding(name, FAILED, f"differs from the ledger's: {problem}")
 
 
 _WIDTH, _INDENT = 80, "  "
@@ -166,13 +166,13 @@ def statement(
     as_json: Json = False,
 ) -> None:
     """Print a stored privacy statement in short. dpcore verify checks it."""
-    found = {name: as_statement(path, content) for name, (_, content) in stored(path).items()}
+    statements = {name: as_statement(path, content) for name, (_, content) in stored(path).items()}
     if as_json:
-        contents = {name: item.to_dict() for name, item in found.items()}
+        contents = {name: item.to_dict() for name, item in statements.items()}
         write_json(contents.get("", contents))
         return
     width = min(100, max(40, shutil.get_terminal_size().columns))
-    for name, item in found.items():
+    for name, item in statements.items():
         if name:
             write_line(f"{visible(name)}\n")
         write_line(item.summary(width, full=full))

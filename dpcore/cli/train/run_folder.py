@@ -1,8 +1,9 @@
 """The run folder: readable at every moment, public in every file.
 
-Files are written beside their place and moved there in one step: a reader, or a run killed at any moment, sees the old
-file or the new one. Nothing secret is ever handed to this module: no key, no index, no realized batch size, no training
-loss, and no duration of a step (which tells the size of its batch). A checkpoint is secret, and lies beside the folder.
+Files are written under another name and moved to their place in one step: a reader, or a run killed at any moment, sees
+the old file or the new one. This module never gets anything secret: no key, no index, no realized batch size, no
+training loss, and no duration of a step (which reveals the size of its batch). A checkpoint is secret, and is next to
+the folder.
 """
 
 import errno
@@ -22,20 +23,20 @@ from dpcore.statement.statement import Statement
 
 RUN = "dpcore run"
 COMPARISON = "dpcore compare"
-# Where a comparison has the folders of its runs.
+# The folder of a comparison's runs.
 RUNS = "runs"
-# The only names that this module creates, and so the only ones that it deletes; some are of earlier versions,
-# timing.json, table.txt and learning-curve.png.
+# The only names that this module creates, and so the only ones that it deletes. Earlier versions wrote timing.json,
+# table.txt and learning-curve.png.
 NAMES = ("config.json", "metrics.jsonl", "statement.json", "statement.txt", "learning-curve.png", "comparison.png",
     "results.json", "timing.json", "table.txt", "model.safetensors", "gradients.npz", "README.md")  # fmt: skip
 
 
 class RunFolder:
-    """One folder for one run, made if it does not exist, or taken up as it stands if it is `existing`.
+    """One folder for one run. It is created if necessary, or used as it is if `existing`.
 
     With `overwrite` the files of an earlier run, and its checkpoint, are deleted first; other files are never touched.
-    A folder of another `kind` (`RUN` or `COMPARISON`, the mark of config.json) is never overwritten, nor one at work
-    in. `stated` is the last statement that was put there.
+    A folder of another `kind` (`RUN` or `COMPARISON`, the mark in config.json) is never overwritten, nor one in use by
+    another command. `stated` is the last statement that was written there.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, kind: str = RUN, existing: bool = False) -> None:
@@ -55,9 +56,9 @@ class RunFolder:
         return checkpoint_of(self.path)
 
     def write_config(self, settings: dict[str, Any], ledger: Path | None, versions: Any = None) -> None:
-        """Write config.json: first of all files, and the mark by which a folder is known.
+        """Write config.json, the first of all files, by which a folder is recognized.
 
-        The ledger is among the settings: a repetition by ``--config`` that left it would release without paying.
+        The ledger is among the settings: otherwise a repetition by ``--config`` would release without paying.
         """
         software = {} if versions is None else {"software": versions}
         repeated = {**settings, "ledger": None if ledger is None else str(ledger)}
@@ -70,7 +71,7 @@ class RunFolder:
         self.stated = statement
 
     def write_metrics(self, evaluations: Sequence[Mapping[str, Any]]) -> None:
-        """Write metrics.jsonl anew: one JSON object a line, for each evaluation."""
+        """Replace metrics.jsonl: one JSON object a line, for each evaluation."""
         self.write("metrics.jsonl", b"".join(map(_line, evaluations)))
 
     def log(self, evaluation: Mapping[str, Any]) -> None:
@@ -83,7 +84,7 @@ class RunFolder:
                 taken = file.write(line)
             except OSError as cause:
                 raise OSError(cause.errno, cause.strerror, str(path)) from cause
-            if taken != len(line):  # a disk that is nearly full takes a part, and says nothing
+            if taken != len(line):  # a disk that is nearly full silently takes a part
                 file.truncate(size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -92,7 +93,7 @@ class RunFolder:
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
     def write(self, name: str, content: bytes) -> None:
-        """Write one file whole: a crash leaves the old content or the new, never a part."""
+        """Write one file as a whole: a crash leaves the old content or the new, never a part."""
         if name not in NAMES:
             raise ValueError(f"name={name!r}: must be one of {NAMES}, so that --overwrite finds it again")
         with whole_file(self.path / name) as file:
@@ -104,22 +105,22 @@ def _line(evaluation: Mapping[str, Any]) -> bytes:
 
 
 def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> None:
-    """Refuse a folder that cannot be taken; nothing stays that is made to try it, and nothing is deleted."""
+    """Refuse a folder that cannot be used. The test leaves nothing behind and deletes nothing."""
     if path.exists() and not path.is_dir():
         raise DataError(f"out={str(path)!r}: is a file; name a folder")
     kept = checkpoint_of(path)
     waiting = kind == RUN and kept.exists()
     if path.exists() and any(path.iterdir()):
         if not holds(path, kind):
-            raise DataError(f"out={str(path)!r}: is not empty and holds no {kind}; name another folder")
+            raise DataError(f"out={str(path)!r}: is not empty and has no {kind}; name another folder")
         if not overwrite:
-            resume = f"go on with it (dpcore train --resume {path}), " if waiting else ""
-            raise DataError(f"out={str(path)!r}: already holds a run; {resume}name another folder or add --overwrite")
+            resume = f"continue it (dpcore train --resume {path}), " if waiting else ""
+            raise DataError(f"out={str(path)!r}: already has a run; {resume}name another folder or add --overwrite")
         with locked(path):
             pass
     elif waiting:
         raise DataError(
-            f"out={str(path)!r}: the checkpoint of another run, {kept}, lies where this one's would; delete it or name "
+            f"out={str(path)!r}: the checkpoint of another run, {kept}, is in this one's place; delete it or name "
             "another folder"
         )
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -132,7 +133,7 @@ def check_folder(path: Path, *, overwrite: bool = False, kind: str = RUN) -> Non
 
 
 def next_folder(parent: Path, name: str) -> Path:
-    """Return ``parent/name``, or ``parent/name-2`` and so on where that exists."""
+    """Return ``parent/name``, or ``parent/name-2`` and so on if that exists."""
     number = 1
     while (path := parent / (name if number == 1 else f"{name}-{number}")).exists() or checkpoint_of(path).exists():
         number += 1
@@ -155,7 +156,7 @@ def _clear(path: Path, kind: str) -> None:
 
 
 def read_run(path: Path) -> tuple[Statement | None, list[dict[str, Any]]]:
-    """Return the statement and the evaluations in the folder of a run; no statement where no step was taken."""
+    """Return the statement and the evaluations in a run's folder; None and no evaluations if no step was taken."""
     try:
         if not (path / "statement.json").exists():
             return None, []
@@ -166,18 +167,18 @@ def read_run(path: Path) -> tuple[Statement | None, list[dict[str, Any]]]:
 
 
 def checkpoint_of(folder: Path) -> Path:
-    """Return the path of a run's checkpoint: beside its folder, whose files are all public."""
+    """Return the path of a run's checkpoint: next to its folder, whose files are all public."""
     whole = folder.resolve()
     return whole.with_name(f"{whole.name}.checkpoint")
 
 
 def holds(path: Path, kind: str = RUN) -> bool:
-    """Whether a folder holds what `kind` says."""
+    """Whether a folder has a run or comparison, as `kind` says."""
     return content_of(path / "config.json").get("kind") == kind
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one where there is none that can be read."""
+    """Return the object in a JSON file; an empty one if none can be read."""
     try:
         content = read_json_file(path)
     except (OSError, ValueError):
@@ -197,5 +198,5 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:
-            raise DataError(f"run folder {path}: another command is at work in it; wait for its end") from cause
+            raise DataError(f"run folder {path}: another command is using it; wait for its end") from cause
         yield

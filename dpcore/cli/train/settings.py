@@ -1,8 +1,8 @@
 """The settings of a training run: public values, written to config.json unchanged.
 
-One table, from which commands, files, config.json and messages come. A field's annotation has the option's parser,
-placeholder, help and panel; its name is the option's, the file's key and that of the setting. Which method takes which
-is not said here: it follows from the signatures of `dpcore.methods`.
+Commands, files, config.json and messages come from this one table. A field's annotation has the option's parser,
+placeholder, help and panel; its name is the name of the option, of the file's key and of the setting. The signatures of
+`dpcore.methods` determine which method takes which.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _Count: TypeAlias = int | None
 _Text: TypeAlias = str | None
 _Flag: TypeAlias = bool | None
 
-# Learning rates where none is given, by update rule: public constants, the reasons in docs/command-line.md. Those of
-# adagrad and accelerated are reasoned, not searched.
+# Default learning rates by update rule: public constants, the reasons in docs/command-line.md. Those of adagrad and
+# accelerated are reasoned, not searched.
 DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "nesterov": 0.05, "adam": 0.005, "adamw": 0.005, "adagrad": 0.05,
     "accelerated": 0.1}  # fmt: skip
-# Methods call these by another name.
+# Methods have other names for these.
 _CALLED = {"filter_b": "b", "filter_a": "a"}
 _ONLY_BESIDE = {"clip_lr": "clip-quantile", "bit_noise": "clip-quantile", "warmup_steps": "schedule cosine",
     "bands": "strategy banded-inverse-square-root"}  # fmt: skip
@@ -73,44 +73,44 @@ class Settings:
     # fmt: off
     data: Annotated[str, option(str, "NAME", "digits (built in), mnist, fashion-mnist, kmnist, idx, npz.",
         DATA)] = "digits"
-    data_dir: Annotated[_Text, option(str, "FOLDER", "Where the data's files are.", DATA)] = None
+    data_dir: Annotated[_Text, option(str, "FOLDER", "Folder of the data's files.", DATA)] = None
     model: Annotated[str, option(one_of(MODELS), "NAME", "logistic, mlp or cnn-5.", DATA)] = "logistic"
-    seed: Annotated[int, option(whole, "N", "Of the initial weights; never of the noise.", DATA)] = 0
-    epsilon: Annotated[_Real, option(real, "EPSILON", "Target; the noise is calibrated to it.", PRIVACY)] = None
-    delta: Annotated[float, option(real, "DELTA", "Well below 1/n.", PRIVACY)] = 1e-5
-    noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA", "Instead of --epsilon.", PRIVACY)] = None
+    seed: Annotated[int, option(whole, "N", "Seed of the initial weights. The noise is never seeded.", DATA)] = 0
+    epsilon: Annotated[_Real, option(real, "EPSILON", "Target epsilon; the noise is calibrated to it.", PRIVACY)] = None
+    delta: Annotated[float, option(real, "DELTA", "Delta, well below 1/n.", PRIVACY)] = 1e-5
+    noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA", "Noise, instead of --epsilon.", PRIVACY)] = None
     max_grad_norm: Annotated[float, option(real, "C", "Clip norm.", PRIVACY)] = 1.0
     clipping: Annotated[_Text, option(one_of(CLIPPING), "RULE",
         f"{', '.join(CLIPPING)}; if not given: the method's own.", PRIVACY)] = None
     clipping_groups: Annotated[str | dict[str, float], option(group_norms, "GROUPS",
         "flat, per_layer, per_tensor, or norms by pattern: '0.*=0.5,2.*=1'.", PRIVACY)] = "flat"
     clip_quantile: Annotated[_Real, option(real, "Q",
-        "Let the clip norm follow this quantile of the norms; --max-grad-norm comes first.", PRIVACY)] = None
-    clip_lr: Annotated[_Real, option(real, "RATE", "For --clip-quantile: how fast; 0.2 if not given.", PRIVACY)] = None
+        "Adapt the clip norm to this quantile of the norms, beginning at --max-grad-norm.", PRIVACY)] = None
+    clip_lr: Annotated[_Real, option(real, "RATE", "For --clip-quantile: its rate; 0.2 if not given.", PRIVACY)] = None
     bit_noise: Annotated[_Real, option(real, "STD",
         "For --clip-quantile: noise on the count; batch size / 20 if not given.", PRIVACY)] = None
     sampling: Annotated[_Text, option(one_of(SAMPLINGS), "NAME",
-        f"{', '.join(SAMPLINGS)}; if not given: fixed-order where the method needs it, else poisson.", PRIVACY)] = None
+        f"{', '.join(SAMPLINGS)}; if not given: fixed-order if the method needs it, else poisson.", PRIVACY)] = None
     max_batch_size: Annotated[_Count, option(count, "N",
-        "Of truncated-poisson; by default passed less than once in a million steps.", PRIVACY)] = None
-    groups: Annotated[_Count, option(count, "N", "Of cyclic-poisson: groups that take turns.", PRIVACY)] = None
+        "Limit of truncated-poisson; by default exceeded less than once in a million steps.", PRIVACY)] = None
+    groups: Annotated[_Count, option(count, "N", "For cyclic-poisson: groups that take turns.", PRIVACY)] = None
     allow_nonprivate: Annotated[_Flag, flag("--allow-nonprivate",
-        "For the variant noiseless_preconditioner, which guarantees nothing.", PRIVACY)] = None
+        "Allow the variant noiseless_preconditioner, which guarantees nothing.", PRIVACY)] = None
     method: Annotated[str, option(one_of(METHODS), "NAME",
         f"{', '.join(METHODS)}; dpcore methods names their papers.", METHOD)] = "dp_sgd"
     epochs: Annotated[int, option(count, "N", "Passes over the data.", METHOD)] = 10
-    batch_size: Annotated[_Count, option(count, "N", "Expected; if not given, the power of two nearest to 2 sqrt(n).",
+    batch_size: Annotated[_Count, option(count, "N", "Expected size; by default the power of two nearest to 2 sqrt(n).",
         METHOD)] = None
     lr: Annotated[_Real, option(real, "RATE", "Learning rate.", METHOD)] = None
     kappa: Annotated[_Real, option(real, "K", "disk: weight of the new gradient.", METHOD)] = None
-    gamma: Annotated[_Real, option(real, "G", "disk: how far along the last step to look.", METHOD)] = None
+    gamma: Annotated[_Real, option(real, "G", "disk: how far to look ahead along the last step.", METHOD)] = None
     filter: Annotated[_Text, option(one_of(NAMED_FILTERS), "NAME", "doppler, pmlf, disk: such as 'first-order v1'.",
         METHOD)] = None
     filter_b: Annotated[_Reals, option(reals, "B0,B1,...", "doppler, pmlf: own coefficients.", METHOD)] = None
     filter_a: Annotated[_Reals, option(reals, "A1,A2,...", "doppler, pmlf: own coefficients.", METHOD)] = None
     bias_corrected: Annotated[_Flag, flag("--bias-corrected",
-        "doppler over adam: take the noise's share off the second moment.", METHOD)] = None
-    window: Annotated[_Count, option(count, "N", "pmlf, inner_outer: how many parameter points.", METHOD)] = None
+        "doppler over adam: subtract the noise's share of the second moment.", METHOD)] = None
+    window: Annotated[_Count, option(count, "N", "pmlf, inner_outer: number of parameter points.", METHOD)] = None
     beta: Annotated[_Real, option(real, "B", "pmlf, inner_outer: decay of the points' weights.", METHOD)] = None
     outer_momentum: Annotated[_Real, option(real, "M", "inner_outer: momentum.", METHOD)] = None
     variant: Annotated[_Text, option(one_of((*VARIANTS, *COUPLINGS)), "NAME",
@@ -119,18 +119,18 @@ class Settings:
         UPDATE)] = None
     momentum: Annotated[_Real, option(real, "M", "For --base momentum.", UPDATE)] = None
     betas: Annotated[_Reals, option(reals, "B1,B2", "For adam and adamw, such as 0.9,0.999.", UPDATE)] = None
-    eps: Annotated[_Real, option(real, "E", "Of the denominator of adam, adamw, adagrad.", UPDATE)] = None
+    eps: Annotated[_Real, option(real, "E", "Constant in the denominator of adam, adamw, adagrad.", UPDATE)] = None
     weight_decay: Annotated[_Real, option(real, "W", "Weight decay.", UPDATE)] = None
     radius: Annotated[_Real, option(real, "R", "Keep the parameters in this ball around 0.", UPDATE)] = None
     schedule: Annotated[_Text, option(one_of(("cosine",)), "NAME",
-        "Of the learning rate: cosine, down to 0 at the last step.", UPDATE)] = None
+        "Schedule of the learning rate: cosine, down to 0 at the last step.", UPDATE)] = None
     warmup_steps: Annotated[_Count, option(count, "N", "For --schedule: steps of linear warm-up.", UPDATE)] = None
-    ema: Annotated[_Real, option(real, "DECAY", "Average of the parameters over time; it is evaluated and kept.",
+    ema: Annotated[_Real, option(real, "DECAY", "Decay of an average of the parameters, which is evaluated and saved.",
         UPDATE)] = None
     strategy: Annotated[_Text, option(name_or_file(NAMES, ENDINGS), "NAME",
         f"{', '.join(NAMES)}, or a file of dpcore strategy optimize or with a matrix ({', '.join(ENDINGS)}); needs "
         "--sampling fixed-order or shuffled.", CORRELATED)] = None
-    bands: Annotated[_Count, option(count, "N", "Of the banded strategy.", CORRELATED)] = None
+    bands: Annotated[_Count, option(count, "N", "Number of bands of the banded strategy.", CORRELATED)] = None
     decay: Annotated[_Real, option(real, "C", "srg_memf: decay of the earlier gradient.", CORRELATED)] = None
     scale_eps: Annotated[_Real, option(real, "E", "Added to the root of the second moment.", SCALED)] = None
     max_scaled_norm: Annotated[_Real, option(real, "C", "Clip norm of scaled gradients.", SCALED)] = None
@@ -180,12 +180,12 @@ class Settings:
             )
         method = self.build_method()
         if self.sampling is None:
-            # What correlated noise and second moments of their own need; the plan refuses another sampling.
+            # Correlated noise and second moments of their own need a fixed order; the plan refuses other sampling.
             fixed = method.noise.strategy is not None or method.update.second_moment in ("independent", "joint")
             object.__setattr__(self, "sampling", "fixed-order" if fixed else "poisson")
 
     def _check_taken(self, name: str) -> None:
-        """Refuse a setting that the method, or the update beneath it, does not take."""
+        """Refuse a setting that neither the method nor its update takes."""
         keyword = _CALLED.get(name, name)
         taken = keywords(self.method)
         if keyword in (keywords(self.method, self.update) if "base" in taken else taken):
@@ -220,7 +220,7 @@ class Settings:
     def build_method(self, examples: int | None = None) -> Method:
         """Return the method.
 
-        Where no batch size was given it follows from `examples`, a public number; without that it stays open.
+        A batch size that was not given follows from `examples`, a public number; without that it stays open.
         """
         given: dict[str, Any] = {_CALLED.get(name, name): getattr(self, name) for name in KEYWORDS}
         given |= {"lr": self.learning_rate}

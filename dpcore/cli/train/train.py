@@ -45,7 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
             settings = read_json_file(path)
             settings = settings.get("settings") if isinstance(settings, dict) else None
             if not isinstance(settings, dict):
-                raise DataError(f"config={str(path)!r}: holds no settings; name a .toml file or a run's config.json")
+                raise DataError(f"config={str(path)!r}: has no settings; name a .toml file or a run's config.json")
             return {key: value for key, value in settings.items() if value is not None and key not in GONE}
         return tomllib.loads(path.read_text("utf-8"))
     except DataError:
@@ -81,7 +81,7 @@ def use_config(context: typer.Context, path: Path | None) -> Path | None:
             raise ArgumentError(f"config={str(path)!r}: has the unknown key {key!r}; {hint}")
         if isinstance(value, dict) and plain_key != "clipping_groups":
             raise ArgumentError(
-                f"config={str(path)!r}: {key!r} is a table; settings stand at the top level, without tables"
+                f"config={str(path)!r}: {key!r} is a table; settings must be at the top level, without tables"
             )
         defaults[known[plain_key]] = value
     context.default_map = defaults
@@ -116,7 +116,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
         from dpcore.cli.train.training import Training
 
         training = Training(settings, dataset, ledger)
-        if rank:  # beside the first process, without a word
+        if rank:  # the first process writes for all
             training.private.begin()
             with deferred() as interruption:
                 outcome = training.run(interruption)
@@ -134,7 +134,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
 
 
 def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str:
-    """Say what is about to be trained."""
+    """Return a line on the run that is about to begin."""
     noise = f"noise multiplier {format_number(settings.noise_multiplier or 0.0)}"
     if settings.epsilon is not None:
         noise = f"noise for epsilon = {format_number(settings.epsilon)} at delta = {format_number(settings.delta)}"
@@ -145,14 +145,14 @@ def first_line(settings: Settings, dataset: datasets.Dataset, plan: Plan) -> str
 
 
 def train_to_end(training: Training, folder: RunFolder, interruption: Interruption, as_json: bool) -> int:
-    """Train a run that is built, or go on with it, and finish its folder; return the exit status."""
+    """Train a new or resumed run to its end, and finish its folder; return the exit status."""
     from dpcore.cli.train.training import cost
 
     console, steps = remarks(), training.private.plan.steps
     target = format_epsilon(training.private.epsilon(planned=True), digits=3)
     if training.ledger is not None:
         remark(cost(steps))
-        training.save(folder.checkpoint)  # after a resume too: it then knows what the last kill left, and says it once
+        training.save(folder.checkpoint)  # after a resume too, so that what the last kill left is reported once
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("training", total=steps)
@@ -168,9 +168,9 @@ def train_to_end(training: Training, folder: RunFolder, interruption: Interrupti
 
             outcome = training.run(interruption, folder, tell)
     except Stopped as stop:
-        raise Stopped(f"{stop}; {_left(folder)}", stop.status) from stop
+        raise Stopped(f"{stop}; {_record(folder)}", stop.status) from stop
     except Exception:
-        remark(_left(folder))
+        remark(_record(folder))
         raise
     if outcome.diverged or outcome.complete:
         folder.checkpoint.unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def train_to_end(training: Training, folder: RunFolder, interruption: Interrupti
         stated = outcome.statement
         raise DivergenceError(
             f"training diverged: after {stated.steps_taken:,} of {stated.steps_planned:,} steps {outcome.diverged} no "
-            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; what was spent is spent, "
+            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; the run spent "
             f"epsilon = {format_epsilon(stated.best_epsilon)} at delta = {format_number(stated.delta)}: "
             f"{folder.path / 'statement.txt'}"
         )
@@ -195,12 +195,12 @@ def _warn_of_budget(ledger: Path, training: Training) -> None:
     if left is not None and left.fits(plan.event_after(1)) and not left.fits(plan.event):
         remark(
             f"the ledger's budget does not pay for all {plan.steps:,} steps; training stops before "
-            "it is crossed, and what was spent until then is spent"
+            "it is crossed, and what was spent by then stays spent"
         )
 
 
-def _left(folder: RunFolder) -> str:
-    """Say of a run that ended badly where it stands what was spent, and how to go on."""
+def _record(folder: RunFolder) -> str:
+    """Return which file of a run that ended badly states what was spent, and how to continue."""
     statement = folder.path / "statement.txt"
     if folder.stated is not None:
         upper = folder.stated.note.startswith(WRITTEN_BEFORE)
@@ -210,7 +210,7 @@ def _left(folder: RunFolder) -> str:
         said = f"no step was taken, and {statement} states what was spent before, or more"
     else:
         said = "no step was taken, and nothing was spent"
-    return f"{said}; to go on: {_command(folder)}" if folder.checkpoint.exists() else said
+    return f"{said}; to continue: {_command(folder)}" if folder.checkpoint.exists() else said
 
 
 def _command(folder: RunFolder) -> str:
@@ -233,7 +233,7 @@ def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption:
     if not outcome.complete:
         write_line(
             f"Stopped by {who} after {statement.steps_taken:,} of {statement.steps_planned:,} steps; "
-            "what was spent until then is spent."
+            "what was spent by then stays spent."
         )
     write_line(f"held-out accuracy  {100 * last['test_accuracy']:.2f}%")
     if statement.private:
@@ -245,7 +245,7 @@ def _tell(folder: RunFolder, training: Training, outcome: Outcome, interruption:
         write_line("privacy spent      epsilon is infinite: this run is NOT private")
     write_line(f"run folder         {folder.path}")
     if folder.checkpoint.exists():
-        write_line(f"to go on           {_command(folder)}{when}")
+        write_line(f"to continue        {_command(folder)}{when}")
 
 
 def _started() -> bool:
@@ -272,29 +272,29 @@ def joined(settings: Settings) -> Iterator[int]:
         dist.destroy_process_group()
 
 
-_BESIDE = {"resume", "ledger", "as_json", "debug"}
+_WITH_RESUME = {"resume", "ledger", "as_json", "debug"}
 
 
 def settings_of_run(context: typer.Context, path: Path) -> Settings:
-    """Return the settings of the run in a folder; refuse options beside ``--resume`` that belong to the run."""
+    """Return the settings of the run in a folder; refuse options that ``--resume`` takes from the run."""
     if not holds(path):
-        raise DataError(f"resume={str(path)!r}: holds no run of dpcore train; name the run folder")
+        raise DataError(f"resume={str(path)!r}: has no run of dpcore train; name the run folder")
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name not in _BESIDE and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+        if name not in _WITH_RESUME and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise ArgumentError(f"{parameter.opts[0]}: must be left out, since --resume has the settings of the run")
     return stored_settings(read_config(path / "config.json"))
 
 
 def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) -> int:
-    """Go on with the run in a folder, which has these settings; `ledger` is where its ledger is now, if it moved."""
+    """Continue the run in a folder, which has these settings; `ledger` is its ledger's path now, if it moved."""
     with locked(path):
         folder = RunFolder(path, existing=True)
-        stated = content_of(path / "statement.json")  # empty where the run was killed before there was one
+        stated = content_of(path / "statement.json")  # empty if the run was killed before there was one
         if not folder.checkpoint.exists():
-            why = f"its checkpoint, {folder.checkpoint}, is missing; put it back (it lies beside the folder)"
+            why = f"its checkpoint, {folder.checkpoint}, is missing; put it back (it belongs next to the folder)"
             if not stated.get("ledger"):
-                why = "has no checkpoint: only a run with --ledger keeps one, which knows what was released since"
+                why = "has no checkpoint: only a run with --ledger keeps one, since the ledger records later releases"
             if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
                 why = "is complete"
             raise DataError(f"resume={str(path)!r}: {why}")
@@ -326,12 +326,12 @@ def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, An
     own = _of_ledger(saved).get("run")
     if (stated.get("ledger") or {}).get("run", own) != own:
         raise DataError(f"checkpoint {folder.checkpoint}: belongs to another run than the one in {folder.path}")
-    held, given = saved["settings"], plain(settings.to_dict())
-    for name in ({**held, **given}).keys() - set(GONE):
-        if held.get(name) != given.get(name):
+    former, given = saved["settings"], plain(settings.to_dict())
+    for name in ({**former, **given}).keys() - set(GONE):
+        if former.get(name) != given.get(name):
             raise DataError(
                 f"{folder.path / 'config.json'}: its {name} is {given.get(name)!r}, and the run has "
-                f"{held.get(name)!r}; put it back, or train anew with --config"
+                f"{former.get(name)!r}; put it back, or start a new run with --config"
             )
 
 
@@ -353,12 +353,12 @@ def _ledger(saved: Mapping[str, Any], given: Path | None) -> Path:
 
 
 def _how(training: Training, saved: Mapping[str, Any]) -> str:
-    """Say where the run goes on, and what that costs."""
+    """Report where the run continues, and the cost of that."""
     state, private = saved["optimizer"]["dpcore"]["public"], training.private
     steps, now = private.plan.steps, private.statement()
     known = {name: Branch(*branch) for name, branch in state["branches"].items()}
     lost = now.steps_abandoned - count(Branches(state["branch"], known).abandoned)
-    where = f"Going on after step {private.steps_taken:,} of {steps:,}, with fresh noise"
+    where = f"Continuing after step {private.steps_taken:,} of {steps:,}, with fresh noise"
     if not lost:
         return f"{where}. This costs 0 steps: nothing was released since."
     return (
@@ -369,7 +369,7 @@ def _how(training: Training, saved: Mapping[str, Any]) -> str:
 
 
 LedgerFile = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=PRIVACY,
-    help="Pay for every step from this ledger, and stop before its budget is crossed (dpcore ledger create).",
+    help="Ledger that pays for every step; the run stops before its budget is crossed (dpcore ledger create).",
 )]  # fmt: skip
 
 
@@ -383,7 +383,7 @@ def train(
     config: Annotated[Path | None, typer.Option(is_eager=True, callback=use_config, metavar="FILE",  # noqa: ARG001 (its callback reads it)
         help="Settings from a .toml file, or from a run's config.json; options win.", rich_help_panel=RUN)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER",
-        help="Go on with the run in this folder, which a ledger pays for, from its checkpoint.",
+        help="Continue the run in this folder, which a ledger pays for, from its checkpoint.",
         rich_help_panel=RUN)] = None,
     as_json: Json = False,
     **given: Any,

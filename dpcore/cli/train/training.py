@@ -1,4 +1,4 @@
-"""One training run: private steps, held-out evaluations, and the files of its folder, true at every moment."""
+"""One training run: private steps, held-out evaluations, and the files of its folder, correct at every moment."""
 
 import math
 import os
@@ -67,7 +67,7 @@ def every(steps: int) -> int:
 
 
 def cost(steps: int) -> str:
-    """Say what a crash would cost a run of so many steps."""
+    """Return what a crash would cost a run of `steps` steps."""
     return (
         f"a checkpoint is saved every {every(steps):,} of {steps:,} steps or {SECONDS:.0f} seconds, whichever comes "
         f"first; a crash or kill -9 costs the steps since then and up to {largest(steps):,} reserved ahead, which stay "
@@ -76,7 +76,7 @@ def cost(steps: int) -> str:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of `dpcore train`; DataError where it is damaged or something else."""
+    """Return the content of a checkpoint of `dpcore train`; DataError if it is damaged or something else."""
     try:
         # torch.load does not look at the checksums: a flipped bit of a key would be read as another key.
         with zipfile.ZipFile(path) as archive:
@@ -93,11 +93,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 _EVALUATION_BATCH = 1000
 _SECONDS_BETWEEN_REPORTS = 0.25
-# Whose work is that of a product of parameters and examples; convolutions have far more.
+# Models whose work is a product of parameters and examples; convolutions have far more.
 _DENSE = ("logistic", "mlp")
-# Products of a pass over a batch, below which handing work to threads takes longer than the work.
+# Number of products in a pass over a batch, below which threads cost more than they save.
 _SMALL = 1 << 24
-# With one of them a person has chosen.
+# If one of them is set, the user chose the number of threads.
 _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 HELD_OUT = (
@@ -118,15 +118,15 @@ def _device(backend: str) -> torch.device:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return torch.device("cpu")
     raise BackendError(
-        "backend='triton': needs a CUDA device, and there is none; use --backend numpy, or set TRITON_INTERPRET=1 to "
+        "backend='triton': needs a CUDA device, but there is none; use --backend numpy, or set TRITON_INTERPRET=1 to "
         "try Triton's interpreter (slow)"
     )
 
 
 class Outcome(NamedTuple):
-    """How the training of a run ended, and the statement for the steps that lead to its parameters.
+    """How a training run ended, and the statement for the steps that lead to its parameters.
 
-    `budget` says why a ledger's budget ended the run, if it did, and `diverged` what was no longer finite.
+    `budget` is the reason if a ledger's budget ended the run, and `diverged` names what was no longer finite.
     """
 
     statement: Statement
@@ -140,19 +140,19 @@ class Outcome(NamedTuple):
 
 
 class Training:
-    """A run that is built and can be started; `evaluations` are those so far, `remarks` sentences for its user alone.
+    """A run that is built and can be started; `evaluations` are those so far, `remarks` are sentences for its user.
 
-    The data's training part is private; its test part is declared not to be in it. A ledger pays for the steps, and
-    knows the run by `run_name`.
+    The data's training part is private; its test part is declared not to be in it. A ledger pays for the steps and
+    lists the run as `run_name`.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.ledger = settings, ledger
         self.evaluations: list[dict[str, Any]] = []
-        # The seed decides the initial weights and nothing else: noise and sampling have a key of their own.
+        # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
         self.model = models.build(settings.model, dataset.shape, dataset.classes).to(_device(settings.backend))
-        with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as told:
+        with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.private = make_private(
                 self.model,
@@ -167,8 +167,8 @@ class Training:
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
-        # Commands remark on delta by themselves, before torch is imported.
-        self.remarks = [str(one.message) for one in told if one.category is not DeltaWarning]
+        # Commands remark on delta themselves, before torch is imported.
+        self.remarks = [str(one.message) for one in caught if one.category is not DeltaWarning]
         self._test = torch.tensor(dataset.test_inputs), torch.tensor(dataset.test_targets)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
@@ -181,13 +181,13 @@ class Training:
             "ledger": str(Path(self.ledger or "").absolute())})  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the checkpoint of a run with the same settings."""
+        """Continue from the checkpoint of a run with the same settings."""
         self.model.load_state_dict(state["model"])
         self.private.optimizer.load_state_dict(state["optimizer"])
         self.evaluations = list(state["evaluations"])
 
     def statement(self, steps: int, note: str = "") -> Statement:
-        """Return the statement for the first `steps` steps, and for what else may have been released by now."""
+        """Return the statement for the first `steps` steps and everything else that may have been released by now."""
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
         return replace(
@@ -202,22 +202,21 @@ class Training:
         *,
         alone: bool = True,
     ) -> Outcome:
-        """Train to the end of the plan, or until a signal asks to stop or a ledger's budget ends.
+        """Train to the end of the plan, or until a signal or a ledger's budget stops the run.
 
-        All files of `folder` but config.json are written here. A statement stands there *before* the steps that it
-        covers are taken, and again when they were: whoever kills the process in between finds a statement that counts
-        too much, never too little.
+        This writes all files of `folder` but config.json. It writes a statement *before* the steps that it covers, and
+        again after them: if the process is killed in between, the statement counts too much, never too little.
 
         A run that is `alone`, not one of a comparison, also ends if the parameters or the held-out loss are not finite,
-        and then leaves no model. Both are free to look at: the ones are released, and the other is of them and of data
-        that are not in the training set. If a ledger pays for it, it saves checkpoints.
+        and then leaves no model. Looking at both costs no privacy: the parameters are released, and the loss depends
+        only on them and on data that are not in the training set. If a ledger pays for it, it saves checkpoints.
 
         `tell` is called with the steps taken, a few times a second, and with each evaluation. Neither it nor the folder
-        hears of a training loss, a batch's size, a clipped share or a step's duration: those are functions of the
-        private data, or of the secret sample, that no noise covers.
+        gets a training loss, a batch's size, a clipped share or a step's duration: those are functions of the private
+        data, or of the secret sample, without noise.
         """
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
-        told, saves = -math.inf, None
+        reported, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
         held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
         if folder is not None:
@@ -233,8 +232,8 @@ class Training:
                 try:
                     for batch in private.loader:
                         private.step(batch)
-                        if time.monotonic() - told > _SECONDS_BETWEEN_REPORTS or private.steps_taken == planned:
-                            told = time.monotonic()
+                        if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS or private.steps_taken == planned:
+                            reported = time.monotonic()
                             tell(private.steps_taken, None)
                         if alone and not self._finite():
                             diverged = "the parameters are"
@@ -247,12 +246,12 @@ class Training:
                         raise
                     budget = str(end)
                 if not diverged and evaluated < private.steps_taken:
-                    found, evaluated = self._evaluate(held_out), private.steps_taken
-                    if alone and not math.isfinite(found["test_loss"]):
+                    evaluation, evaluated = self._evaluate(held_out), private.steps_taken
+                    if alone and not math.isfinite(evaluation["test_loss"]):
                         diverged = "the held-out loss is"
                     if folder is not None:
-                        folder.log(found)
-                    tell(evaluated, found)
+                        folder.log(evaluation)
+                    tell(evaluated, evaluation)
                     if saves is not None:
                         saves.now(evaluated)
                 if stopped or budget or diverged or self._stopped(interruption):
@@ -269,32 +268,32 @@ class Training:
         return Outcome(statement, budget, diverged)
 
     def _finite(self) -> bool:
-        """Whether the parameters are numbers still: one sum, so that a device is waited for once."""
+        """Whether all parameters are still finite. One sum, so that the host waits for the device only once."""
         return bool(torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum().isfinite())
 
     def _stopped(self, interruption: Interruption) -> bool:
-        """Whether this process or another was asked to stop: all stop after the same step."""
+        """Whether any process was interrupted: all stop after the same step."""
         if stopped := self.private.any_process(bool(interruption)):
             interruption.signal = interruption.signal or SIGTERM  # which torchrun sends to all
         return stopped
 
     def _evaluate(self, held_out: HeldOut) -> dict[str, Any]:
-        found: dict[str, Any] = held_out.evaluate()
+        evaluation: dict[str, Any] = held_out.evaluate()
         if held_out.history:  # in the first process
             logged = held_out.history[-1]
-            found = {
+            evaluation = {
                 "epoch": round(logged["step"] / self.steps_per_epoch, 6),
                 "step": logged["step"],
                 "epsilon": logged["epsilon"],
                 "delta": self.settings.delta,
-                **found,
+                **evaluation,
                 "learning_rate": logged["learning_rate"],
             }
-        self.evaluations.append(found)
-        return found
+        self.evaluations.append(evaluation)
+        return evaluation
 
     def _finish(self, folder: RunFolder, statement: Statement, *, keep: bool) -> None:
-        """Write the last statement, and what a run has only at its end."""
+        """Write the last statement and the files that exist only at the end."""
         folder.write_statement(statement)
         if not keep:
             return
@@ -315,7 +314,7 @@ def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     loss = torch.nn.functional.cross_entropy(logits, targets)
-    return loss.nan_to_num(math.inf, math.inf)  # a record holds no NaN
+    return loss.nan_to_num(math.inf, math.inf)  # a record has no NaN
 
 
 _METRICS = {"test_accuracy": _accuracy, "test_loss": _loss}
@@ -323,7 +322,7 @@ _METRICS = {"test_accuracy": _accuracy, "test_loss": _loss}
 
 @contextmanager
 def suited(training: Training) -> Iterator[None]:
-    """Let a small model's steps run in one thread while the block runs, unless the environment says how many."""
+    """Run a small model's steps in one thread inside the block, unless the environment sets the number."""
     former = torch.get_num_threads()
     products = sum(p.numel() for p in training.model.parameters()) * training.private.plan.batch_size
     small = training.settings.model in _DENSE and products < _SMALL

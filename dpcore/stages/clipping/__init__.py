@@ -1,4 +1,4 @@
-"""The clip stage: how each example's vector is bounded, and what that bound is worth."""
+"""The clip stage: how each example's vector is bounded, and the sensitivity that follows."""
 
 from dpcore.stages.clipping.adaptive import AdaptiveClip
 from dpcore.stages.clipping.clip import Clip, Grouping, Sensitivity

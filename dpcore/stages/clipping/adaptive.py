@@ -1,4 +1,4 @@
-"""A clip norm that follows a quantile of the examples' norms, which is released privately beside every sum."""
+"""A clip norm that follows a quantile of the examples' norms, which is released privately with every sum."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from dpcore.spec.grid import nearest, step_of
 from dpcore.spec.validate import non_negative, open_unit, plain, positive
 
 REACH: Final = 1e6
-"""The clip norm stays within its initial value divided by this and times this: post-processing of what is released."""
+"""The clip norm stays within its initial value divided by this and times this: post-processing of the releases."""
 
 NO_GRADIENT: Final = 1e-60
-"""An example of a smaller norm has no gradient, and leaves no bit."""
+"""An example of a smaller norm has no gradient, and gives no bit."""
 
 DEFAULT_SHARE: Final = 1 / 20
 """The noise on the bits by default, relative to the expected batch size: the paper's m / 20."""
@@ -25,28 +25,28 @@ class AdaptiveClip:
     Parameters
     ----------
     target_quantile : float
-        gamma, strictly between 0 and 1: the share of norms that the clip shall leave as they are. 0.5 is the median.
+        gamma, strictly between 0 and 1: the share of norms that the clip should not change. 0.5 is the median.
     learning_rate : float
         eta_C > 0, of the logarithm of the norm. At 0.2 and the median, a step of B examples changes the norm by about a
         tenth at most, noise aside.
     bit_noise_std : float or None
         sigma_b: standard deviation of the noise on the sum of the bits, in examples. None takes a twentieth of the
-        expected batch size. Must be more than half of the noise multiplier, or the bits alone cost more than the whole
+        expected batch size. Must be more than half of the noise multiplier, or the bits cost more than the whole
         release may (`dpcore.plan.scales.raised_multiplier`).
 
     Notes
     -----
-    Each example of the batch gives a bit: +1/2 where the norm of its vector is at most C_t, -1/2 where it is larger or
-    not finite, 0 where the vector is zero, for an example that contributes nothing must change neither sum. The norm is
-    the one that the clip uses, of the vector that is clipped: an upper bound, rounding included, which depends on that
-    example alone, so a bit that rounding decides costs nothing more. With s_t the sum of the bits and B the *expected*
+    Each example of the batch gives a bit: +1/2 if the norm of its vector is at most C_t, -1/2 if it is larger or not
+    finite, 0 if the vector is zero, since an example that contributes nothing must change neither sum. The norm is the
+    clip's own, of the clipped vector: an upper bound, rounding included, which depends only on that example, so a bit
+    that rounding decides costs nothing more. With s_t the sum of the bits and B the *expected*
     batch size, ``p_t = (s_t + sigma_b z_t) / B + 1/2``. The normals z_t are row t of a stream of their own.
 
     Guarantees
     ----------
-    An example moves the sum of the bits by at most 1/2 where it is added, removed or zeroed out, and by 1 where it is
-    replaced. The noise on the clipped sum is raised so that both together cost what the noise multiplier says. C_t is a
-    function of releases: it is public, and later steps may depend on it.
+    An example moves the sum of the bits by at most 1/2 if it is added, removed or zeroed out, and by 1 if it is
+    replaced. The noise on the clipped sum is raised so that both together have the cost of the noise multiplier. C_t is
+    a function of releases: it is public, and later steps may depend on it.
 
     References
     ----------
@@ -98,7 +98,7 @@ class RunningNorm:
     def __init__(self, adaptive: AdaptiveClip, initial: float, batch_size: float) -> None:
         self.adaptive, self.initial, self.batch_size = adaptive, float(initial), batch_size
         self.norms = [self.initial]
-        # **Private**: twice the sum of the bits so far. Where the backend computes, so that no step waits for it.
+        # **Private**: twice the sum of the bits so far. It is on the backend's device, so that no step waits for it.
         self._twice: Any = 0
 
     @property

@@ -1,8 +1,8 @@
 """Blocks: the sources of the clip stage, one for each tensor.
 
-A block stands for one vector of each example. The clip stage asks for the vectors' norms and for their weighted sum,
-and never for the vectors. So clip rules, groups, adaptive norms, users, the audit and the mechanism do not know which
-kind a block is. Arrays are NumPy's or torch's, and nothing here needs to know which.
+A block represents one vector of each example. The clip stage takes the vectors' norms and their weighted sum, and never
+the vectors. So clip rules, groups, adaptive norms, users, the audit and the mechanism do not depend on a block's kind.
+Arrays are NumPy's or torch's; nothing here depends on which.
 """
 
 import math
@@ -32,7 +32,7 @@ class Block(Protocol):
 
     Notes
     -----
-    What is promised to the clip: `add_sum` adds an integer vector k_i that is a function of example i's own arrays and
+    The guarantee for the clip: `add_sum` adds an integer vector k_i that is a function of example i's own arrays and
     weight, and `norms` returns N_i with ``||k_i|| <= w_i N_i + rounding``.
     """
 
@@ -50,19 +50,19 @@ class Block(Protocol):
 
     @property
     def rounding(self) -> float:
-        """How far rounding moves what an example adds, in steps of the grid: `dpcore.spec.contributions`."""
+        """How far rounding moves an example's addend, in steps of the grid: `dpcore.spec.contributions`."""
 
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """Return N_i of the vectors times `scale` (d,), coordinate by coordinate: (B,) float64.
 
-        Not finite where the vector is not; at least the true norm otherwise.
+        Not finite if the vector is not; at least the true norm otherwise.
         """
 
     def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
         """Add each ``weights[i] v_i`` times `scale`, as integers, to `out` (d,) of float64; a weight of 0 adds 0."""
 
     def rows(self) -> Any:
-        """Return the vectors, (B, d): what remains where a kind has no formula."""
+        """Return the vectors, (B, d), for kinds without a formula."""
 
     def weighted(self, weight: float) -> "Block":
         """Return the block of `weight` times the vectors."""
@@ -81,7 +81,7 @@ _SHAPE = attrgetter("shape")
 
 
 def _at_least_float32(array: Any) -> Any:
-    """Return an array of 16 bits in float32: what is made of its numbers would be rounded to 16 bits else."""
+    """Return an array of 16 bits in float32: otherwise results would be rounded to 16 bits."""
     if array.dtype.itemsize != 2:
         return array
     return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
@@ -130,7 +130,7 @@ class Rows:
         """See `Block.rows`."""
         return self.values
 
-    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def weighted(self, weight: float) -> "Rows":
         """See `Block.weighted`."""
         return self if weight == 1 else Rows(weight * _at_least_float32(self.values))
@@ -150,7 +150,7 @@ class Rows:
 def as_rows(values: Sequence[Any], sizes: Sequence[int]) -> list[Any] | None:
     """Return arrays (B, d) of one B, with d of these sizes, as blocks: hundreds at every step, by one call for each.
 
-    None where one is something else, of which `as_blocks` knows whether it is right.
+    None if one is something else, which `as_blocks` checks.
     """
     try:
         shapes = list(map(_SHAPE, values))
@@ -161,12 +161,12 @@ def as_rows(values: Sequence[Any], sizes: Sequence[int]) -> list[Any] | None:
         return None
 
 
-# Pairs: what the examples' vectors are made of, a layer's inputs and its output gradients. The vectors themselves are
-# formed by `rows` only, where a kind has no formula.
+# Pairs: a layer's inputs and its output gradients, which determine the examples' vectors. Only `rows` forms the vectors
+# themselves, for kinds without a formula.
 
 
 class _Pairs:
-    """What both kinds share: tuples of J arrays, one for each use of the tensor and each point of the query."""
+    """Base of both kinds: tuples of J arrays, one for each use of the tensor and each point of the query."""
 
     arrays: ClassVar[tuple[str, ...]]
     gradients: tuple[Any, ...]
@@ -230,12 +230,12 @@ class Linear(_Pairs):
 
     @property
     def exact(self) -> bool:
-        """Whether points are subtracted: what is left may be far smaller than float32's rounding of each."""
+        """Whether points are subtracted: the difference may be far smaller than float32's rounding of each."""
         return min(self.point_weights) < 0 < max(self.point_weights)
 
     @property
     def layer(self) -> LinearPairs[Any]:
-        """What the port takes."""
+        """The layer for the port."""
         return LinearPairs(self.inputs, self.gradients, self.point_weights, self.gram, self.exact)
 
     @property
@@ -252,7 +252,7 @@ class Linear(_Pairs):
         """See `Block.add_sum`."""
         backend.linear_sums([self.layer], [weights], [out], [scale])
 
-    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
         """See `Block.rows`."""
         sides = (map(_at_least_float32, side) for side in (self.inputs, self.gradients))
@@ -267,7 +267,7 @@ class Linear(_Pairs):
 
 @dataclass(frozen=True)
 class Embedding(_Pairs):
-    """A table (size, q) of which rows were taken: row r of example i has ``sum_j w_j`` of its e_{j,t} at index r.
+    """A table (size, q) with rows looked up: row r of example i has ``sum_j w_j`` of its e_{j,t} at index r.
 
     Attributes
     ----------
@@ -303,7 +303,7 @@ class Embedding(_Pairs):
         """See `Block.add_sum`."""
         backend.embedding_sum(self.indices, self.gradients, self.point_weights, weights, out, scale=scale)
 
-    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
         """See `Block.rows`."""
         first = _at_least_float32(self.gradients[0][:0])
@@ -346,10 +346,10 @@ def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
 
 
 def of_units(backend: Backend[Any], blocks: Sequence[Block], sizes: Sequence[int]) -> Iterator[list[Block]]:
-    """Yield the sums of each unit's examples, which are clipped where a user has several: units of one size at a time.
+    """Yield the sums of each unit's examples, which are clipped if a user has several: units of one size at a time.
 
-    No unit is padded to the size of another. The bounds of its norms, and so its factors, then depend on its own
-    examples only: one large user must not move what all others add, be it by a rounding each.
+    No unit is padded to the size of another. The bounds of its norms, and so its factors, then depend only on its own
+    examples: one large user must not move the addends of all others, not even by a rounding each.
     """
     counts = np.asarray(sizes, dtype=np.int64)
     unit_size = np.repeat(counts, counts)  # of each example
@@ -365,7 +365,7 @@ def combined(backend: Backend[Any], weights: Sequence[float], points: Iterable[S
     """Return the weighted sum of the points' gradients, tensor by tensor: all rows by one operation a point.
 
     It is formed before it is clipped: its sensitivity is then one clip norm, whatever the weights. A point's gradients
-    are asked for when those before it are summed.
+    are computed when those before it are summed.
     """
     total, factor = list[Block](), 1.0
     for weight, blocks in zip(weights, points, strict=True):
@@ -390,7 +390,7 @@ def joined(blocks: Iterable[Block]) -> Block:
     """Return the sum of blocks of one tensor: of its several uses, and of the points of a query.
 
     Pairs are put side by side, so that their sum is formed before any square is taken, and cross terms are in it. Rows
-    are added from the first to the last; with rows among them, and with one tensor read in two shapes, all become rows.
+    are added from the first to the last. If some are rows, or one tensor is read in two shapes, all become rows.
     """
     return reduce(_sum, blocks)
 
@@ -401,7 +401,7 @@ def _sum(first: Block, second: Block) -> Block:
         return Chunked(parts[0] + parts[1], first.shape if isinstance(first, Chunked) else second.shape)
     paired = (Linear, Embedding, Tied)
     if not isinstance(first, paired) or not isinstance(second, paired) or first.shape != second.shape:
-        with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+        with np.errstate(all="ignore"):  # a warning of an overflow would reveal one example
             return Rows(_at_least_float32(first.rows()) + _at_least_float32(second.rows()))
     tables = [block.embedding if isinstance(block, Tied) else block for block in (first, second)]
     heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
@@ -473,10 +473,10 @@ class Tied:
             Rows(self.rows()).add_sum(backend, weights, out, scale)
             return
         self.embedding.add_sum(backend, weights, out)
-        # As the norms were taken: they bound this sum, not that of the layer alone.
+        # As precise as the norms: they bound this sum, not that of the layer alone.
         backend.linear_sums([self.linear.layer._replace(exact=self.exact)], [weights], [out])
 
-    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
         """See `Block.rows`."""
         return self.embedding.rows() + self.linear.rows()
@@ -499,7 +499,7 @@ CHUNK = 4096
 
 
 class Part(Protocol):
-    """A part of `Chunked` that makes its blocks when they are asked for."""
+    """A part of `Chunked` that makes its blocks when they are needed."""
 
     @property
     def examples(self) -> int:
@@ -523,12 +523,12 @@ class Part(Protocol):
         """See `Block.units`."""
 
     def map(self, function: Callable[[Any], Any]) -> "Part":
-        """See `Block.map`; what is not of single examples stays."""
+        """See `Block.map`; whatever is not per example stays."""
 
 
 @dataclass(frozen=True)
 class Chunked:
-    """A matrix (q, p), the sum of parts of which some are made `CHUNK` rows at a time, for the norm and for the sum.
+    """A matrix (q, p), a sum of parts, some made `CHUNK` rows at a time, for the norm and for the sum.
 
     Attributes
     ----------
@@ -543,8 +543,8 @@ class Chunked:
     inequality gives ``||k|| <= w sqrt(sum_c N_c^2) + sqrt(sum_c r_c^2)``. A chunk of m rows has sqrt(m / q) of the
     rounding that all q rows have, whichever formula of `dpcore.spec.contributions` it is.
 
-    A chunk is made twice, and nothing says that a library's product comes out with the same bits again. So the sum
-    measures what it adds: where that is longer than N_c, the example adds 0 there.
+    A chunk is made twice, and a library's product may have other bits the second time. So the sum measures what it
+    adds: if a chunk of an example is longer than N_c, it adds 0.
     """
 
     parts: tuple[Any, ...]
@@ -567,7 +567,7 @@ class Chunked:
         return math.fsum(part.rounding for part in self.parts)
 
     def pieces(self, scale: Any = None) -> Iterator[tuple[Block, slice, Any]]:
-        """Yield the chunks' blocks, where each lies in the flat matrix, and its part of the scale."""
+        """Yield the chunks' blocks, with each one's place in the flat matrix and its part of the scale."""
         rows, width = self.shape
         for first in range(0, rows, CHUNK):
             last = min(first + CHUNK, rows)
@@ -586,16 +586,16 @@ class Chunked:
             again = piece.norms(backend, own)
             piece.add_sum(backend, weights * (again <= norms), out[place], own)
 
-    @np.errstate(all="ignore")  # a warning of an overflow would tell of one example
+    @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
         """See `Block.rows`."""
-        found: Any = None
+        result: Any = None
         for piece, place, _ in self.pieces():
             own, shape = piece.rows(), (self.examples, math.prod(self.shape))
-            if found is None:
-                found = np.empty(shape, own.dtype) if isinstance(own, np.ndarray) else own.new_empty(shape)
-            found[:, place] = own
-        return found
+            if result is None:
+                result = np.empty(shape, own.dtype) if isinstance(own, np.ndarray) else own.new_empty(shape)
+            result[:, place] = own
+        return result
 
     def weighted(self, weight: float) -> "Chunked":
         """See `Block.weighted`."""

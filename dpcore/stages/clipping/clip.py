@@ -35,7 +35,7 @@ class Grouping:
 
         "flat" is one group; "per_layer" one group for each module that directly owns parameters; "per_tensor" one for
         each tensor; these share ``C_l = max_grad_norm / sqrt(L)``. A mapping gives each name pattern its own norm.
-        Refused where a tensor matches no pattern, or a pattern no tensor.
+        Refused if a tensor matches no pattern, or a pattern no tensor.
         """
         if isinstance(groups, Mapping):
             labels = [_matching_pattern(tensor, groups) for tensor in tensors]
@@ -77,7 +77,7 @@ class Sensitivity:
     -----
     Adding or removing an example, or replacing it by one with zero gradient (zero-out), moves the sum by at most
     `contribution`; replacing it by any other example, by at most twice that. The noise multiplier of every event is
-    relative to `contribution`, and the event knows its own adjacency.
+    relative to `contribution`, and the event has its own adjacency.
     """
 
     contribution: float
@@ -131,7 +131,7 @@ class Clip:
             if self.rule not in ("standard", "normalized"):
                 raise ArgumentError(
                     f"clipping={self.rule!r}: must be 'standard' or 'normalized' with adaptive_clip; the other "
-                    "rules leave no vector as it is, and their norm only rescales the sum"
+                    "rules change every vector, and their norm only rescales the sum"
                 )
             if self.groups != "flat":
                 raise ArgumentError(
@@ -148,7 +148,7 @@ class Clip:
 
         The groups are orthogonal, so their bounds add in squares: ``sqrt(sum C_l^2)``, and ``sqrt(L)`` under
         "normalized", whose clipped vectors have norm 1 in each group. Each other rule leaves a norm of at most C_l:
-        with N the norm, ``min(N, C_l)``, or C_l times N over itself and what is not negative.
+        with N the norm, ``min(N, C_l)``, or C_l times N over the sum of N and a number that is not negative.
         """
         if self.rule == "normalized":
             return Sensitivity(math.sqrt(len(grouping.bounds)))

@@ -23,30 +23,30 @@ def norms_of(
     groups : sequence of sequences of int
         Which of them belong to each group.
     scales : sequence of (d_l,) arrays or None
-        One for each tensor: what its block is multiplied by.
+        One for each tensor: the factors of its block.
 
     Notes
     -----
-    The rows of a group are one vector, whose norm the port takes at once, and of all groups in one operation. The norms
-    of all linear layers, whatever their groups, are one operation too; and so is what joins those of a group.
+    The rows of a group are one vector. The port takes the norms of all groups in one operation, those of all linear
+    layers in another, whatever their groups, and joins the norms of each group in a third.
     """
     _, layers, others = _apart(blocks, [i for members in groups for i in members])
     own = {i: blocks[i].norms(backend, scales[i]) for i in others}
     if layers:
         of_layers = backend.linear_norms([*layers.values()], [scales[i] for i in layers])
         own |= zip(layers, of_layers, strict=True)
-    rows, found = list[tuple[int, int]](), list[list[Any]]()
+    rows, of_groups = list[tuple[int, int]](), list[list[Any]]()
     for members in groups:
-        rows += [(len(found), i) for i in members if i not in own]
-        found.append([own[i] for i in members if i in own])
+        rows += [(len(of_groups), i) for i in members if i not in own]
+        of_groups.append([own[i] for i in members if i in own])
     if rows:
         with_rows = list(dict.fromkeys(group for group, _ in rows))
         number = {group: k for k, group in enumerate(with_rows)}
         values, given = [blocks[i].rows() for _, i in rows], [scales[i] for _, i in rows]
         norms = backend.group_norms(values, [number[group] for group, _ in rows], given)
         for group, norm in zip(with_rows, norms, strict=True):
-            found[group].insert(0, norm)
-    return list(backend.joined_norms(found))
+            of_groups[group].insert(0, norm)
+    return list(backend.joined_norms(of_groups))
 
 
 def add_sums(
@@ -68,7 +68,7 @@ def add_sums(
 
 
 def _apart(blocks: Sequence[Block], members: Iterable[int]) -> tuple[list[int], dict[int, LinearPairs[Any]], list[int]]:
-    """Return which members are rows and which are linear layers, of which one operation takes all, and the others."""
+    """Return the members that are rows, those that are linear layers (one operation takes all), and the others."""
     rows, layers, others = list[int](), dict[int, LinearPairs[Any]](), list[int]()
     for i in members:
         block = blocks[i]
@@ -94,7 +94,7 @@ def add_clipped(
 ) -> Any:
     """Add each example's vector to `totals` in place, scaled and clipped; return the norms in the first group, (B,).
 
-    A function of its arguments alone, so that a backend may repeat it (`dpcore.spec.ops.Backend.repeat`).
+    A function of its arguments only, so that a backend may repeat it (`dpcore.spec.ops.Backend.repeat`).
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def add_clipped(
     sizes : sequence of int
         Coordinates of each group.
     unit : float
-        The grid's step: what one of the sum's integers stands for.
+        The grid's step: the value of one unit of the sum's integers.
     totals, scales : sequences of (d_l,) arrays
         One for each tensor, as the blocks: float64 integers that are added to, and a scale or None.
     add_sums : callable
@@ -120,5 +120,5 @@ def add_clipped(
 
 
 def roundings_of(blocks: Sequence[Block], grouping: Grouping) -> list[float]:
-    """Return how far, in the grid's steps, rounding moves what an example adds to each group."""
+    """Return how far, in the grid's steps, rounding moves an example's addend to each group."""
     return [math.hypot(*(blocks[i].rounding for i in members)) for members in grouping.members]

@@ -50,8 +50,8 @@ class Identity:
 def check_filter(filter: Filter, steps: int) -> None:  # noqa: A002
     """Refuse a filter that is none at some step of the run: one of the caller's own may be wrong in any way.
 
-    All steps up to `CHECKED_STEPS` are asked for, and the last. Where coefficients change from step to step, the poles
-    of each step are looked at by themselves, as if they stayed.
+    All steps up to `CHECKED_STEPS` are checked, and the last. If coefficients change from step to step, the poles of
+    each step are checked as if its coefficients were constant.
     """
     name = f"filter={type(filter).__name__}(...)"
     order = integer(0, **{f"{name}: order": filter.order})
@@ -63,8 +63,8 @@ def check_filter(filter: Filter, steps: int) -> None:  # noqa: A002
     lengths: list[tuple[int, int]] | None = None
     known: set[tuple[float, ...]] = set()
     for step in checked_steps(steps):
-        at, found = f"{name}: coefficients({step})", _coefficients(name, filter, step)
-        own = [(len(b), len(a)) for b, a, _ in found]
+        at, stages = f"{name}: coefficients({step})", _coefficients(name, filter, step)
+        own = [(len(b), len(a)) for b, a, _ in stages]
         needed = sum(max(count_a, count_b - 1) for count_b, count_a in own)
         if needed != order:
             raise ArgumentError(
@@ -73,11 +73,11 @@ def check_filter(filter: Filter, steps: int) -> None:  # noqa: A002
         if own != (lengths or own):
             raise ArgumentError(f"{at}: has other numbers of b and a than at step 0; must have the same at every step")
         lengths = own
-        for a in {a for _, a, _ in found} - known:
+        for a in {a for _, a, _ in stages} - known:
             largest = abs(a[0]) if len(a) == 1 else np.abs(np.roots([1.0, *a])).max(initial=0.0)
             if largest > 1 + _ROUNDING:
                 raise ArgumentError(
-                    f"{name}: is unstable at step {step}, a pole has modulus {largest:.4g}; no pole may lie outside "
+                    f"{name}: is unstable at step {step}, a pole has modulus {largest:.4g}; no pole may be outside "
                     "the unit circle"
                 )
             known.add(a)
@@ -85,10 +85,10 @@ def check_filter(filter: Filter, steps: int) -> None:  # noqa: A002
 
 def _coefficients(name: str, filter: Filter, step: int) -> tuple[FilterCoefficients, ...]:  # noqa: A002
     """Return one step's coefficients, each a finite number in its place."""
-    found: Any = filter.coefficients(step)
-    if not isinstance(found, tuple) or not all(isinstance(one, FilterCoefficients) for one in found):
+    stages: Any = filter.coefficients(step)
+    if not isinstance(stages, tuple) or not all(isinstance(one, FilterCoefficients) for one in stages):
         raise ArgumentTypeError(f"{name}: coefficients({step}) must be a tuple of FilterCoefficients with a b_0 each")
-    for b, a, normalizer in found:
+    for b, a, normalizer in stages:
         if not isinstance(b, tuple) or not isinstance(a, tuple) or not b:
             raise ArgumentTypeError(
                 f"{name}: coefficients({step}) has b={b!r}, a={a!r}; both must be tuples of numbers, b with its b_0"
@@ -97,7 +97,7 @@ def _coefficients(name: str, filter: Filter, step: int) -> tuple[FilterCoefficie
             number(**{f"{name}: coefficients({step}).{part}": value})
         if normalizer == 0:
             raise ArgumentError(f"{name}: coefficients({step}).normalizer=0: must not be 0")
-    return found
+    return stages
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Chain:
             if stage.adaptive:
                 raise ArgumentError(
                     f"filters={stage!r}: an adaptive filter weighs the released averages themselves, kept for it, and "
-                    "cannot stand in a chain, where it would meet another filter's output; use it alone"
+                    "cannot be in a chain, where it would get another filter's output; use it alone"
                 )
             flat.extend(stage.filters if isinstance(stage, Chain) else (stage,))
         object.__setattr__(self, "filters", tuple(flat))

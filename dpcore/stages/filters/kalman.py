@@ -20,7 +20,7 @@ class ScalarKalman:
     """``g~_t = (1 - k_t) g~_{t-1} + k_t g_t`` with ``g~_0 = g_0`` and the Kalman gain k_t.
 
     The gain follows ``k_t = (p + sH + sv) / (p + sw + sv)``, ``p <- (1 - k_t) (p + sH + sv)`` with sX for sigma_X^2,
-    and settles at `kappa`, where this is `Averaging(kappa)`.
+    and converges to `kappa`, at which this is `Averaging(kappa)`.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ def _gains(s: Variances, p: float, size: int) -> tuple[float, ...]:
 class FullKalman:
     """The filter of DiSK's algorithm 2 for small d, for study and as an oracle. **Not private**.
 
-    It reads the Hessian of the private data, through H d, and adds no noise to it: whatever is computed from its
-    estimates has epsilon = infinity. It is therefore no filter of `dpcore.Method`, and must be asked for.
+    It reads the Hessian of the private data, through H d, and adds no noise to it: anything computed from its estimates
+    has epsilon = infinity. It is therefore no filter of `dpcore.Method`.
     `ScalarKalman` with the query `TwoPoint` is the private method.
 
     Each step costs d^3 operations:
@@ -104,8 +104,8 @@ class FullKalman:
         d.
     hessian_covariance, motion_covariance, noise_covariance : float or (d, d) array
         S_H, of the error of the Hessian's displacement product; S_v, of the gradient's own motion; S_w, of the noise
-        in a released average. A number stands for that multiple of the identity, here and below. ``S_w - S_H`` must
-        have no negative eigenvalue, where the gain would exceed the identity.
+        in a released average. A number means that multiple of the identity, here and below. ``S_w - S_H`` must have no
+        negative eigenvalue, otherwise the gain would exceed the identity.
     observation, observation_covariance : float or (d, d) array
         E[C], the mean effect of clipping, and S_C, its spread.
     initial_estimate : (d,) array, optional
@@ -127,8 +127,8 @@ class FullKalman:
 
     References
     ----------
-    DiSK (Zhang et al.), algorithm 2. Its line 8 uses g~_t before it exists; g~_{t|t-1} stands here, and S_v, of its
-    section 3.1, in line 7.
+    DiSK (Zhang et al.), algorithm 2. Its line 8 uses g~_t before it exists; here it is g~_{t|t-1}, and S_v, of its
+    section 3.1, is in line 7.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class FullKalman:
         largest = max(np.abs(self._S_w).max(), np.abs(self._S_H).max())
         if np.linalg.eigvalsh(self._S_w - self._S_H).min() < -1e-12 * largest:
             raise ArgumentError(
-                "hessian_covariance: must not exceed noise_covariance in any direction, where the gain would exceed 1"
+                "hessian_covariance: must not exceed noise_covariance in any direction, or the gain would exceed 1"
             )
         self.covariance = self._S_w
         start = np.zeros(d) if initial_estimate is None else initial_estimate
@@ -192,7 +192,7 @@ class FullKalman:
 
     @staticmethod
     def _array(shape: tuple[int, ...], kind: str = "covariance", **values: ArrayLike) -> Matrix:
-        """Return a finite vector, or a matrix, for which a number may stand; covariances are positive semi-definite."""
+        """Return a finite vector or matrix; a number is a multiple of the identity. Covariances are semi-definite."""
         ((name, value),) = values.items()
         array = np.array(value, dtype=np.float64)
         square = len(shape) == 2

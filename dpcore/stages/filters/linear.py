@@ -66,13 +66,13 @@ class LowPass:
 
     def _check(self) -> None:
         if not self.b:
-            raise ArgumentError("b=[]: must hold at least the coefficient b_0")
+            raise ArgumentError("b=[]: must have at least the coefficient b_0")
         poles = np.roots([1.0, *self.a])
         if poles.size and np.abs(poles).max() >= 1:
             worst = complex(poles[np.abs(poles).argmax()])
             raise ArgumentError(
                 f"a={list(self.a)}: the filter is unstable, its pole {worst:.4g} has modulus {abs(worst):.4g}; "
-                "every pole must lie inside the unit circle"
+                "every pole must be inside the unit circle"
             )
         gain_error = sum(self.b) - sum(self.a) - 1
         if abs(gain_error) > _GAIN_TOLERANCE:
@@ -89,7 +89,7 @@ class LowPass:
             step = int(cancels.argmax())
             raise ArgumentError(
                 f"b={list(self.b)}, a={list(self.a)}: the normalizer c_t is {c[step]:.3g} at step {step}, "
-                "where the filter's output would be divided by it; it must stay away from 0"
+                "and the filter's output would be divided by it; it must stay away from 0"
             )
 
     @property
@@ -166,7 +166,7 @@ def chebyshev(order: int, cutoff: float, ripple: float) -> LowPass:
 
     Notes
     -----
-    Of unit gain at frequency 0: in even orders the ripple then rises above 1. Refuses what `butterworth` does.
+    The gain at frequency 0 is 1: in even orders the ripple then rises above 1. Refusals as in `butterworth`.
     """
     from scipy.signal import cheby1
 
@@ -188,7 +188,7 @@ def _unit_gain(design: Any, given: str) -> LowPass:
         return LowPass(b=b.tolist(), a=a[1:].tolist())
     except ArgumentError as cause:
         raise ArgumentError(
-            f"{given}: float64 does not hold this design, for {cause}. Take a higher cutoff{lower}"
+            f"{given}: float64 cannot represent this design, since {cause}. Take a higher cutoff{lower}"
         ) from cause
 
 
@@ -226,9 +226,9 @@ class Accumulation(Checked):
     Parameters
     ----------
     decay : float or sequence of float
-        c_t for every t >= 1, in [0, 1]; or c_0, c_1, ..., one a step, of which c_0 is taken as 0. At 1 the filter is
+        c_t for every t >= 1, in [0, 1]; or c_0, c_1, ..., one a step; c_0 is taken as 0. At 1 the filter is
         the prefix sum, at 0 it does nothing. Under c < 1 a constant x accumulates to x / (1 - c): the gain is not 1,
-        for what comes in is ``grad(x_t) - c_t grad(x_{t-1})``.
+        since the input is ``grad(x_t) - c_t grad(x_{t-1})``.
 
     References
     ----------
@@ -259,7 +259,7 @@ class Accumulation(Checked):
         if not isinstance(self.decay, float):
             if step >= len(self.decay):
                 raise ArgumentError(
-                    f"decay=<{len(self.decay)} numbers>: must hold one number a step, and step {following} is asked for"
+                    f"decay=<{len(self.decay)} numbers>: must have one number a step, also for step {following}"
                 )
             following = following if following < len(self.decay) else 0
         return (FilterCoefficients((1.0,), (-self.at(following),)),)

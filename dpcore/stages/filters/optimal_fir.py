@@ -23,7 +23,7 @@ class OptimalFIR(Checked):
     Parameters
     ----------
     length : int
-        nb, at least 1: how many earlier released averages are kept and weighed beside the present one.
+        nb, at least 1: the number of earlier released averages that are kept and weighted with the present one.
     weighting : {"optimal", "paper"}
         "optimal" maximizes the signal-to-noise ratio among weights that add up to 1,
         ``b proportional to c + ||c|| / sqrt(nb + 1)``; "paper" takes ``b proportional to c``.
@@ -62,7 +62,7 @@ class OptimalFIR(Checked):
     def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
         """Refuse: there are no coefficients before the run."""
         raise ArgumentError(
-            f"filter={self!r}: its weights depend on the released averages; ask weights(statistics, step)"
+            f"filter={self!r}: its weights depend on the released averages; use weights(statistics, step)"
         )
 
     def initial(self) -> tuple[float, ...]:

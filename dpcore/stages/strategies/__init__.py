@@ -1,4 +1,4 @@
-"""Strategies: matrices that correlate the noise of a run over its steps, and what they cost in privacy."""
+"""Strategies: matrices that correlate the noise of a run over its steps, and their privacy cost."""
 
 from dpcore.stages.strategies.base import Strategy, check_steps, check_streaming, identify
 from dpcore.stages.strategies.kinds import (

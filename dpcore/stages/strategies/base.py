@@ -27,7 +27,7 @@ Indices = npt.NDArray[np.int64]
 # growth of the noise over Z that is 6e-5 of a standard deviation of Z; far beyond, the noise is no longer Gaussian.
 LARGEST_GROWTH = 1e3
 
-# What is computed of each row of a run before it begins, at once: variances, their roots, coefficients, one to spare.
+# Memory for each row of a run that is needed before it begins: variances, their roots, coefficients, one to spare.
 _BYTES_OF_A_ROW = 32
 
 _STREAMING_TOLERANCE = 1e-6
@@ -46,7 +46,7 @@ class Strategy(Protocol):
 
     @property
     def steps(self) -> int | None:
-        """Rows it has; None stands for any number."""
+        """Its number of rows; None means any number."""
 
     def coefficients(self, step: int) -> Correlation | None:
         """Return the recurrence, with ``b[0] = 1``, or the ring that makes N_step of Z_step and `order` vectors.
@@ -68,7 +68,7 @@ class Strategy(Protocol):
         """Return the **squared** norm of each row of C^{-1}: (steps,), the variance of N_t over that of Z."""
 
     def describe(self) -> dict[str, Any]:
-        """Return its kind and settings as JSON values, with the SHA-256 of the matrix where it was given one."""
+        """Return its kind and settings as JSON values, with the SHA-256 of the matrix if it was given one."""
 
 
 class Whole:
@@ -109,7 +109,7 @@ class Settings(validate.Checked, Whole):
 
 
 def check_steps(strategy: Strategy, steps: int) -> int:
-    """Return `steps` if a run of so many steps can use the strategy.
+    """Return `steps` if a run of that length can use the strategy.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
     Raises
     ------
     ArgumentError
-        If ``C N = Z`` does not hold for the noise that the strategy streams.
+        If the noise that the strategy streams does not satisfy ``C N = Z``.
     """
     first = strategy.coefficients(0)
     if isinstance(first, FilterCoefficients) and first.b[0] != 1:
@@ -200,7 +200,7 @@ def identify(strategy: Strategy) -> str:
 
 
 def check_row(step: int, rows: int | None) -> int:
-    """Return `step` if it is one of the rows; None stands for any number of rows."""
+    """Return `step` if it is one of the rows; `rows=None` means any number."""
     step = validate.integer(step=step, minimum=0)
     if rows is not None and step >= rows:
         raise ArgumentError(f"step={step}: the strategy has {rows} rows; the last step is {rows - 1}")
@@ -208,7 +208,7 @@ def check_row(step: int, rows: int | None) -> int:
 
 
 def check_block(steps: int, rows: int | None) -> int:
-    """Return `steps` if there are so many rows."""
+    """Return `steps` if there are that many rows."""
     steps = validate.integer(steps=steps, minimum=0)
     if rows is not None and steps > rows:
         raise ArgumentError(f"steps={steps}: must be at most {rows}, the rows of the strategy")
@@ -235,9 +235,9 @@ def check_diagonal(diagonal: Matrix, name: str) -> None:
     if not (diagonal > 0).all():
         place = int(np.argmin(diagonal > 0))
         value = diagonal[place]
-        hint = "the matrix is singular; take the identity where you want independent noise"
+        hint = "the matrix is singular; use the identity for independent noise"
         if value:
-            hint = "multiply that row by -1, which leaves the mechanism as it is"
+            hint = "multiply that row by -1, which does not change the mechanism"
         raise ArgumentError(f"{name}: the diagonal entry {value:.6g} at row {place} must be greater than 0: {hint}")
 
 
@@ -254,7 +254,7 @@ def lower_triangular(**values: Any) -> Matrix:
     if above.size:
         row, column = (int(i) for i in above[0])
         raise ArgumentError(
-            f"{name}: the entry {matrix[row, column]:.6g} at row {row}, column {column} lies above the diagonal, where "
+            f"{name}: the entry {matrix[row, column]:.6g} at row {row}, column {column} is above the diagonal: the "
             "noise would depend on later steps; give a lower-triangular matrix with the same C^T C (reverse Cholesky)"
         )
     check_diagonal(np.diagonal(matrix), name)
@@ -262,15 +262,15 @@ def lower_triangular(**values: Any) -> Matrix:
 
 
 def scaled(values: Matrix, norm: float) -> Matrix:
-    """Return `values` over their largest column norm, read-only; as they are where that is 1 up to rounding.
+    """Return `values` over their largest column norm, read-only; unchanged if that is 1 up to rounding.
 
-    So that a strategy built again from its own values has the same bits. Nothing rests on the scale being exact: the
+    So a strategy built again from its own values has the same bits. The scale need not be exact: the
     sensitivity is computed from the values that run.
     """
     if not 0.0 < norm < np.inf:
         raise ArgumentError(
             f"strategy: its largest column norm {norm:.3g} is out of range; multiply the matrix by a constant, which "
-            "leaves the mechanism as it is"
+            "does not change the mechanism"
         )
     result = values if abs(norm - 1.0) < _SCALED else values / norm
     result.flags.writeable = False

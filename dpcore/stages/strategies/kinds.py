@@ -22,8 +22,8 @@ from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_rows,
 #
 #     N_t = (Z_t - sum_{0<j<b} C[t,t-j] N_{t-j}) / C[t,t]:
 #
-# step t needs row t of C and a ring of the last b - 1 vectors N (`dpcore.spec.ops.RingCoefficients`), of which it reads
-# all and writes one. C^{-1} itself is dense; cut to b entries a row it would be another strategy, with another
+# step t needs row t of C and a ring of the last b - 1 vectors N (`dpcore.spec.ops.RingCoefficients`). It reads all of
+# them and writes one. C^{-1} itself is dense; cut to b entries a row it would be another strategy, with another
 # sensitivity.
 
 
@@ -86,7 +86,7 @@ class Banded(base.Whole):
         beyond = np.add.outer(np.arange(count), np.arange(steps)) >= steps
         if bands[beyond].any():
             k, t = (int(i) for i in np.argwhere(beyond & (bands != 0))[0])
-            raise ArgumentError(f"bands: the entry at ({k}, {t}) stands for row {t + k} of {steps} and must be 0")
+            raise ArgumentError(f"bands: the entry at ({k}, {t}) is in row {t + k} of {steps} and must be 0")
         bands = base.scaled(bands, float(np.linalg.norm(bands, axis=0).max()))
         object.__setattr__(self, "bands", bands)
         object.__setattr__(self, "sha256", base.digest(bands))
@@ -182,7 +182,7 @@ def ring_of(weights: Sequence[float], step: int, normalizer: float, keeps: str) 
 
 
 def band_count(matrix: Matrix) -> int:
-    """Return the number of bands of a lower-triangular matrix, the diagonal among them."""
+    """Return the number of bands of a lower-triangular matrix, including the diagonal."""
     row, column = np.nonzero(matrix)
     return int((row - column).max()) + 1
 
@@ -190,7 +190,7 @@ def band_count(matrix: Matrix) -> int:
 # Strategies with every entry of the triangle: rows of Z are drawn again at each step.
 
 
-# Beyond so many state vectors of the parameters' size, drawing rows again is taken instead.
+# With more state vectors of the parameters' size than this, rows are drawn again instead.
 MOST_BANDS = 64
 
 
@@ -265,7 +265,7 @@ class Dense(Redrawn):
 
 
 def from_matrix(matrix: npt.ArrayLike) -> Banded | Dense:
-    """Return the strategy of a (T, T) array: `Banded` where it has few bands, else `Dense`.
+    """Return the strategy of a (T, T) array: `Banded` if it has few bands, else `Dense`.
 
     Few is at most `MOST_BANDS` and fewer than T/2, the rows that a step of `Dense` draws on average.
     """
@@ -287,7 +287,7 @@ def from_matrix(matrix: npt.ArrayLike) -> Banded | Dense:
 # prefixes share the nodes up to t - 2^k; t - 1 = (t - 2^k) + 2^{k-1} + ... + 1 has k further nodes, namely
 # t - 1, t - 2, t - 4, ..., t - 2^{k-1}, so that
 #
-#     N_t = Z_t - sum_{i<k} Z_{t - 2^i},        at most 1 + floor(log2 T) rows of Z, of which Z_t alone is new.
+#     N_t = Z_t - sum_{i<k} Z_{t - 2^i},        at most 1 + floor(log2 T) rows of Z; only Z_t is new.
 #
 # An example of step t moves the nodes that cover t: t, t + lowbit(t), ..., at most 1 + floor(log2 T) of them (step 1),
 # the squared norm of the largest column.
@@ -348,7 +348,7 @@ class TreeOptimal(base.Settings, Redrawn):
     With N the 0/1 matrix of every complete node [j 2^k, (j+1) 2^k) of 0 .. T - 1, C is the lower-triangular L with
     L^T L = N^T N (reverse Cholesky), scaled. Equal products of columns mean equal sensitivity under every
     participation. N = Q L with Q^T Q = I, so the best estimate A (N^T N)^{-1} N^T z of the prefixes is
-    A L^{-1} (Q^T z): the noise of the strategy L, exactly; and L can be streamed, where the estimate itself would wait
+    A L^{-1} (Q^T z): the noise of the strategy L, exactly; and L can be streamed, while the estimate itself would wait
     for later nodes.
 
     Dense: N_t takes all of Z_0 .. Z_t, drawn again, and the matrix and its inverse take 16 T^2 bytes.
@@ -371,7 +371,7 @@ class TreeOptimal(base.Settings, Redrawn):
 
 
 def _node_gram(steps: int) -> Matrix:
-    """Return N^T N, (steps, steps): the number of complete nodes that hold both steps."""
+    """Return N^T N, (steps, steps): the number of complete nodes that contain both steps."""
     result = np.zeros((steps, steps))
     for k in range(steps.bit_length()):
         size = 2**k
@@ -388,7 +388,7 @@ def _node_gram(steps: int) -> Matrix:
 
 
 class Toeplitz(base.Settings):
-    """What all Toeplitz strategies share; each gives the first columns of C and C^{-1}."""
+    """Base of all Toeplitz strategies; each gives the first columns of C and C^{-1}."""
 
     if TYPE_CHECKING:  # a property here would become the default of the subclasses' field
 
@@ -508,9 +508,8 @@ class SquareRoot(base.Redrawn, Toeplitz):
 class BandedInverseToeplitz(Rational):
     """C^{-1} with b bands, constant along each: N_t = sum_j p_j Z_{t-j}. C itself is dense.
 
-    Streams from a ring of the last b - 1 rows of Z; or ``in_blocks(strategy, 1)`` draws b rows anew at each step and
-    keeps nothing. C is not banded, so nothing that is proved for banded C (amplification under cyclic Poisson sampling)
-    holds here.
+    Streams from a ring of the last b - 1 rows of Z; or ``in_blocks(strategy, 1)`` draws b rows again at each step and
+    keeps nothing. C is not banded, so proofs for banded C (amplification under cyclic Poisson sampling) do not apply.
 
     Parameters
     ----------
@@ -533,7 +532,7 @@ class BandedInverseToeplitz(Rational):
         if not np.isfinite(norm):
             raise ArgumentError(
                 f"series={values.tolist()}: its reciprocal, the strategy, overflows within {self.steps} rows; "
-                "the zeros of the polynomial must lie outside of the unit circle"
+                "the zeros of the polynomial must be outside of the unit circle"
             )
         object.__setattr__(self, "series", tuple(base.scaled(values, 1.0 / norm).tolist()))
 
@@ -561,7 +560,7 @@ def banded_inverse_square_root(bands: int, steps: int) -> BandedInverseToeplitz:
 
 
 def _norm(values: Matrix) -> float:
-    """Return the L2 norm, with the same bits on every machine: what a strategy is called by depends on it."""
+    """Return the L2 norm, with the same bits on every machine: the name of a strategy depends on it."""
     try:
         return math.sqrt(math.fsum(value * value for value in values.tolist()))
     except OverflowError:
@@ -708,8 +707,8 @@ def strategy(name_or_object: str | npt.ArrayLike | Strategy, steps: int, *, band
     Parameters
     ----------
     name_or_object : str, (T, T) array or Strategy
-        One of `NAMES`; a lower-triangular matrix with T >= steps, of which every row is kept; or a strategy, returned
-        as it is.
+        One of `NAMES`; a lower-triangular matrix with T >= steps, whose rows are all kept; or a strategy, returned
+        unchanged.
     steps : int
         Steps of the run, 1 or more.
     bands : int, optional

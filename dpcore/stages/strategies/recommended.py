@@ -1,4 +1,4 @@
-"""The strategy to take where memory is limited: those that stream in it are searched for, and the best one is named."""
+"""The strategy for limited memory: it searches those that stream in it, and names the best one."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,7 +25,7 @@ _DIGITS: Final = 5
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A strategy that fits, what it costs, and how it was chosen.
+    """A strategy that fits, its cost, and how it was chosen.
 
     Attributes
     ----------
@@ -51,8 +51,8 @@ def candidates(
     Parameters
     ----------
     workload : Workload or int
-        A number of steps stands for prefix sums. For one that changes from step to step the best strategies of prefix
-        sums are compared.
+        A number of steps means prefix sums. For a workload that changes from step to step the best strategies of
+        prefix sums are compared.
     epochs : int
         As in `dpcore.strategies.optimal`.
     vectors : int
@@ -74,30 +74,30 @@ def candidates(
         raise ArgumentError(f"epochs={epochs}: must be at most {steps}, the number of steps")
     period = -(-steps // epochs)
     most = period if bands is None else min(period, validate.integer(1, bands=bands))
-    asked: list[tuple[str, dict[str, Any]]] = []
+    wanted_kinds: list[tuple[str, dict[str, Any]]] = []
     if min(vectors + 1, most) > 1:
-        asked.append(("banded-toeplitz", {"bands": min(vectors + 1, most)}))
+        wanted_kinds.append(("banded-toeplitz", {"bands": min(vectors + 1, most)}))
     if bands is None and steps > 1:
         if vectors:
             few, more = min(2, vectors), min(4, vectors)
             buffers = {1, few, more} if steps > _MANY else {1, few}
-            asked += [("blt", {"buffers": count}) for count in sorted(buffers)]
-            asked.append(("banded-inverse", {"bands": min(vectors + 1, steps)}))
+            wanted_kinds += [("blt", {"buffers": count}) for count in sorted(buffers)]
+            wanted_kinds.append(("banded-inverse", {"bands": min(vectors + 1, steps)}))
         if rows > 1:
-            asked.append(("banded-inverse", {"bands": min(rows, steps)}))
-    found = [_one("identity", Identity(), wanted, epochs)]
-    # Kinds that stream are searched for workloads that do not change: one that does is judged, not searched for.
+            wanted_kinds.append(("banded-inverse", {"bands": min(rows, steps)}))
+    fitting = [_one("identity", Identity(), wanted, epochs)]
+    # Streaming kinds are searched for workloads that do not change: for one that does, they are only compared.
     searched = workloads.ones(steps) if wanted.series() is None else wanted
-    for kind, settings in asked:
+    for kind, settings in wanted_kinds:
         strategy = _rounded(optimal(kind, searched, epochs=epochs, certified=False, **settings).strategy)
         if kind == "banded-inverse" and strategy.order > vectors:
             strategy = in_blocks(strategy, 1)
         if np.sqrt(strategy.inverse_row_norms(steps).max()) <= LARGEST_GROWTH:
-            found.append(_one(kind, strategy, wanted, epochs))
-    found.sort(key=lambda one: one.error)
-    near = [one for one in found if one.error <= (1.0 + _ALIKE) * found[0].error]
+            fitting.append(_one(kind, strategy, wanted, epochs))
+    fitting.sort(key=lambda one: one.error)
+    near = [one for one in fitting if one.error <= (1.0 + _ALIKE) * fitting[0].error]
     first = min(near, key=lambda one: (one.cost.vectors, one.cost.rows_drawn, one.error))
-    return [first, *(one for one in found if one is not first)]
+    return [first, *(one for one in fitting if one is not first)]
 
 
 def recommend(workload: Workload | int, **settings: Any) -> Recommendation:
@@ -107,7 +107,7 @@ def recommend(workload: Workload | int, **settings: Any) -> Recommendation:
 
 @dataclass(frozen=True)
 class Recommended:
-    """Waits for a run, and is then what `recommend` names for its steps and its participation.
+    """A placeholder until a run is known; then the strategy that `recommend` names for its steps and participation.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ class Recommended:
 
     Notes
     -----
-    Found again in another environment, its numbers may differ in their last digits: they are rounded to five, and say
-    what they are in statements and saved states. To be sure of the same strategy, save it and give it.
+    In another environment its numbers may differ in their last digits: they are rounded to five, and listed in
+    statements and saved states. To be sure of the same strategy, save it and give it.
     """
 
     vectors: int = VECTORS
@@ -134,7 +134,7 @@ class Recommended:
         return recommend(self.workload(steps), epochs=epochs, vectors=self.vectors, bands=bands).strategy
 
     def workload(self, steps: int) -> Workload:
-        """Return what the strategy is chosen for."""
+        """Return the workload for which the strategy is chosen."""
         if self.decay is not None:
             decay: npt.ArrayLike = self.decay if isinstance(self.decay, float) else self.decay[:steps]
             return workloads.srg(steps, decay, self.momentum)
@@ -146,7 +146,7 @@ class Recommended:
 
 
 def for_run(strategy: Any, steps: int, period: int, bands: int | None) -> Any:
-    """Return the strategy of a run: of one that waits for it, what it is then; None is none."""
+    """Return the strategy of a run; a `Recommended` is resolved, None stays None."""
     if strategy is not None:
         check_rows(strategy.describe()["kind"], steps)
     if isinstance(strategy, Recommended):

@@ -32,20 +32,20 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 def save(path: str | os.PathLike[str], strategy: Strategy) -> None:
     """Write a strategy that is made of numbers into a file that `load` reads (NumPy's .npz).
 
-    The file holds the matrix, not the way it is streamed (`in_blocks`).
+    The file has the matrix, not the way it is streamed (`in_blocks`).
 
     Raises
     ------
     ArgumentError
-        For a strategy that a name stands for, such as a tree.
+        For a strategy that its name defines, such as a tree.
     DataError
-        Where the file cannot be written.
+        If the file cannot be written.
     """
     if isinstance(strategy, InBlocks):
         strategy = strategy.strategy
     fields = _FIELDS.get(type(strategy))
     if fields is None:
-        raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: has no numbers to keep; its name stands for it")
+        raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: has no numbers to save; its name defines it")
     arrays: dict[str, Any] = {name: np.asarray(getattr(strategy, name)) for name in fields}
     target = Path(path)
     try:
@@ -61,21 +61,21 @@ def load(path: str | os.PathLike[str]) -> Strategy:
     Raises
     ------
     DataError
-        Where the file cannot be read, or holds no strategy.
+        If the file cannot be read, or has no strategy.
     """
     given = Path(path)
     try:
         if given.suffix == ".npz":
             with given.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                held = {name: archive[name] for name in archive.files}
+                content = {name: archive[name] for name in archive.files}
             kinds = {kind.__name__: kind for kind in _FIELDS}
-            kind = kinds[str(held.pop("kind"))]
-            values: dict[str, Any] = {name: held[name] for name in _FIELDS[kind]}
+            kind = kinds[str(content.pop("kind"))]
+            values: dict[str, Any] = {name: content[name] for name in _FIELDS[kind]}
             if kind not in (Dense, Banded):  # made of numbers, not of arrays
                 values = {name: value.tolist() for name, value in values.items()}
                 values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-            found: Strategy = kind(**values)
-            return found
+            strategy: Strategy = kind(**values)
+            return strategy
         if given.suffix == ".npy":
             return from_matrix(np.load(given, allow_pickle=False))
         return from_matrix([[float(word) for word in line.split()] for line in given.read_text().splitlines()])
@@ -84,4 +84,4 @@ def load(path: str | os.PathLike[str]) -> Strategy:
     except DpcoreError as cause:
         raise DataError(f"strategy {given}: {cause}") from cause
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as cause:
-        raise DataError(f"strategy {given}: is damaged, or holds no strategy (.npz, .npy or text)") from cause
+        raise DataError(f"strategy {given}: is damaged, or has no strategy (.npz, .npy or text)") from cause

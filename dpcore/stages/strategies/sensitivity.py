@@ -5,13 +5,13 @@ x_i the change that it makes to the sum of step i, ||x_i|| <= 1 in clip norms, x
 
     ||C x||_F^2 = sum_{i,j in p} G_ij <x_i, x_j>  <=  sum_{i,j in p} |G_ij|,        since |<x_i, x_j>| <= 1.
 
-Where no G_ij of the pattern is negative, x_i = u for one unit vector u reaches it: the value is then exactly
-||sum_{i in p} C[:, i]||. Where some are negative it is a bound, valid for vectors of any dimension. Either way it does
+If no G_ij of the pattern is negative, x_i = u for one unit vector u reaches it: the value is then exactly
+||sum_{i in p} C[:, i]||. If some are negative it is a bound, valid for vectors of any dimension. Either way it does
 not fall when steps are added to p, so an example that misses some of its steps is covered, and so is a pattern within
 another.
 
-Of the rows [first, steps) alone, which is what a branch that left the run at step `first` adds with its fresh noise,
-the change is C[first:steps] x, and the same holds with G = C[first:steps]^T C[first:steps].
+A branch that left the run at step `first` adds only the rows [first, steps), with its fresh noise. There the change is
+C[first:steps] x, and the same holds with G = C[first:steps]^T C[first:steps].
 
 The x_i may depend on what was released before step i: with Gaussian noise and a lower-triangular C, the adaptive
 mechanism is as private as the one with all x_i fixed. **The pattern may not**: it is fixed before the run.
@@ -21,7 +21,7 @@ Then
 
     ||C x||^2  <=  sum_{e,f} |G[j_e, j_f]|  <=  sum_e max_{j in e} G_jj  +  2 sum_{e<f} max_{i in e, j in f} |G_ij|.
 
-The first bound is exact for the worst choice where no entry of G is negative; the second takes each maximum by itself,
+The first bound is exact for the worst choice if no entry of G is negative; the second takes each maximum by itself,
 so it is a proven upper bound for **every** choice, and for those that leave out a block. The (k, b) value of a fixed
 order is not: the last step of one epoch may be next to the first of the next, and such a pair has a larger G.
 
@@ -58,20 +58,20 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
         For every example the steps, each in [0, steps), at which it takes part; equal ones need to be given only once,
         in any order. Fixed before the run.
     steps : int
-        Steps of the run, of which each row of C is released.
+        Steps of the run; each row of C is released.
     first : int
         Rows before it do not count: they are shared with another branch, which pays for them.
 
     Returns
     -------
     float
-        The exact value where C^T C has no negative entry within the patterns, else an upper bound (see the module); 0
+        The exact value if C^T C has no negative entry within the patterns, else an upper bound (see the module); 0
         without patterns.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If a step lies outside of the run, occurs twice in a pattern, or is not an integer.
+        If a step is outside of the run, occurs twice in a pattern, or is not an integer.
     """
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
     square = _squared(strategy, steps, first)
@@ -101,10 +101,10 @@ def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int,
 
 
 def bands(strategy: Strategy, steps: int) -> int:
-    """Return the number of bands of the leading block of C, (steps, steps), the diagonal among them; 0 of no steps.
+    """Return the number of bands of the leading block of C, (steps, steps), including the diagonal; 0 for no steps.
 
-    ``C[t, s] = 0`` wherever t - s >= bands, exactly. Counted on the columns themselves where the kind of strategy does
-    not say it. A banded *inverse* does not make C banded.
+    ``C[t, s] = 0`` wherever t - s >= bands, exactly. It is counted on the columns if the kind of strategy does not
+    imply it. A banded *inverse* does not make C banded.
     """
     steps = check_block(steps, strategy.steps)
     if isinstance(strategy, Identity | Banded | BandedToeplitz):
@@ -132,13 +132,13 @@ def _blocks(strategy: Strategy, steps: int) -> Iterator[tuple[Indices, Matrix]]:
 def _pattern(pattern: npt.ArrayLike, steps: int) -> Indices:
     array = np.asarray(pattern)
     if array.ndim != 1:
-        raise ArgumentError(f"patterns: must hold one-dimensional arrays of steps, not one of shape {array.shape}")
+        raise ArgumentError(f"patterns: must be one-dimensional arrays of steps, not one of shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"patterns: must hold integer steps, not {array.dtype}")
+        raise ArgumentTypeError(f"patterns: must be integer steps, not {array.dtype}")
     result = np.sort(array.astype(np.int64))
     if result.size and (result[0] < 0 or result[-1] >= steps):
         bad = result[0] if result[0] < 0 else result[-1]
-        raise ArgumentError(f"patterns: the step {bad} lies outside of the run, steps 0 to {steps - 1}")
+        raise ArgumentError(f"patterns: the step {bad} is outside of the run, steps 0 to {steps - 1}")
     if np.any(result[1:] == result[:-1]):
         twice = result[1:][result[1:] == result[:-1]][0]
         raise ArgumentError(f"patterns: the step {twice} occurs twice in one pattern; an example counts once in a step")

@@ -1,4 +1,4 @@
-"""How the noise of a strategy is made step by step, and what that costs."""
+"""How the noise of a strategy is made step by step, and the cost of that."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,9 +40,9 @@ class InBlocks:
     Parameters
     ----------
     strategy : Strategy or NamedStrategy
-        Of any kind but independent noise and banded C, of which each row is drawn once anyway.
+        Any kind except independent noise and banded C, which draw each row once anyway.
     block : int
-        B steps, and so many vectors of the parameters' size. 1 keeps nothing and draws all rows again at each step.
+        B steps, and B vectors of the parameters' size. 1 keeps nothing and draws all rows again at each step.
     """
 
     strategy: Any
@@ -72,12 +72,12 @@ class InBlocks:
 
     @property
     def order(self) -> int:
-        """The sums of a block, or none where a block is one step."""
+        """The number of sums of a block; 0 if a block is one step."""
         return 0 if self.block == 1 else min(self.block, self.steps or self.block)
 
     @property
     def steps(self) -> int | None:
-        """Rows it has; None stands for any number."""
+        """Its number of rows; None means any number."""
         rows: int | None = self.strategy.steps
         return rows
 
@@ -95,7 +95,7 @@ class InBlocks:
         return step - step % self.block
 
     def additions(self, step: int) -> Iterator[Addition]:
-        """Yield what `step` adds to the sums of its block, in ascending order of rows; a first step begins with zeros.
+        """Yield the additions of `step` to the sums of its block, rows ascending; a first step begins with zeros.
 
         The noise of the step is then the sum at its place, ``step - first(step)``.
         """
@@ -112,13 +112,13 @@ class InBlocks:
         if kept is not None:
             return kept
         stop = min(first + self.block, self.steps or first + self.block)
-        found = np.zeros((stop - first, stop))
+        matrix = np.zeros((stop - first, stop))
         for place in range(stop - first):
             for row, weight in self.rows(first + place):
-                found[place, row] = weight
+                matrix[place, row] = weight
         self._kept.clear()
-        self._kept[first] = found
-        return found
+        self._kept[first] = matrix
+        return matrix
 
 
 def in_blocks(strategy: Strategy | NamedStrategy, block: int) -> Strategy:
@@ -130,12 +130,12 @@ def in_blocks(strategy: Strategy | NamedStrategy, block: int) -> Strategy:
         One that draws rows of Z again, such as `Dense` or `SquareRoot`, or `BandedInverseToeplitz`, which then keeps no
         ring: with ``block=1`` it draws its b rows at each step and stores nothing.
     block : int
-        B steps, and so many vectors of the parameters' size, as secret as the noise. 1 keeps none.
+        B steps, and B vectors of the parameters' size, as secret as the noise. 1 keeps none.
 
     Raises
     ------
     ArgumentError
-        For independent noise and banded C, of which each row is drawn once anyway.
+        For independent noise and banded C, which draw each row once anyway.
     """
     return InBlocks(strategy, block)
 
@@ -148,7 +148,7 @@ _FLOAT = 8  # bytes of a float64 number
 
 @dataclass(frozen=True)
 class StreamingCost:
-    """What a strategy's noise costs, each vector being of the parameters' size.
+    """The cost of a strategy's noise; each vector has the parameters' size.
 
     Attributes
     ----------
@@ -194,7 +194,7 @@ def way(strategy: Strategy) -> str:
 
 
 def streaming_cost(strategy: Strategy, steps: int) -> StreamingCost:
-    """Return what the noise of a run of `steps` steps costs.
+    """Return the cost of the noise of a run of `steps` steps.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def streaming_cost(strategy: Strategy, steps: int) -> StreamingCost:
     Raises
     ------
     ArgumentError
-        If the strategy does not suit so many steps (`check_steps`).
+        If the strategy does not suit this number of steps (`check_steps`).
     """
     steps = check_steps(strategy, validate.integer(1, steps=steps))
     how, vectors = way(strategy), strategy.order
@@ -241,5 +241,5 @@ def _of_blocks(strategy: InBlocks, steps: int) -> tuple[int, int]:
     return rows, additions
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,7 +1,7 @@
 """Workloads, the matrices A whose error a strategy is chosen for, and the error of a strategy on one.
 
-A maps the released averages g_0 .. g_{T-1} to what is wanted: for SGD the iterates, x_{t+1} - x_0 = -eta (A g)_t. The
-noise of what is wanted is A C^{-1} Z.
+A maps the released averages g_0 .. g_{T-1} to the wanted vectors: for SGD the iterates, x_{t+1} - x_0 = -eta (A g)_t.
+Their noise is A C^{-1} Z.
 """
 
 import math
@@ -19,12 +19,12 @@ from dpcore.stages.strategies.base import Matrix, Strategy
 from dpcore.stages.strategies.kinds import Toeplitz, summed
 from dpcore.stages.strategies.sensitivity import sensitivity
 
-# What a strategy is chosen for: a lower-triangular matrix A whose inverse has few bands.
+# The workload of a strategy: a lower-triangular matrix A whose inverse has few bands.
 #
-# A maps the released averages g_0 .. g_{T-1} to what is wanted. Wanted vectors follow from a recurrence (an iterate
+# A maps the released averages g_0 .. g_{T-1} to the wanted vectors. These follow from a recurrence (an iterate
 # from the one before, a momentum from the one before, ...), and A^{-1} is that recurrence: it has two bands, and a
-# product of k of them has k + 1. So A is applied in time T, and (A^T A)^{-1} = A^{-1} A^{-T} is banded, which is what
-# makes the least error of any mechanism cheap to find (`dpcore.stages.strategies.search`).
+# product of k of them has k + 1. So A is applied in time T, and (A^T A)^{-1} = A^{-1} A^{-T} is banded, which makes the
+# least error of any mechanism cheap to find (`dpcore.stages.strategies.search`).
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Workload:
     Parameters
     ----------
     inverse : (b, T) array
-        The columns of A^{-1} from the diagonal down: ``inverse[k, t] = A^{-1}[t + k, t]``, 0 where t + k >= T. The
+        The columns of A^{-1} from the diagonal down: ``inverse[k, t] = A^{-1}[t + k, t]``, 0 if t + k >= T. The
         diagonal is positive.
     name : str
         For tables and pictures.
@@ -67,11 +67,11 @@ class Workload:
         from scipy.linalg.lapack import dtbtrs
 
         result, _ = dtbtrs(self.inverse, vectors, uplo="L")
-        found: Matrix = np.asarray(result)
-        return found.reshape(np.shape(vectors))
+        applied: Matrix = np.asarray(result)
+        return applied.reshape(np.shape(vectors))
 
     def series(self) -> Matrix | None:
-        """Return the first column of A^{-1}, (b,), where A is Toeplitz; else None."""
+        """Return the first column of A^{-1}, (b,), if A is Toeplitz, else None."""
         first = self.inverse[:, 0]
         rows = np.add.outer(np.arange(len(self.inverse)), np.arange(self.steps))
         same = np.where(rows < self.steps, self.inverse == first[:, None], True).all()
@@ -148,14 +148,14 @@ def exponential_average(steps: int, decay: float) -> Workload:
 def srg(steps: int, decay: float | npt.ArrayLike, momentum: float = 0.0) -> Workload:
     """Return the "true" workload of stochastic recursive gradients.
 
-    What is released are differences Delta_t; G_t = c_t G_{t-1} + Delta_t is the gradient that SGD with momentum takes.
+    The releases are differences Delta_t; G_t = c_t G_{t-1} + Delta_t is the gradient that SGD with momentum takes.
 
     `decay` is c, or (T,) numbers c_t with c_0 unused; `momentum` is the update's. DP-SRG, section 5: M A L, with A the
     prefix sums, M the momentum and L the accumulation.
     """
     factor = validate.decay(momentum=momentum)
-    found = ones(steps) @ accumulation(steps, decay)
-    return _named(found if factor == 0 else accumulation(steps, factor) @ found, "recursive gradients")
+    sums = ones(steps) @ accumulation(steps, decay)
+    return _named(sums if factor == 0 else accumulation(steps, factor) @ sums, "recursive gradients")
 
 
 def accumulation(steps: int, decay: float | npt.ArrayLike) -> Workload:
@@ -215,7 +215,7 @@ def rmse(strategy: Strategy, workload: npt.ArrayLike, steps: int, patterns: Iter
 def error_of(strategy: Strategy, workload: Workload, epochs: int = 1) -> float:
     """Return the root mean squared error at mu = 1; see `rmse`.
 
-    Also over millions of steps where both are Toeplitz.
+    If both are Toeplitz, it is fast for millions of steps, too.
     """
     steps = workload.steps
     period = -(-steps // epochs)

@@ -43,17 +43,17 @@ class GaLore(Checked):
     def projection(self, gradient: NDArray[Any], previous: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return P, (m, rank), of a finite or non-finite (m, n) gradient and its dtype.
 
-        A gradient with a non-finite entry has no singular vectors; the first columns of the identity stand for them.
+        A gradient with a non-finite entry has no singular vectors; the first columns of the identity replace them.
         `previous` is the last P; None or zeros at the first step.
 
         Notes
         -----
-        Singular vectors U are unique only up to signs, and where noise makes singular values nearly equal they change
-        places and mix. A kept state f stands for P_old f, and after the refresh for U Q f, Q orthogonal. Over all
+        Singular vectors U are unique only up to signs, and if noise makes singular values nearly equal they change
+        places and mix. A kept state f means P_old f, and after the refresh U Q f, Q orthogonal. Over all
         directions of f the change is least for ``min ||U Q - P_old||``, solved by the polar factor of ``U^T P_old``
         (orthogonal Procrustes). A second moment belongs to its coordinates too, and no orthogonal map but signed
         permutations takes it along; with this Q a refresh that finds the old subspace returns the old P and changes
-        nothing, where signs alone would leave moments to coordinates that have turned.
+        nothing, while signs alone would leave moments to coordinates that have turned.
         """
         m, n = gradient.shape
         # With fewer columns than the rank, there are fewer singular vectors: the rest of P is zero and does nothing.

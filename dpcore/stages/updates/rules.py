@@ -1,4 +1,4 @@
-"""Updates: rules of the port with their numbers, and what a second moment is made of."""
+"""Updates: rules of the port with their numbers, and the source of a second moment."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.spec.ops import UPDATE_RULES, UpdateSettings
 from dpcore.spec.validate import Checked, Rules, choice, decay, non_negative, positive, sequence
 
-# What the second moment is made of -> how the port's step forms it (`dpcore.spec.ops.Backend.step`).
+# The source of the second moment -> how the port's step forms it (`dpcore.spec.ops.Backend.step`).
 SECOND_MOMENTS: Final = {
     "filtered": "filtered",
     "released": "released",
@@ -47,13 +47,13 @@ class Update(Protocol):
     def prepared(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64] | None) -> UpdateSettings:
         """Return the numbers that the port's rule takes at step `step` (from 0).
 
-        `numbers` are those in force, of `settings` or of a parameter group; `variances`, (T,), the variance of the
-        noise in each coordinate of the direction, by step, given where `bias_corrected`.
+        `numbers` are the present ones, of `settings` or of a parameter group; `variances`, (T,), the variance of the
+        noise in each coordinate of the direction, by step, given if `bias_corrected`.
         """
 
 
 def check_update(update: Update, steps: int) -> None:
-    """Refuse an update whose rule or numbers the port does not know: one of the caller's own may have any."""
+    """Refuse an update with a rule or numbers unknown to the port: the caller's own may have any."""
     name = f"update={type(update).__name__}(...)"
     choice(UPDATE_RULES, **{f"{name}: rule": update.rule})
     for step in () if update.bias_corrected else sorted({0, steps - 1}):
@@ -66,7 +66,7 @@ def check_update(update: Update, steps: int) -> None:
 
 
 class WithoutSecondMoment(Checked):
-    """What updates without a second moment share."""
+    """Base of updates without a second moment."""
 
     second_moment = "filtered"
     bias_corrected = False
@@ -83,8 +83,8 @@ class SecondMoment(Checked):
     Parameters
     ----------
     second_moment : str
-        What it is made of:
-        "filtered": the square of what the update sees (post-processing);
+        Its source:
+        "filtered": the square of the update's input (post-processing);
         "released": the square of the released average before the filter;
         "independent": the square of the clipped average, released by itself with noise of its own;
         "joint": the same, released together with the gradient as one vector (batches of one example only);
@@ -140,11 +140,11 @@ class SecondMoment(Checked):
             )
 
     def bias(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64]) -> float:
-        """Return what the noise adds to nuhat in expectation, from the variances V of the steps up to `step`."""
+        """Return the expected share of the noise in nuhat, from the variances V of the steps up to `step`."""
         raise NotImplementedError
 
     def prepared(self, numbers: UpdateSettings, step: int, variances: NDArray[np.float64] | None) -> UpdateSettings:
-        """Return the numbers with the noise's share of nuhat as `bias`, and eps as `floor` where it is one."""
+        """Return the numbers with the noise's share of nuhat as `bias`, and eps as `floor` if it is one."""
         if self.denominator == "floored":
             numbers = numbers._replace(eps=0.0, floor=numbers.eps)
         if not self.bias_corrected:
@@ -199,7 +199,7 @@ def _decays(betas: Any) -> tuple[float, float]:
 class Adam(SecondMoment):
     """Adam with bias-corrected moments; weight decay is added to the gradient (torch.optim.Adam).
 
-    ``x <- x - lr muhat / (sqrt(nuhat) + eps)``; see `SecondMoment` for what nu is made of, and for other denominators.
+    ``x <- x - lr muhat / (sqrt(nuhat) + eps)``; see `SecondMoment` for the source of nu and for other denominators.
 
     References
     ----------
@@ -282,8 +282,8 @@ class Accelerated(WithoutSecondMoment):
     lr : float
         1 / beta; beta at least the smoothness constant.
     variant : {"accelerated", "unaccelerated", "independent"}
-        "unaccelerated" takes the steps of y alone, ``x <- x - (lr / eta_t) S``; "independent" couples as the
-        accelerated one, and expects a gradient g of the batch instead of S, which is then eta_t g.
+        "unaccelerated" takes only the steps of y, ``x <- x - (lr / eta_t) S``; "independent" couples like
+        "accelerated", but expects a gradient g of the batch instead of S, which is then eta_t g.
 
     References
     ----------

@@ -1,8 +1,8 @@
 """Checks a privacy statement: all that it says is derived again from its settings, and every epsilon from its events.
 
 A statement that passes is consistent: the sampler, clip and noise that it describes have the events that it states, and
-those have the epsilons that it states. Whether the run took place as described, with keys that stayed secret, no
-computation can tell; what is taken on trust is listed as such.
+those have the epsilons that it states. No computation can show that the run took place as described, with keys that
+stayed secret; points taken on trust are listed as such.
 """
 
 import math
@@ -38,13 +38,13 @@ FREE_TEXT = (
     "how often an example takes part under lists of batches and samplers of the caller's own: reported as trusted",
     "how far a matrix known by a digest moves it, within bounds, and what unknown stages do: reported as trusted",
 )
-"""What only the hash of the statement covers, which whoever changes a statement on purpose can renew."""
+"""Fields that only the statement's hash covers. Whoever changes a statement on purpose can renew the hash."""
 
 # Accountants are deterministic; two machines differ by the rounding of sums, transforms and root-finding.
 ROUNDING = 1e-6
-# Of a method: works on released vectors alone.
+# Fields of a method that affect only released vectors.
 _FREE = ("name", "filter", "schedule", "averaging", "galore", "radius")
-# Also what numerical routines end with at numbers that no run has: no convergence, too large an array.
+# Including errors of numerical routines at numbers that no run has: no convergence, too large an array.
 _WRONG = (DpcoreError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError,
           RuntimeError, MemoryError)  # fmt: skip
 
@@ -55,28 +55,28 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
     Parameters
     ----------
     statement : Statement, mapping or str
-        A statement, what `Statement.to_dict` returned, or JSON. Its content leads to findings, never to an exception.
+        A statement, its `Statement.to_dict`, or JSON. Its content leads to findings, never to an exception.
     """
     try:
         content = read_json(statement) if isinstance(statement, str) else statement
         raw = content.to_dict() if isinstance(content, Statement) else content
         read = Statement.unchecked(raw)
-        found = [Finding("form", OK, f"format {raw['format']}")]
-        for name, what in (("settings_hash", "the settings were"), ("statement_hash", "something was")):
+        findings = [Finding("form", OK, f"format {raw['format']}")]
+        for name, subject in (("settings_hash", "the settings were"), ("statement_hash", "something was")):
             label, derived = name.replace("_", " "), getattr(read, name)
-            words = f"{what} changed after the statement was written"
+            words = f"{subject} changed after the statement was written"
             same_hash = raw[name] == derived
-            found.append(Finding(label, OK, derived[:16] + "...") if same_hash else Finding(label, FAILED, words))
+            findings.append(Finding(label, OK, derived[:16] + "...") if same_hash else Finding(label, FAILED, words))
         trusted, problem = list(_trusted(read)), too_much(read)
     except RecursionError:
         return [Finding("form", FAILED, "is nested too deeply")]
     except _WRONG as cause:
         return [Finding("form", FAILED, _words(cause))]
     if problem is not None:
-        return [*found, Finding("size", FAILED, f"cannot be checked: {problem}"), *trusted]
+        return [*findings, Finding("size", FAILED, f"cannot be checked: {problem}"), *trusted]
     if raw["delta_is_below_1/n"] is not read.delta_is_small:
-        found.append(Finding("delta", FAILED, "delta_is_below_1/n is not what delta and n say"))
-    # What overflows in numbers that no run has is found by its result.
+        findings.append(Finding("delta", FAILED, "delta_is_below_1/n contradicts delta and n"))
+    # Overflows at numbers that no run has show in the results.
     with np.errstate(all="ignore"):
         rebuilt_with: list[Finding] = []
         try:
@@ -84,9 +84,9 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
             rebuilt_with += _compared(read, plan)
         except _WRONG as cause:
             rebuilt_with.append(Finding("plan", FAILED, _words(cause)))
-    found += rebuilt_with
-    found += _ledger_total(read)
-    return [*found, *trusted]
+    findings += rebuilt_with
+    findings += _ledger_total(read)
+    return [*findings, *trusted]
 
 
 def holds(findings: Iterable[Finding]) -> bool:
@@ -138,7 +138,7 @@ def _ledger_total(statement: Statement) -> Iterator[Finding]:
         yield Finding(name, TRUSTED, "is from before the steps that are counted here")
     else:
         words = (
-            f"epsilon = {min(figures):.4g} for all runs is below epsilon = {own:.4g} of this one, which is among them"
+            f"epsilon = {min(figures):.4g} for all runs is below epsilon = {own:.4g} of this one, which is one of them"
         )
         yield Finding(name, FAILED, words)
 
@@ -249,10 +249,10 @@ def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Fi
     for name, steps in (("event", statement.steps_taken), ("event_planned", statement.steps_planned)):
         label, stated, follows = name.replace("_", " "), getattr(statement, name), getattr(derived, name)
         words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
-        found = _field(label, stated, follows, words)
+        finding = _field(label, stated, follows, words)
         forced = follows["event"] == NonPrivate.__name__
-        if found.status == FAILED or forced or not isinstance(plan, (StatedEvents, DigestPlan)):
-            yield found
+        if finding.status == FAILED or forced or not isinstance(plan, (StatedEvents, DigestPlan)):
+            yield finding
         elif isinstance(plan, StatedEvents):
             yield _by_parts(label, Event.from_dict(stated), statement, steps)
         else:
@@ -261,7 +261,7 @@ def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Fi
 
 
 def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
-    """Every epsilon follows, and none is below what follows."""
+    """Yield findings on every epsilon: it must follow from the event and not be smaller."""
     for name in ("epsilon", "epsilon_planned"):
         label, follows = name.replace("_", " "), getattr(derived, name)
         for accountant, value in getattr(statement, name).items():
@@ -272,11 +272,11 @@ def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
                 yield Finding(f"{label} ({accountant})", FAILED, words)
         unused = sorted(follows.keys() - getattr(statement, name).keys())
         if unused:
-            what = "planned event" if name == "epsilon_planned" else "event"
-            yield Finding("accountants", REMARK, f"{', '.join(unused)} would also cover the {what}")
+            covered = "planned event" if name == "epsilon_planned" else "event"
+            yield Finding("accountants", REMARK, f"{', '.join(unused)} would also cover the {covered}")
     interval, words = derived.epsilon_interval, "none is known"
     if interval:
-        words = f"epsilon lies in [{format_lower(interval['lower'], 6)}, {format_epsilon(interval['upper'], 6)}]"
+        words = f"epsilon is in [{format_lower(interval['lower'], 6)}, {format_epsilon(interval['upper'], 6)}]"
     yield _field("certified interval", statement.epsilon_interval, interval, words, ROUNDING)
     words = "not known for this event"
     if derived.attacker:
@@ -296,9 +296,9 @@ def _upper_bound(label: str, stated: float, derived: float, statement: Statement
     return Finding(label, REMARK if other_version else FAILED, f"{said}: more than follows")
 
 
-# The sampler is known by name only: the caller's own, or fixed batches, of which the description has a digest.
+# The sampler is known by name only: the caller's own, or fixed batches, known by a digest.
 def _by_parts(label: str, event: Event, statement: Statement, steps: int) -> Finding:
-    """Compare every part of an event with the settings; how often an example takes part remains to be trusted."""
+    """Compare every part of an event with the settings; an example's number of participations remains trusted."""
     parts = [(part, times) for part, times in parts_of(event) if times]
     if steps and not parts:
         return Finding(label, FAILED, f"releases nothing, and {steps:,} steps were taken or planned")
@@ -306,7 +306,7 @@ def _by_parts(label: str, event: Event, statement: Statement, steps: int) -> Fin
     problem = next((problem for problem in problems if problem is not None), None)
     if problem is not None:
         return Finding(label, FAILED, problem)
-    return Finding(label, TRUSTED, f"with noise and steps as stated, that this is what happens: {_briefly(parts)}")
+    return Finding(label, TRUSTED, f"with noise and steps as stated, that the event is: {_briefly(parts)}")
 
 
 def _common(part: Event, statement: Statement) -> str | None:
@@ -326,7 +326,7 @@ def _common(part: Event, statement: Statement) -> str | None:
 
 
 def _steps(parts: list[tuple[Event, int]], statement: Statement, steps: int) -> str | None:
-    """What is wrong with how many steps the parts have, and with how often or how far an example moves them."""
+    """Return a problem with the parts' numbers of steps, or with how often or how far an example moves them."""
     if not parts:
         return None
     first, times = parts[0]
@@ -375,7 +375,7 @@ _CHUNK = 256  # columns of a strategy at once
 
 
 def too_much(statement: Statement) -> str | None:
-    """Return what goes beyond a limit, in words; None if the statement can be checked."""
+    """Return a sentence on a number beyond its limit; None if the statement can be checked."""
     strategy = statement.noise.get("strategy")
     if strategy is not None:
         apart = len(statement.rows_abandoned) or statement.steps_abandoned
@@ -391,9 +391,9 @@ def too_much(statement: Statement) -> str | None:
         count = sum(1 for _ in _nodes(described))
         if count > PARTS:
             return f"an event of {count:,} parts, at most {PARTS:,} are checked"
-        found = phases(Event.from_dict(described))
-        if found is not None and len(found.steps) > SAMPLED:
-            return f"an event of {len(found.steps):,} different sampled steps, at most {SAMPLED} are checked"
+        parts = phases(Event.from_dict(described))
+        if parts is not None and len(parts.steps) > SAMPLED:
+            return f"an event of {len(parts.steps):,} different sampled steps, at most {SAMPLED} are checked"
     return None
 
 

@@ -16,9 +16,9 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
-    check: str  #: what was checked
+    check: str  #: the name of the check
     status: str  #: OK, FAILED, TRUSTED (nothing in the statement can confirm it) or REMARK (true, and needs attention)
     words: str  #: one clause for a person
 
@@ -29,9 +29,9 @@ def difference(stated: Any, derived: Any, tolerance: float = SAME, where: str = 
         for name in (*derived, *stated):
             if (name in stated) != (name in derived):
                 return f"{_join(where, name)} is {'stated' if name in stated else 'not stated'}"
-            found = difference(stated[name], derived[name], tolerance, _join(where, name))
-            if found is not None:
-                return found
+            problem = difference(stated[name], derived[name], tolerance, _join(where, name))
+            if problem is not None:
+                return problem
         return None
     if isinstance(stated, (list, tuple)) and isinstance(derived, (list, tuple)) and len(stated) == len(derived):
         pairs = enumerate(zip(stated, derived, strict=True))

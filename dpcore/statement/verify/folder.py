@@ -15,8 +15,8 @@ STATEMENT, TEXT, CARD, MODEL = "statement.json", "statement.txt", "README.md", "
 _CHUNK = 1 << 20
 
 
-def beside(folder: Path, statement: Statement) -> Iterator[Finding]:
-    """Give the findings on each file of a run's folder, or an export, that follows from its statement."""
+def check_files(folder: Path, statement: Statement) -> Iterator[Finding]:
+    """Yield a finding on each file of a run's folder, or an export, that follows from its statement."""
     card = _read(folder / CARD)
     digests = {} if card is None else listed(card)
     if card is None and (folder / MODEL).exists():
@@ -31,29 +31,29 @@ def beside(folder: Path, statement: Statement) -> Iterator[Finding]:
             card,
             lambda: card_again(statement, card),
             statement,
-            "the card of this statement, but for its title and what it says of the model",
+            "the card of this statement, except its title and its description of the model",
         )
         if not digests:
-            yield Finding(CARD, FAILED, f"{CARD} lists no SHA-256 of the files beside it")
+            yield Finding(CARD, FAILED, f"{CARD} lists no SHA-256 of the files next to it")
         for name, stated in digests.items():
             yield _digest(folder, name, stated)
     text = _read(folder / TEXT)
     if text is not None:
-        yield _as_written(TEXT, text, statement.text, statement, "what this statement says, for a person")
+        yield _as_written(TEXT, text, statement.text, statement, "this statement, for a person")
     elif TEXT not in digests and any((folder / name).exists() for name in (MODEL, "config.json")):
         # If a card lists it, it is missed there; a statement.json alone is no run's folder.
         yield Finding(TEXT, FAILED, f"{TEXT} is missing, or is no text")
 
 
 def looked_at(folder: Path) -> set[str]:
-    """Return the names of the files that `beside` compares."""
+    """Return the names of the files that `check_files` compares."""
     card = _read(folder / CARD)
     return {STATEMENT, TEXT, CARD} | (set() if card is None else set(listed(card)))
 
 
-def _as_written(name: str, found: str, again: Callable[[], str], statement: Statement, words: str) -> Finding:
+def _as_written(name: str, content: str, again: Callable[[], str], statement: Statement, words: str) -> Finding:
     try:
-        same = found == again()
+        same = content == again()
     except (DpcoreError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as cause:
         return Finding(name, FAILED, f"{name} cannot be compared with {STATEMENT} ({type(cause).__name__})")
     if same:
@@ -61,20 +61,20 @@ def _as_written(name: str, found: str, again: Callable[[], str], statement: Stat
     version = statement.software.get("dpcore")
     if version != __version__:  # which may have had other words for the same
         return Finding(name, REMARK, f"{name} is not as dpcore {__version__} writes it; compare with dpcore {version}")
-    return Finding(name, FAILED, f"{name} is not what {STATEMENT} says: one of the two was changed or is another run's")
+    return Finding(name, FAILED, f"{name} contradicts {STATEMENT}: one of the two was changed or is another run's")
 
 
 def _digest(folder: Path, name: str, stated: str) -> Finding:
     if Path(name).name != name:
         return Finding("SHA-256", FAILED, f"{CARD} lists {name!r}, which is not in its folder")
     try:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with (folder / name).open("rb") as file:
             while block := file.read(_CHUNK):
-                found.update(block)
+                digest.update(block)
     except OSError as cause:
         return Finding(f"SHA-256 of {name}", FAILED, f"{name} cannot be read ({cause.strerror}), and {CARD} lists it")
-    if found.hexdigest() == stated:
+    if digest.hexdigest() == stated:
         return Finding(f"SHA-256 of {name}", OK, f"{stated[:16]}..., as {CARD} lists it")
     return Finding(f"SHA-256 of {name}", FAILED, f"{name} is not the file whose SHA-256 {CARD} lists")
 

@@ -1,8 +1,8 @@
 """Rebuilds the plan of a run from its statement.
 
 Sampler, clip, noise, strategy, update and the query's scale are rebuilt from their descriptions. Everything else works
-on released vectors, and no field of a statement depends on it. What a description does not contain has a stand-in, and
-is reported as trusted: a matrix known by a digest, stages or a sampler of the caller's own, a list of batches.
+on released vectors, and no field of a statement depends on it. Parts that a description does not contain get a stand-in
+and are reported as trusted: a matrix known by a digest, the caller's own stages or sampler, a list of batches.
 """
 # ruff: noqa: D102 (the protocols say what the members of stand-ins do)
 
@@ -36,34 +36,34 @@ _UPDATES: Final = {name: getattr(updates, name) for name in ("SGD", "Momentum", 
 
 
 def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
-    """Return a plan that states what the statement should, and what is taken on trust; DataError if there is none."""
-    method, found = statement.method, list[Finding]()
+    """Return a plan with the expected statement, and the findings taken on trust; DataError if there is none."""
+    method, findings = statement.method, list[Finding]()
     try:
         sampler = sampling.from_description(statement.sampler)
         plan: type[Plan] = Plan
         more: dict[str, Any] = {}
-        update = _update(method["update"], found)
+        update = _update(method["update"], findings)
         if sampler is None:
             plan, more = StatedEvents, {"stated": statement}
-            drawing: Any = StatedSampler(statement, _largest_batch(statement, update, found))
+            drawing: Any = StatedSampler(statement, _largest_batch(statement, update, findings))
         else:
             drawing = sampler if "users_sha256" not in statement.sampler else StatedUsers(sampler, statement.sampler)
-        _check_digests(statement.sampler, found)
-        noise = _noise(statement, found)
+        _check_digests(statement.sampler, findings)
+        noise = _noise(statement, findings)
         if sampler is not None and isinstance(noise.strategy, Digest):
             wide = min(noise.strategy.wide, sampler.amplified_bands or 2, statement.steps_planned)
             plan, more = DigestPlan, {"sensitivities": _stated_sensitivities(statement), "wide": wide}
             others = statement.event.get("events", ())[1:]
             more["left"] = float(others[0].get("sensitivity", 0.0)) if others else 0.0
-        clip, tensors = _clip(statement, found)
+        clip, tensors = _clip(statement, findings)
         if method["batch_size"] is None:
-            raise DataError("the method does not state what its averages are divided by")
+            raise DataError("the method does not state the divisor of its averages")
         query: Query = saying(Plain, method["query"])
         if method["query"].get("kind") == Preconditioned.__name__:  # it scales as the described one does
             settings = {name: value for name, value in method["query"].items() if name != "kind"}
             query = Preconditioned(**{**settings, "query": saying(Plain, settings["query"])})
         made = Method(update=update, query=query, clip=clip, noise=noise, batch_size=method["batch_size"])
-        return plan(made, drawing, statement.steps_planned, tensors, **more), found
+        return plan(made, drawing, statement.steps_planned, tensors, **more), findings
     except KeyError as cause:
         raise DataError(f"{cause.args[0]!r} is missing") from cause
     except (DpcoreError, TypeError) as cause:
@@ -77,17 +77,17 @@ def _made(kinds: Mapping[str, Any], description: Mapping[str, Any]) -> Any:
     return None if kind is None else kind(**settings)
 
 
-def _update(description: Mapping[str, Any], found: list[Finding]) -> Any:
+def _update(description: Mapping[str, Any], findings: list[Finding]) -> Any:
     if (made := _made(_UPDATES, description)) is not None:
         return made
     words = f"{description.get('kind')}: of an unknown kind; that it releases nothing unstated is its word"
-    found.append(Finding("update", TRUSTED, words))
+    findings.append(Finding("update", TRUSTED, words))
     source = description.get("second_moment")
     known = source if source in SECOND_MOMENTS else "filtered"
     return saying(updates.Adam, description, lr=1.0, second_moment=known, allow_nonprivate=True)
 
 
-def _clip(statement: Statement, found: list[Finding]) -> tuple[Any, tuple[str, ...]]:
+def _clip(statement: Statement, findings: list[Finding]) -> tuple[Any, tuple[str, ...]]:
     """Return the clip, and names of tensors that fall into the stated groups."""
     said, clip = statement.method["clip"], statement.clip
     names = tuple(clip["group_norms"])
@@ -95,7 +95,7 @@ def _clip(statement: Statement, found: list[Finding]) -> tuple[Any, tuple[str, .
         raise DataError("the clip has no group, and whatever is trained is in one")
     if said.get("kind") != Clip.__name__:
         words = f"{said.get('kind')}: of an unknown kind; that an example moves the sum by at most "
-        found.append(Finding("clip", TRUSTED, f"{words}{clip['sensitivity']:.6g} is the caller's word"))
+        findings.append(Finding("clip", TRUSTED, f"{words}{clip['sensitivity']:.6g} is the caller's word"))
         norm = said.get("max_grad_norm", 1.0)
         moved = {norm: clip["sensitivity"]}
         if "scaled_sensitivity" in clip:
@@ -109,7 +109,7 @@ def _clip(statement: Statement, found: list[Finding]) -> tuple[Any, tuple[str, .
     return _made({Clip.__name__: GroupedClip}, {**said, "adaptive": adaptive}), names
 
 
-def _noise(statement: Statement, found: list[Finding]) -> Any:
+def _noise(statement: Statement, findings: list[Finding]) -> Any:
     said = statement.method["noise"]
     sigma, described = said["noise_multiplier"], said.get("strategy")
     kind: Any = IndependentGaussian if described is None else CorrelatedGaussian
@@ -117,12 +117,12 @@ def _noise(statement: Statement, found: list[Finding]) -> Any:
     if described is not None:
         strategy = _made(_STRATEGIES, described)
         if strategy is None:
-            found.append(Finding("strategy", TRUSTED, f"{described['kind']}: only a digest of its matrix is stated"))
+            findings.append(Finding("strategy", TRUSTED, f"{described['kind']}: only a digest of its matrix is stated"))
             strategy = Digest(described, str(_first(statement.event_planned).get("strategy", "")))
         rest = (strategy,)
     if said["kind"] == kind.__name__:
         return kind(sigma, *rest)
-    found.append(Finding("noise", TRUSTED, f"{said['kind']}: of an unknown kind, taken for Gaussian as stated"))
+    findings.append(Finding("noise", TRUSTED, f"{said['kind']}: of an unknown kind, taken for Gaussian as stated"))
     return saying(kind, said, sigma, *rest)
 
 
@@ -143,24 +143,24 @@ def _stated_sensitivities(statement: Statement) -> dict[int, float]:
 
 def _first(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the run's own part of an event; the others are branches that it left."""
-    found: Mapping[str, Any] = event["events"][0] if event.get("events") else event
-    return found
+    first: Mapping[str, Any] = event["events"][0] if event.get("events") else event
+    return first
 
 
-def _check_digests(said: Mapping[str, Any], found: list[Finding]) -> None:
-    """Check what is known of users and batches in addition to a digest."""
+def _check_digests(said: Mapping[str, Any], findings: list[Finding]) -> None:
+    """Check the digests of users and batches, and the facts stated with them."""
     digests = [said[name] for name in ("users_sha256", "batches_sha256") if name in said]
-    found += [Finding("sampler", FAILED, f"{text!r} is no SHA-256") for text in digests if not is_digest(text)]
+    findings += [Finding("sampler", FAILED, f"{text!r} is no SHA-256") for text in digests if not is_digest(text)]
     if "users_sha256" not in said:
         return
     examples, most, users = said["examples"], said["max_examples_per_user"], said["dataset_size"]
     finding = Finding("users", FAILED, f"{examples!r} examples, at most {most!r} of each of {users}: impossible")
     if isinstance(examples, int) and examples >= users and isinstance(most, int) and most >= 1:
         finding = Finding("users", TRUSTED, f"{examples} examples of {users}: only a digest of whose is whose")
-    found.append(finding)
+    findings.append(finding)
 
 
-def _largest_batch(statement: Statement, update: Any, found: list[Finding]) -> int | None:
+def _largest_batch(statement: Statement, update: Any, findings: list[Finding]) -> int | None:
     """Return B_max of a sampler that cannot be built: as it says, or as the noise on the square has it."""
     most: int | None = statement.sampler.get("max_batch_size")
     settings = statement.noise["noise_multiplier"], statement.clip["sensitivity"], statement.method["batch_size"]
@@ -168,18 +168,18 @@ def _largest_batch(statement: Statement, update: Any, found: list[Finding]) -> i
         one, two = (scales.square_noise(update, *settings, B) for B in (1, 2))
         most = 1 + max(round((statement.noise["standard_deviation_on_square"] - one) / (two - one)), 0)
     if update.second_moment in ("independent", "joint") and most is not None:
-        found.append(Finding("noise", TRUSTED, f"that no batch has more than {most:,} examples"))
+        findings.append(Finding("noise", TRUSTED, f"that no batch has more than {most:,} examples"))
     return most
 
 
-# Stand-ins for what a description does not contain: each describes itself, and acts, as the statement states.
+# Stand-ins for parts that a description does not contain: each describes itself, and acts, as the statement states.
 
-# What `dpcore.sampling.UserSampler` states in addition to the settings of its sampler of users.
+# Fields that `dpcore.sampling.UserSampler` states in addition to the settings of its sampler of users.
 _OF_USERS: Final = ("unit", "examples", "max_examples_per_user", "users_sha256")
 
 
 def saying(kind: type, description: Mapping[str, Any], *settings: Any, **named: Any) -> Any:
-    """Return a stage of that kind which says of itself what a statement says."""
+    """Return a stage of that kind with a statement's description of it."""
     return type(kind.__name__, (kind,), {"describe": lambda self: dict(description)})(*settings, **named)  # noqa: ARG005
 
 
@@ -203,7 +203,7 @@ class StatedClip:
     description: Mapping[str, Any]
     norms: Mapping[str, float]
     moved: Mapping[float, float]
-    groups: ClassVar[str] = "flat"  # how they came about is not asked
+    groups: ClassVar[str] = "flat"  # their origin does not matter here
 
     def grouping(self, tensors: tuple[str, ...]) -> Grouping:
         return Grouping(tuple(self.norms), ((),) * len(self.norms), tuple(self.norms.values()))
@@ -278,7 +278,7 @@ class StatedEvents(Plan):
 
 
 class StatedSampler(sampling.Sampler):
-    """A list of batches, or a sampler of the caller's own: what a statement says of it."""
+    """A list of batches, or the caller's own sampler, as a statement describes it."""
 
     dataset_size: int
     max_batch_size: int | None

@@ -37,7 +37,7 @@ class Transfer(NamedTuple):
 class Recurrence:
     """DOPPLER's recurrence, divided by c_t, taken as it is: also unstable, of any gain, or with a c_t of zero.
 
-    `dpcore.filters.LowPass` refuses such filters; this class shows what they would do. `b` is b_0..b_nb, and `a` is
+    `dpcore.filters.LowPass` refuses such filters; this class shows their effect. `b` is b_0..b_nb, and `a` is
     a_1..a_na, the leading 1 left out.
     """
 
@@ -46,7 +46,7 @@ class Recurrence:
 
     def __post_init__(self) -> None:
         if not self.b:
-            raise ArgumentError("b=(): must hold at least the coefficient b_0")
+            raise ArgumentError("b=(): must have at least the coefficient b_0")
         object.__setattr__(self, "b", tuple(number(b=value) for value in self.b))
         object.__setattr__(self, "a", tuple(number(a=value) for value in self.a))
 
@@ -60,7 +60,7 @@ class Recurrence:
 def impulse_response(stage: Coefficients, steps: int, start: int = 0) -> Floats:
     """Return kappa: the undivided outputs from step `start` on to a 1 at step `start` and zeros elsewhere, (steps,).
 
-    That is kappa_0..kappa_{steps-1}, before any division by normalizers. `start` matters only where the coefficients
+    That is kappa_0..kappa_{steps-1}, before any division by normalizers. `start` matters only if the coefficients
     change.
     """
     steps, start = integer(1, steps=steps), integer(0, start=start)
@@ -86,7 +86,7 @@ def weights(stage: Coefficients, steps: int) -> Floats:
 
 
 def noise_factor(stage: Coefficients, steps: int) -> Floats:
-    """Return how much of white noise's variance the output of each step holds: ``sum_s W[t, s]^2``, shape (steps,)."""
+    """Return the share of white noise's variance in the output of each step: ``sum_s W[t, s]^2``, shape (steps,)."""
     return np.asarray((weights(stage, steps) ** 2).sum(axis=1))
 
 
@@ -117,7 +117,7 @@ def frequency_response(stage: Coefficients | Transfer, frequencies: ArrayLike) -
 
 
 def gain(stage: Coefficients | Transfer) -> float:
-    """Return H at frequency 0, ``sum b / (1 + sum a)``: what the filter makes of a constant in the long run."""
+    """Return H at frequency 0, ``sum b / (1 + sum a)``: the filter's factor on a constant in the long run."""
     b, a = _transfer(stage)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(b.sum() / a.sum())
@@ -130,7 +130,7 @@ def poles(stage: Coefficients | Transfer) -> NDArray[np.complex128]:
 
 
 def is_stable(stage: Coefficients | Transfer) -> bool:
-    """Return whether every pole lies strictly inside the unit circle."""
+    """Return whether every pole is strictly inside the unit circle."""
     return bool(np.all(np.abs(poles(stage)) < 1))
 
 
@@ -155,7 +155,7 @@ def limiting_noise_factor(stage: Coefficients | Transfer) -> float:
 
 
 def delay(stage: Coefficients | Transfer) -> float:
-    """Return the mean age ``sum tau kappa_tau / sum kappa_tau`` of what the output holds, in steps.
+    """Return the mean age ``sum tau kappa_tau / sum kappa_tau`` of the output's inputs, in steps.
 
     It is the group delay at frequency 0: a slow signal comes out this much later. NaN for an unstable filter or one of
     gain 0.
@@ -169,7 +169,7 @@ def delay(stage: Coefficients | Transfer) -> float:
 def half_life(stage: Coefficients | Transfer) -> float:
     """Return in how many steps the slowest part of the memory halves, ``log 2 / -log |p|`` of the largest pole p.
 
-    0 where there is no pole but at zero (the memory ends after nb steps); infinite for an unstable filter.
+    0 if the only pole is zero (the memory ends after nb steps); infinite for an unstable filter.
     """
     largest = float(np.abs(poles(stage)).max(initial=0))
     if largest >= 1:
@@ -180,8 +180,8 @@ def half_life(stage: Coefficients | Transfer) -> float:
 def cutoff(stage: Coefficients | Transfer, points: int = 4097) -> float:
     """Return the lowest frequency, in cycles per step, at which ``|H| <= |H(0)| / sqrt 2``: half the power.
 
-    NaN where ``|H|`` stays above, or the filter is unstable or has gain 0. `points` frequencies are looked at before
-    the crossing is bisected.
+    NaN if ``|H|`` stays above, or the filter is unstable or has gain 0. `points` frequencies are checked before the
+    crossing is bisected.
     """
     level = _HALF_POWER * abs(gain(stage))
     if not is_stable(stage) or level == 0:
@@ -217,7 +217,7 @@ def snr(autocorrelation: ArrayLike, impulse_response: ArrayLike) -> float:
         raise ArgumentError(
             f"autocorrelation, impulse_response: have shapes {c.shape} and {kappa.shape}; must be (T,), the same T"
         )
-    # Lag tau stands in the sums of steps tau..T-1.
+    # Lag tau is in the sums of steps tau..T-1.
     times = np.arange(len(c), 0, -1)
     noise = times @ kappa**2
     if noise == 0:

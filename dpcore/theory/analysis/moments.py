@@ -9,8 +9,8 @@ from dpcore.errors import ArgumentError
 def negative_share(second_moments: ArrayLike) -> float:
     """Return the share, in [0, 1], of coordinates at which a debiased second moment is below zero.
 
-    `second_moments`, from released quantities, are less the noise's variance; not empty, without NaN. Where noise is
-    all there is, about half of the coordinates are negative; a large share says that the correction has nothing to work
+    `second_moments`, from released quantities, are less the noise's variance; not empty, without NaN. If there is only
+    noise, about half of the coordinates are negative; a large share means that the correction has nothing to work
     with.
 
     References
@@ -19,7 +19,7 @@ def negative_share(second_moments: ArrayLike) -> float:
     """
     values = np.asarray(second_moments)
     if not values.size:
-        raise ArgumentError("second_moments: is empty; must hold at least one coordinate")
+        raise ArgumentError("second_moments: is empty; must have at least one coordinate")
     if np.isnan(values).any():
-        raise ArgumentError("second_moments: holds NaN; must be real numbers")
+        raise ArgumentError("second_moments: has NaN; must be real numbers")
     return float(np.count_nonzero(values < 0) / values.size)

@@ -1,4 +1,4 @@
-"""Signal and noise in recorded gradients, before and after a filter, told from released numbers only."""
+"""Signal and noise in recorded gradients, before and after a filter, from released numbers only."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ _EQUATIONS = 40_000
 class FittedFilter(NamedTuple):
     """A filter read off its inputs and outputs: the weights of the last inputs, the newest first, (lags,).
 
-    `residual` is the root mean square of what the weights leave of the output, over that of the output.
+    `residual` is the root mean square of the output less the fit, over that of the output.
     """
 
     kappa: Floats
@@ -33,9 +33,9 @@ class Ratio(NamedTuple):
 def fit_filter(released: ArrayLike, filtered: ArrayLike, lags: int) -> FittedFilter:
     """Find the weights by which the outputs follow from the inputs, by least squares over the second half of a run.
 
-    A linear filter weighs every coordinate alike, so that a hundred weights stand against thousands of equations
-    without noise. Where the filter is linear and has settled, the residual is that of rounding and of weights beyond
-    `lags`; where it is large the weights are not to be used: the filter is none of the kind, or longer than `lags`.
+    A linear filter weights every coordinate alike, so there are thousands of equations without noise for a hundred
+    weights. If the filter is linear and has settled, the residual is that of rounding and of weights beyond `lags`. If
+    the residual is large, do not use the weights: the filter is not linear, or longer than `lags`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def signal_to_noise(values: ArrayLike, noise_std: float, kappa: ArrayLike = (1.0
     """Return mean squared signal over mean squared noise, ``mean(values^2) / (s^2 sum kappa^2) - 1``, and its error.
 
     Signal is everything that is not the mechanism's noise: the gradient, and also the randomness of its batches. The
-    ratio may come out below 0 where there is next to no signal; its error is ``sqrt(2 / (T m) * sum_tau rho_tau^2)``,
+    ratio may be below 0 if there is almost no signal; its error is ``sqrt(2 / (T m) * sum_tau rho_tau^2)``,
     rho the autocorrelation of filtered white noise.
 
     Parameters

@@ -7,7 +7,7 @@ from dpcore.errors import ArgumentError
 from dpcore.spec.validate import integer, non_negative
 
 Floats = NDArray[np.float64]
-# Coordinates whose transforms are held at once: 64 of 10,000 steps take 20 MB.
+# Coordinates whose transforms are in memory at once: 64 of 10,000 steps take 20 MB.
 _COLUMNS = 64
 
 
@@ -34,7 +34,7 @@ def autocorrelation(sequence: ArrayLike, max_lag: int) -> Floats:
     if integer(0, max_lag=max_lag) >= steps:
         raise ArgumentError(f"max_lag={max_lag}: must be less than the number of steps, {steps}")
     if not np.isfinite(values).all():
-        raise ArgumentError("sequence: holds values that are not finite; leave those steps out")
+        raise ArgumentError("sequence: has values that are not finite; leave those steps out")
     size = 1 << (steps + max_lag - 1).bit_length()
     power = np.zeros(size // 2 + 1)
     for first in range(0, values.shape[1], _COLUMNS):

@@ -4,9 +4,9 @@ Not in a thread. Generators of torch, NumPy and Python belong to a whole process
 from the run's key: a thread that read while the model drew dropout masks would change the masks, and draw other
 numbers itself. A process has generators of its own, so that a batch is the same wherever it is read.
 
-Nothing of a run moves here. What is asked for is a function of the places and the seed of a later step; the step draws
-its batch as it would without reading ahead, and takes what was read only if it is for the same places and seed. After a
-fork of the run's keys it is for others, and is dropped.
+Nothing of a run changes here. A request is a function of the places and the seed of a later step. The step draws its
+batch as it would without reading ahead, and takes the data that were read only if they are for the same places and
+seed. After a fork of the run's keys they are for others, and are dropped.
 """
 
 import os
@@ -28,40 +28,39 @@ _PATIENCE = 2.0
 """Seconds after which a worker looks whether the process that it reads for is still there."""
 
 Request = tuple[bytes, tuple[int, ...]]
-"""The seed and the places: what a batch is a function of. Secret."""
+"""The seed and the places, which determine a batch. Secret."""
 
 Answer = dict[str, torch.Tensor] | str
-"""The tensors of a batch by their names; why there is none where it could not be read."""
+"""The tensors of a batch by their names, or the reason if it could not be read."""
 
 
 class Ahead:
     """Up to `count` worker processes, each with a copy of the data set from when they began.
 
     They begin at the first request, in the way that `torch.multiprocessing` does on this system, as the workers of
-    torch's own DataLoader do. What they cannot do is done by the caller, after a warning. `reader` has the caller's
-    `read`.
+    torch's own DataLoader do. If they cannot read, the caller does, after a warning. `reader` has the caller's `read`.
     """
 
     def __init__(self, reader: Any, count: int) -> None:
         self._reader, self._count = reader, count
         self._pool: ProcessPoolExecutor | None = None
-        self._asked: dict[Request, Future[Answer]] = {}
+        self._requested: dict[Request, Future[Answer]] = {}
         self._process, self._broken = os.getpid(), False
 
     def ask(self, places: Sequence[int], seed: bytes) -> None:
-        """Let a batch be read, unless it is on its way."""
+        """Request a batch, unless it is requested already."""
         request = seed, tuple(places)
         if os.getpid() != self._process:  # forked: the workers are the parent's
-            self._process, self._pool, self._asked = os.getpid(), None, {}
-        if self._broken or request in self._asked:
+            self._process, self._pool, self._requested = os.getpid(), None, {}
+        if self._broken or request in self._requested:
             return
-        while len(self._asked) > self._count:  # the run went another way, and nobody will come for the oldest
-            self._asked.pop(next(iter(self._asked))).cancel()
+        while len(self._requested) > self._count:  # the run went another way, and the oldest stays unused
+            self._requested.pop(next(iter(self._requested))).cancel()
         try:
             with warnings.catch_warnings():
-                # Python warns of every fork beside threads, which do not live on in a worker.
+                # Python warns of every fork with threads, which do not exist in a worker.
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
-                self._asked[request] = self._workers().submit(_read, seed, request[1])
+                self._requested[request] = self._workers().submit(_read, seed, request[1])
         except Exception as cause:  # noqa: BLE001 - no process to be had, or a data set that cannot be sent there
             self._give_up(type(cause).__name__)
 
@@ -73,8 +72,8 @@ class Ahead:
         return self._pool
 
     def take(self, places: Sequence[int], seed: bytes) -> dict[str, torch.Tensor] | None:
-        """Return a batch that was asked for, or None if it was not, or could not be read."""
-        if os.getpid() != self._process or (future := self._asked.pop((seed, tuple(places)), None)) is None:
+        """Return a requested batch, or None if it was not requested, or could not be read."""
+        if os.getpid() != self._process or (future := self._requested.pop((seed, tuple(places)), None)) is None:
             return None
         try:
             answer = future.result()
@@ -87,7 +86,7 @@ class Ahead:
 
     def _give_up(self, reason: str) -> None:
         """End all workers for good."""
-        self._asked, self._broken = {}, True
+        self._requested, self._broken = {}, True
         if self._pool is not None:
             self._end()
         warnings.warn(

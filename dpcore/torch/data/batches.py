@@ -20,7 +20,7 @@ Tree = Any
 
 
 class Parts(NamedTuple):
-    """What a container holds: how each item is reached, the items, and what builds the container of other items."""
+    """The content of a container: the access to each item, the items, and a function that rebuilds it from items."""
 
     names: list[str]
     values: list[Any]
@@ -30,8 +30,8 @@ class Parts(NamedTuple):
 def parts(tree: Any) -> Parts | None:
     """Return the parts of a container, None for everything else.
 
-    A container is what torch's pytree knows (lists, tuples, NamedTuples, dicts, the outputs of Hugging Face models,
-    and what was registered), any other mapping or sequence, which is built again as a dict or a tuple, and a dataclass.
+    A container is a kind in torch's pytree (lists, tuples, NamedTuples, dicts, the outputs of Hugging Face models, and
+    registered ones), any other mapping or sequence, which is built again as a dict or a tuple, and a dataclass.
     """
     if tree is None or isinstance(tree, (torch.Tensor, str, bytes)):
         return None
@@ -57,7 +57,7 @@ def parts(tree: Any) -> Parts | None:
 
 
 def _replaced(instance: Any, fields: list[str], values: list[Any]) -> Any:
-    """Return a copy of a dataclass with other values, without a call of what it does when it is made."""
+    """Return a copy of a dataclass with other values, without a call of its constructor."""
     result = copy.copy(instance)
     for name, value in zip(fields, values, strict=True):
         object.__setattr__(result, name, value)  # it may be frozen
@@ -70,14 +70,14 @@ def named_map(function: Callable[[str, torch.Tensor], Any], tree: Tree, path: st
         return function(path, tree)
     if tree is None:
         return None
-    found = parts(tree)
-    if found is None:
+    container = parts(tree)
+    if container is None:
         raise ArgumentTypeError(
-            f"{path}={type(tree).__name__!r}: a batch holds tensors, None, or sequences, mappings and dataclasses of "
+            f"{path}={type(tree).__name__!r}: a batch has tensors, None, or sequences, mappings and dataclasses of "
             "them, with the examples along the first dimension of each tensor"
         )
-    pairs = zip(found.names, found.values, strict=True)
-    return found.build([named_map(function, value, path + name) for name, value in pairs])
+    pairs = zip(container.names, container.values, strict=True)
+    return container.build([named_map(function, value, path + name) for name, value in pairs])
 
 
 def tree_map(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
@@ -86,12 +86,12 @@ def tree_map(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> Iterator[torch.Tensor]:
-    """Yield the tensors of the tree in order; whatever else there is, as in a model's output, is passed over."""
+    """Yield the tensors of the tree in order; other values, as in a model's output, are skipped."""
     if isinstance(tree, torch.Tensor):
         yield tree
     else:
-        found = parts(tree)
-        for value in () if found is None else found.values:
+        container = parts(tree)
+        for value in () if container is None else container.values:
             yield from leaves(value)
 
 
@@ -119,9 +119,9 @@ def size(batch: Tree) -> int:
 
 def named(batch: Tree) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch by their names."""
-    found: dict[str, torch.Tensor] = {}
-    named_map(found.setdefault, batch)
-    return found
+    tensors: dict[str, torch.Tensor] = {}
+    named_map(tensors.setdefault, batch)
+    return tensors
 
 
 def content(tensor: torch.Tensor) -> bytes:
@@ -131,7 +131,7 @@ def content(tensor: torch.Tensor) -> bytes:
 
 
 def memory(tree: Tree) -> set[tuple[torch.device, int]]:
-    """Return where the tensors' storages lie, of those that have entries; a view lies where its base does."""
+    """Return the places of the tensors' storages, if they have entries; a view has the place of its base."""
     return {(t.device, t.untyped_storage().data_ptr()) for t in leaves(tree) if t.numel()}
 
 
@@ -171,8 +171,8 @@ def synthetic(batch: Tree, examples: int, *, other: bool = False) -> Tree:
 
     Floating entries are standard normal, integers 0 or 1 (valid indices of any embedding or class label). Masks, which
     are integers with "mask" in their name and rows of booleans, mask nothing. The `other` batch is unlike this one in
-    every entry, but of a mask in the last one alone: a row that is masked as a whole has no attention to compute. Of a
-    `Public` batch the rows are taken in turn, the `other` one begins with the second.
+    every entry, except that a mask differs only in the last one: a row that is masked as a whole has no attention to
+    compute. The rows of a `Public` batch are taken in turn; the `other` one begins with the second.
     """
     if isinstance(batch, Public):
         rows = (torch.arange(examples) + other) % size(batch.batch)
@@ -196,9 +196,9 @@ def synthetic(batch: Tree, examples: int, *, other: bool = False) -> Tree:
 
 
 def _kept(name: str, tensor: torch.Tensor) -> bool | None:
-    """Return what a mask holds where it masks nothing, None for what is no mask.
+    """Return a mask's value that masks nothing; None if it is no mask.
 
-    True, as in an attention mask; but in a padding mask of torch's, True is what to leave out.
+    It is True, as in an attention mask; but in torch's padding masks, True means to leave out.
     """
     named, rows = "mask" in name.lower(), tensor.dim() > 1 and tensor.shape[-1] > 1
     if tensor.is_floating_point() or not (named or (tensor.dtype == torch.bool and rows)):

@@ -29,8 +29,8 @@ class Data:
     A dataset may be read `views` times for each index: its rows are then the views of the first example, those of the
     second, and so on. Up to `workers` batches are read ahead, each in a process of its own.
 
-    Nothing that an error says of a drawn batch (its size, shapes or values) may be published: sentences leave it out,
-    and name the kind of error and the line of code that raised it.
+    An error's facts on a drawn batch (its size, shapes or values) must not be published: sentences leave them out, and
+    name the kind of error and the line of code that raised it.
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class Data:
         views: int = 1,
     ) -> None:
         if isinstance(data, DataLoader):
-            told = "dpcore draws the batches itself, so that the sampling is the one that is accounted"
-            raise ArgumentTypeError(f"data=DataLoader: pass its dataset (loader.dataset); {told}")
+            reason = "dpcore draws the batches itself, so that the accounting is right for the sampling"
+            raise ArgumentTypeError(f"data=DataLoader: pass its dataset (loader.dataset); {reason}")
         self.device = device
         check_no_table(data, "data")
         tree = arrays(data)
         sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if tree is None and (isinstance(data, IterableDataset) or not sized):
-            told = "must be a map-style dataset (with len and indexing) or a tuple of tensors"
+            remedy = "must be a map-style dataset (with len and indexing) or a tuple of tensors"
             if hasattr(data, "__iter__"):
-                told += (
-                    "; a stream gives its examples in an order that others know, and no draw of a batch from all of "
-                    "them, which is what the accounting needs: write it to disk, or into a list, once"
+                remedy += (
+                    "; a stream gives its examples in an order that others know, but the accounting needs batches "
+                    "drawn from all of them: write it to disk, or into a list, once"
                 )
-            raise ArgumentTypeError(f"data={type(data).__name__}: {told}")
+            raise ArgumentTypeError(f"data={type(data).__name__}: {remedy}")
         if collate_fn is not None and tree is not None:
             if not isinstance(data, Dataset):
                 raise ArgumentError(
@@ -85,8 +85,8 @@ class Data:
     def batch(self, indices: Indices, seed: bytes) -> Tree:
         """Return the examples at `indices`, in that order, on the device; with none, tensors of 0 rows.
 
-        What reading and joining them draws follows from the secret `seed`. Refuses rows of other shapes than example 0
-        has alone: padding to the longest of a batch lets one example change the inputs of all others.
+        The draws of reading and joining follow from the secret `seed`. Refuses rows of other shapes than example 0 has
+        alone: padding to the longest of a batch lets one example change the inputs of all others.
         """
         if self.tree is not None:
             index = torch.from_numpy(np.array(indices, dtype=np.int64))
@@ -102,9 +102,9 @@ class Data:
         return batches.named_map(lambda name, _: tensors[name].to(self.device), one)
 
     def read_ahead(self, indices: Indices, seed: bytes) -> None:
-        """Begin to read the batch that `batch` will be asked for, in another process."""
+        """Begin to read a batch for a later `batch`, in another process."""
         if self._ahead is not None and len(indices):
-            self.template()  # what the first reading makes is there before the process begins
+            self.template()  # the first reading is done before the process begins
             self._ahead.ask(self.places(indices), seed)
 
     def places(self, indices: Indices) -> list[int]:
@@ -138,17 +138,17 @@ class Data:
         return self._one
 
     def example(self, given: Tree | None) -> Tree:
-        """Return what the model is tried on: the caller's example batch, or the template, whose values are made up."""
+        """Return the batch for trials of the model: the caller's example batch, or the synthetic template."""
         one = self.template()
         if given is None:
             return one
         made = batches.named_map(lambda _, tensor: tensor.detach().to(self.device), given, "example_batch")
-        wanted, found = (batches.form(batches.named(batch)) for batch in (one, made))
-        for name in {**wanted, **found}:
-            if wanted.get(name) != found.get(name):
-                has, must = (" ".join(map(str, of.get(name, ("nothing",)))) for of in (found, wanted))
-                told = f"example_batch{name.removeprefix('batch')} with {has} for an example"
-                raise ArgumentError(f"{told}: must have the form of the data's batches, {must}")
+        wanted, given_form = (batches.form(batches.named(batch)) for batch in (one, made))
+        for name in {**wanted, **given_form}:
+            if wanted.get(name) != given_form.get(name):
+                has, must = (" ".join(map(str, of.get(name, ("nothing",)))) for of in (given_form, wanted))
+                subject = f"example_batch{name.removeprefix('batch')} with {has} for an example"
+                raise ArgumentError(f"{subject}: must have the form of the data's batches, {must}")
         count, inputs = batches.size(made), batches.normalize(made)[0]
         before = list(batches.leaves(batches.tree_map(lambda tensor: tensor.roll(1, 0), inputs)))
         pairs = list(zip(batches.leaves(inputs), before, strict=True))
@@ -164,8 +164,8 @@ def _length(data: Any) -> int:
     try:
         return len(data)
     except (TypeError, ValueError) as cause:  # no integer, or a negative one
-        told = f"data={type(data).__name__}: its len() must be a number of examples ({cause})"
-        raise ArgumentTypeError(told) from None
+        problem = f"data={type(data).__name__}: its len() must be a number of examples ({cause})"
+        raise ArgumentTypeError(problem) from None
 
 
 def arrays(data: Any) -> Tree | None:
@@ -198,10 +198,10 @@ def check_no_table(data: Any, path: str) -> None:
 
 
 def _tensors(data: Any, path: str) -> Tree:
-    found = batches.parts(data)
-    if found is not None:
-        pairs = zip(found.names, found.values, strict=True)
-        return found.build([None if value is None else _tensors(value, path + name) for name, value in pairs])
+    container = batches.parts(data)
+    if container is not None:
+        pairs = zip(container.names, container.values, strict=True)
+        return container.build([None if value is None else _tensors(value, path + name) for name, value in pairs])
     if not isinstance(data, (torch.Tensor, np.ndarray)):
         raise ArgumentTypeError(
             f"{path}={type(data).__name__}: must be a tensor or an array with a row for each example; examples one by "
@@ -223,8 +223,8 @@ _SEARCHED = 1000
 class Reader:
     """Reads examples of a map-style dataset and joins them by `collate_fn`.
 
-    What a batch holds follows from the places and the seed alone, in whichever process it is read. `device` is the one
-    whose default generator is seeded beside the CPU's.
+    A batch follows only from the places and the seed, in whichever process it is read. `device` is the one whose
+    default generator is seeded, together with the CPU's.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None, device: torch.device) -> None:
@@ -234,13 +234,13 @@ class Reader:
 
     def find_generators(self) -> None:
         """Look for the generators that data set, transforms and collate function have of their own."""
-        found = walk({"data": self.dataset, "collate_fn": self.collate}, most=_SEARCHED)
-        self.generators = [value for _, value, first in found if isinstance(value, GENERATORS) and not first]
+        reachable = walk({"data": self.dataset, "collate_fn": self.collate}, most=_SEARCHED)
+        self.generators = [value for _, value, first in reachable if isinstance(value, GENERATORS) and not first]
 
     def read(self, places: Sequence[int], seed: bytes) -> Tree:
         """Return the examples at `places`, in that order, as one batch: one row for each.
 
-        What reading and joining draw follows from the secret `seed`. Errors tell nothing of the examples.
+        The draws of reading and joining follow from the secret `seed`. Errors reveal nothing about the examples.
         """
         with seeded(self.device, seed, self.generators):
             try:
@@ -249,13 +249,13 @@ class Reader:
                 raise ArgumentError(
                     f"data={type(self.dataset).__name__}: failed to read a step's examples; must give one for every "
                     f"index below its len() as it was at first ({reason(cause)}; its words are left out, as they may "
-                    "tell which examples were drawn)"
+                    "reveal which examples were drawn)"
                 ) from None
             return joined(self.collate, examples)
 
 
 def reason(cause: BaseException) -> str:
-    """Return an error's type and the line of code that raised it: what tells no value of an example."""
+    """Return an error's type and the line of code that raised it, which reveal no value of an example."""
     place = cause.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -272,11 +272,11 @@ def read_examples(dataset: Any, places: Sequence[int]) -> list[Any]:
 
 
 def joined(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Tree:
-    """Return the batch of some examples, one row for each; errors tell nothing of the examples.
+    """Return the batch of some examples, one row for each; errors reveal nothing about the examples.
 
-    A caller's `collate` is given one example at a time, and its rows are put together here: no row can be made of two
-    examples, whatever `collate` does. One that mixed them would let an example move others' gradients, each of which is
-    clipped as its own only.
+    A caller's `collate` gets one example at a time, and its rows are joined here: no row can be made of two examples,
+    whatever `collate` does. One that mixed them would let an example move others' gradients, but each is clipped only
+    as its own.
     """
     if collate is join:
         check_example(examples[0])
@@ -293,8 +293,7 @@ def joined(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Tree:
     for row, own in zip(rows, tensors, strict=True):
         if batches.size(row) != 1:
             raise ArgumentError(
-                "collate_fn([example]) made another number of rows than one: it is given each example alone, and must "
-                "keep it as one row"
+                "collate_fn([example]) did not make one row: it gets each example alone, and must keep it as one row"
             )
         batches.check_form(own, rows[0])
     return batches.named_map(lambda name, _: torch.cat([own[name] for own in tensors]), rows[0])
@@ -303,24 +302,24 @@ def joined(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Tree:
 def join(examples: Sequence[Any]) -> Tree:
     """Return the batch of some examples, in the form of each: tensors stacked, numbers made tensors, None kept.
 
-    Torch's default_collate joins what is no container. A list of numbers inside of an example is one tensor, as in the
-    rows of a Hugging Face dataset; default_collate would make a tensor of each place in the list.
+    Torch's default_collate joins values that are no containers. A list of numbers inside an example is one tensor, as
+    in the rows of a Hugging Face dataset; default_collate would make a tensor of each place in the list.
     """
     first = examples[0]
     if all(example is None for example in examples):
         return None
     if _is_numbers(first):
         return torch.stack([torch.tensor(example) for example in examples])
-    found = batches.parts(first)
-    if found is None:
+    container = batches.parts(first)
+    if container is None:
         return default_collate(list(examples))
     columns = []
     for example in examples:
         like = batches.parts(example)
-        if like is None or like.names != found.names:
+        if like is None or like.names != container.names:
             raise ValueError("examples of different forms")
         columns.append(like.values)
-    return found.build([join(column) for column in zip(*columns, strict=True)])
+    return container.build([join(column) for column in zip(*columns, strict=True)])
 
 
 def _is_numbers(value: Any) -> bool:

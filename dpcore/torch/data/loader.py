@@ -15,16 +15,16 @@ from dpcore.torch.randomness import step_seed
 
 
 class PrivateLoader:
-    """Iterates over one epoch of the run's batches; the next iteration goes on where this one ended.
+    """Iterates over one epoch of the run's batches; the next iteration continues where this one ended.
 
     Step t is drawn only after step t - 1 was taken. A new iteration begins with the batch that was not stepped yet, if
-    there is one, so looking at a batch is harmless. What is read ahead is handed out by the draw of its step only.
+    there is one, so looking at a batch is harmless. Only the draw of a step returns its data read ahead.
     """
 
     def __init__(self, data: Data, mechanism: Mechanism) -> None:
         self.data = data
         self._mechanism = mechanism
-        # Of the batch drawn last: its step and keys, which a release or a loaded state leave behind, and its tensors.
+        # The last drawn batch's step and keys, which a release or a loaded state makes outdated, and its tensors.
         self._pending: tuple[int, RunKeys, tuple[Tensor, ...]] | None = None
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class PrivateLoader:
         return step_seed(self._mechanism.keys, "augmentation", step, self._mechanism.peers.rank)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: what draws the batches holds the run's keys."""
+        """Refuse to be pickled, since the loader has the run's keys."""
         raise PrivacyError("a private loader is not pickled or copied: save private.optimizer.state_dict() instead")
 
     @property
@@ -66,7 +66,7 @@ class PrivateLoader:
     def consume(self, batch: Tree) -> Tree:
         """Return the batch, checked to be the one that was drawn.
 
-        It has as many examples, and at least one tensor in the memory of what was drawn: an earlier batch, kept and
+        It has as many examples, and at least one tensor in the memory of the drawn batch: an earlier batch, kept and
         stepped once more, has none there.
         """
         pending = self._pending
@@ -87,7 +87,7 @@ class PrivateLoader:
             )
         if count and not batches.memory(batch) & batches.memory(pending[2]):
             raise PrivacyError(
-                "the batch holds none of the tensors that were drawn: step what the loader gave last, never a batch "
+                "the batch has none of the drawn tensors: step the loader's last batch, never a batch "
                 "that was kept; change values in the data set, in collate_fn, in the model or in place, or pass on at "
                 "least one tensor as it was drawn"
             )
@@ -97,7 +97,7 @@ class PrivateLoader:
 def steps_left(mechanism: Mechanism) -> range:
     """Return the steps from the present one to the end of the epoch or of the plan, whichever comes first.
 
-    Raises `PrivacyError` where the plan's steps have been taken.
+    Raises `PrivacyError` if the plan's steps have been taken.
     """
     start, planned = mechanism.step, mechanism.plan.steps
     if start >= planned:

@@ -1,7 +1,7 @@
-"""Which example is at which place of some data, as far as objects can tell: copies cannot be seen.
+"""The identity of the example at each place of some data, as far as objects show it: copies are not recognized.
 
 Held-out data must not be trained on, and an example at several places of the training data would count as several
-people. Both are questions about one table: for each place of the data, what is read there.
+people. Both need one table: the example of each place of the data.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from dpcore.torch.data.data import arrays
 
 Places = NDArray[np.int64]
 
-_OBJECT, _MEMORY = -1, -2  # beside these, a source is the id of a data set
+_OBJECT, _MEMORY = -1, -2  # any other source is the id of a data set
 _PLAIN = (str, bytes, int, float, type(None))
 
 
@@ -48,7 +48,7 @@ def check_once(data: Any, sampler: Sampler) -> None:
 
 
 def identities(data: Any) -> Places:
-    """Return a row for each place, its source and its name there: alike where the same object or memory is read."""
+    """Return a row for each place, its source and its name there: equal if the same object or memory is read."""
     if type(data) is Subset:
         indices, inner = np.asarray(data.indices, dtype=np.int64).reshape(-1), identities(data.dataset)
         if indices.size and not -len(inner) <= indices.min() <= indices.max() < len(inner):
@@ -66,7 +66,7 @@ def identities(data: Any) -> Places:
 
 
 def _of_rows(data: Any, tree: Any) -> Places:
-    """Return the addresses of the rows of the first tensor whose rows do not all lie at one address."""
+    """Return the addresses of the rows of the first tensor whose rows do not all have one address."""
     count = batches.size(tree)
     for tensor in batches.leaves(tree):
         if tensor.device.type in ("cpu", "cuda") and tensor.stride(0) and tensor[:1].numel():

@@ -1,10 +1,10 @@
 """Remarks on data before a run: values that are not finite, inputs on another scale than models expect.
 
-Why this may be said. The guarantee is about what a run releases: parameters, statement, records. Whoever starts the run
-holds the data and may look at them. A remark goes to that person, as a Python warning, and changes nothing: the run
-draws, sums and releases the same with it and without. It is written into no statement, state or run folder. It names no
-value, no place and no number of examples, so that a log that is published by mistake tells one bit. To refuse such data
-would be worse: then whether there is a run at all, which cannot be hidden, would depend on one example.
+Why remarks are allowed. The guarantee is about a run's releases: parameters, statement, records. Whoever starts the run
+has the data and may look at them. A remark goes to that person, as a Python warning, and changes nothing: the run
+draws, sums and releases the same with it and without. It is in no statement, state or run folder. It names no value, no
+place and no number of examples, so that a log that is published by mistake reveals one bit. To refuse such data would
+be worse: then the existence of a run, which cannot be hidden, would depend on one example.
 
 For the same reason nothing is said during the run: that a gradient was not finite is known of a drawn batch only.
 
@@ -40,8 +40,8 @@ _NOT_FINITE = (
 )
 _UNSCALED = (
     f"its values are far from 1 in size (their root mean square is above {_LARGE:g}), as of raw pixels or raw columns; "
-    "training then swings or stands still. Divide them by constants that are known without the data, such as 255 for "
-    "pixels: means and deviations of private data are private. Where the model itself scales its inputs, all is well"
+    "training then oscillates or stalls. Divide them by constants that are known without the data, such as 255 for "
+    "pixels: means and deviations of private data are private. If the model itself scales its inputs, all is well"
 )
 _ROWS = 1 << 12  # targets that are looked at
 _NO_PROBABILITIES = (
@@ -61,16 +61,16 @@ def remarks(data: Data, loss: object = None) -> list[str]:
                 look.add(tensor)
                 if not look.of_inputs and loss is F.cross_entropy and tensor.dim() == 2 and look.finite:
                     look.probable = look.probable and _probabilities(tensor[:_ROWS])
-    found = []
+    sentences = []
     for name, look in looks.items():
-        told = name.replace("batch", "data", 1)
+        path = name.replace("batch", "data", 1)
         if not look.finite:
-            found.append(f"{told}: {_NOT_FINITE}")
+            sentences.append(f"{path}: {_NOT_FINITE}")
         if look.of_inputs and look.numbers and math.sqrt(look.squares / look.numbers) > _LARGE:
-            found.append(f"{told}: {_UNSCALED}")
+            sentences.append(f"{path}: {_UNSCALED}")
         if look.finite and not look.probable:
-            found.append(f"{told}: {_NO_PROBABILITIES}")
-    return found
+            sentences.append(f"{path}: {_NO_PROBABILITIES}")
+    return sentences
 
 
 def _examples(data: Data) -> Iterator[Tree]:
@@ -86,7 +86,7 @@ def _examples(data: Data) -> Iterator[Tree]:
 
 @dataclass
 class _Look:
-    """What was seen of a tensor: sum and number of the squares of the pieces that are finite."""
+    """Statistics of a tensor: sum and number of the squares of the finite pieces."""
 
     of_inputs: bool
     finite: bool = True

@@ -2,40 +2,40 @@
 
 In every step each canary is in or out by a fair coin, from a fresh key. The batch of those that are in goes through
 the run's own sum and release: its way of finding gradients, its clip, micro-batches, noise, filter and update, on a run
-of the same plan with keys of its own. The parameters are then set back to where they were, as loading weights does.
-(`dpcore.audit.audit` gives each canary one coin for a whole run, which tells of the sampler and of the composition,
-too, and takes a run for each. A torch run is too slow for that: here each step has coins of its own.)
+of the same plan with its own keys. The parameters are then restored, as by loading weights.
+(`dpcore.audit.audit` gives each canary one coin for a whole run, which also tests the sampler and the composition, and
+takes a run for each. A torch run is too slow for that: here each step has its own coins.)
 
-**Canaries** are chosen among some of the user's examples, and made-up ones. Each one's vector is found by one-by-one
-autograd and clipped by the reference's formulas in float64: nothing of it comes from the way in which the run finds and
-clips gradients. A part of each vector as long as possible is orthogonal to all the others: one that adds more than
-planned then leaves the guesses of others alone. Where users are the unit of privacy, a canary is a user whose examples
-are all the same one: clipped one by one instead of in sum, they would add up to several clip norms.
+**Canaries** are chosen among some of the user's examples, and synthetic ones. Each one's vector is found by one-by-one
+autograd and clipped by the reference's formulas in float64: it does not depend on the run's own way to find and clip
+gradients. A part of each vector as long as possible is orthogonal to all the others: one that adds more than planned
+then does not affect the guesses of others. If users are the unit of privacy, a canary is a user whose examples are all
+the same one: clipped one by one instead of in sum, they would add up to several clip norms.
 
-**What is seen.** c_i is what canary i adds to the step's sum where it is in: the vector that leaves the clip, whatever
-went into it (`clipped_vectors`: gradients at several points, a scale, a user's examples).
-The sum of clipped vectors gets noise of the plan's standard deviation s in each coordinate; where gradients were
+**Observations.** c_i is canary i's addend to the step's sum if it is in: the clipped vector, whatever its inputs
+(`clipped_vectors`: gradients at several points, a scale, a user's examples).
+The sum of clipped vectors gets noise of the plan's standard deviation s in each coordinate; if gradients were
 scaled, the released average is divided by the scale again, which is public, and is multiplied by it here. So in units
 of s the release is
 
     y_t = sum_i b_i c_i / s + N_t,    N = C^{-1} Z,
 
 with standard normals Z, and C the strategy's matrix, or the identity. Filter, projection (GaLore) and update follow
-after it, and lose nothing that the adversary sees. He knows all c_i, which depend on earlier releases at most, and the
-coins of earlier steps. So he knows N_0 .. N_{t-1}, and sees
+after it, and lose nothing for the adversary. He knows all c_i, which depend only on earlier releases, and the coins of
+earlier steps. So he knows N_0 .. N_{t-1}, and observes
 
     w_t = C_tt y_t + sum_{u<t} C_tu N_u = C_tt sum_i b_i c_i / s + Z_t,
 
 where Z_t is independent of all that came before: for each canary the step is Gaussian private with mu at most C_tt
-times the largest |c_i| / s that the clip allows, which is what the plan claims of this row, given the rows before.
+times the largest |c_i| / s that the clip allows. This is the plan's claim on this row, given the rows before.
 
-**Guesses.** As in the definition of privacy, he who guesses b_i knows the other coins of the step. He takes off what
-they add; ``C_tt b_i c_i / s + Z_t`` is left, and by its product with c_i the guess is "in" above half of
+**Guesses.** As in the definition of privacy, he who guesses b_i knows the other coins of the step. He subtracts their
+addends; ``C_tt b_i c_i / s + Z_t`` is left, and by its product with c_i the guess is "in" above half of
 ``C_tt |c_i|^2 / s``. The share of right guesses of a step is one bet: guesses of one step share Z_t, and the test of
 `dpcore.audit.verdict` allows that.
 
-What is tested is each release *given* its batch. That batches are drawn as planned is tested by `dpcore.audit.audit`,
-on the same samplers; the epsilon that a larger r stands for is that of the plan with its noise multiplier divided by r.
+This tests each release *given* its batch. `dpcore.audit.audit` tests, on the same samplers, that batches are drawn as
+planned. The epsilon of a larger r is that of the plan with its noise multiplier divided by r.
 """
 
 import math
@@ -79,19 +79,19 @@ from dpcore.torch.run import PrivateRun
 Floats = NDArray[np.float64]
 
 MOST = 5
-"""Canaries. More have less of their vectors to themselves, and where one adds more than planned it leads the guesses of
-the others astray: users whose examples are clipped one by one were refuted in 1 of 8 audits with 12, in 8 with 5."""
+"""Number of canaries. With more, the orthogonal parts are shorter, and one that adds more than planned spoils the
+others' guesses: users whose examples are clipped one by one were refuted in 1 of 8 audits with 12, in 8 with 5."""
 _CANDIDATES = 24  # of the user's examples, and as many made up
 _NUMBERS = 3e7  # that candidates' vectors may have together, or the noise of a run
 _SHORTEST = 0.6  # of the longest one: the part of a canary's vector that is its own
-_OF_A_USER = 3  # examples, where a user may have so many
-_DIRECT = 8  # the first steps, whose noise is looked at directly: a number that no outcome changes
+_OF_A_USER = 3  # examples, if a user may have that many
+_DIRECT = 8  # the first steps, whose noise is tested directly: a number that no outcome changes
 _LOOKED_AT = 100_000  # coordinates of these
 _MOST_STEPS = 20_000
-_MOST_ROWS = 2048  # of correlated noise, after which a run begins anew: all N_u so far are kept
-_LEAST_NOISE = 1e-3  # below it, what 16-bit models round may look like a wrong sum
+_MOST_ROWS = 2048  # of correlated noise, after which a new run begins: all N_u so far are kept
+_LEAST_NOISE = 1e-3  # below it, rounding of 16-bit models may look like a wrong sum
 _BEYOND = 1.05  # r shown, from which on the bound is clearly above the claim, which is refuted at 1
-_ENOUGH = 0.6  # where half the noise is refuted: r shown, from which on the lower bound says something
+_ENOUGH = 0.6  # if half the noise is refuted: r shown, from which on the lower bound is informative
 _ASSUMES = "batches are drawn as planned, and what ran is Gaussian and alike in all steps"
 
 
@@ -107,7 +107,7 @@ def audit(
 ) -> AuditResult:
     """Put canaries through the step of the run that `make_private` makes of these objects.
 
-    It ends where the claim is refuted, or half of its noise is and the lower bound says something, or when time is
+    It ends if the claim is refuted, or if half of its noise is and the lower bound is informative, or when time is
     over: the test may stop at any time (`dpcore.audit.verdict`). Nothing of a real run is spent, and all objects are
     left as they were found.
 
@@ -118,7 +118,7 @@ def audit(
     confidence : float
         1 minus the probability that a true claim is flagged.
     seconds : float
-        At most about so many; more steps give a bound that is nearer to what ran.
+        Approximate limit; more steps give a bound nearer to the real mechanism.
     **options
         Other keywords of `make_private`; those of a real run (`ledger`, `key`, ...) are left aside.
 
@@ -129,7 +129,7 @@ def audit(
     Raises
     ------
     ArgumentError
-        What `make_private` raises, or for a run that these canaries do not fit, with the reason.
+        As `make_private`, or for a run that these canaries do not fit, with the reason.
     """
     validate.open_unit(confidence=confidence)
     validate.positive(seconds=seconds)
@@ -143,28 +143,28 @@ def audit(
         try:
             return audit_run(subject, confidence, seconds=max(begin + seconds - time.monotonic(), 0.5))
         except NotTried as cause:
-            told = f"audit: {cause.sentence.rstrip('.')}"
-            raise ArgumentError(f"{told}; {cause.remedy}" if cause.remedy else told) from None
+            reason = f"audit: {cause.sentence.rstrip('.')}"
+            raise ArgumentError(f"{reason}; {cause.remedy}" if cause.remedy else reason) from None
 
 
 def audited(subject: Subject, confidence: float) -> Iterator[Finding]:
-    """Audit the run in half of the time that is left, and say what was found.
+    """Audit the run in half of the remaining time, and yield the findings.
 
-    Some canaries are the user's examples, and which ones depends on their gradients: every number tells of the data.
+    Some canaries are the user's examples, chosen by their gradients: every number depends on the data.
     """
     result = audit_run(subject, confidence, seconds=max((subject.deadline - time.monotonic()) / 2, 0.5))
     if result.flagged:
-        remedy = "the run is not what its plan says: look for what replaces or wraps its step"
-        yield fault(" ".join([result.told, *result.findings]), remedy, details=result.to_dict())
+        remedy = "the run differs from its plan: look for code that replaces or wraps its step"
+        yield fault(" ".join([result.sentence, *result.findings]), remedy, details=result.to_dict())
     else:
-        remedy = "" if result.decided else "give more seconds, to tell the planned noise from half of it"
-        yield (ok if result.decided else remark)(result.told, remedy, details=result.to_dict())
+        remedy = "" if result.decided else "give more seconds, to distinguish the planned noise from half of it"
+        yield (ok if result.decided else remark)(result.sentence, remedy, details=result.to_dict())
 
 
 def audit_run(subject: Subject, confidence: float, *, seconds: float) -> AuditResult:
-    """Audit a run of the subject's plan; it ends where it is decided, or after so many seconds."""
+    """Audit a run of the subject's plan until it is decided, or for `seconds`."""
     _check(subject.run.plan, subject.delta)
-    with in_mode(subject.model, False):  # masks would make vectors that nobody knows
+    with in_mode(subject.model, False):  # with dropout masks, the vectors would be unknown
         return _Audit(subject, confidence).whole(seconds)
 
 
@@ -174,9 +174,9 @@ class _Audit:
     def __init__(self, subject: Subject, confidence: float) -> None:
         self.subject, self.confidence, self.plan = subject, confidence, subject.run.plan
         self.claim = RatioBound((1 - confidence) / 2)
-        # The shares of wrong guesses, and what a Gaussian mechanism with half the noise would leave of them.
+        # The shares of wrong guesses, and the expected ones under a Gaussian mechanism with half the noise.
         self.wrong, self.left = np.empty(0), np.empty(0)
-        # Of the first steps: what is left of releases without the canaries, in units of noise.
+        # Of the first steps: the releases less the canaries, in units of noise.
         self.rest: list[Floats] = []
         self.sums: list[Floats] = []
         self.steps, self.half_refuted, self.key = 0, False, new_key()
@@ -220,12 +220,12 @@ class _Audit:
         released = self.recorder.released.pop() * scale * plan.batch_size / deviation
         known = self.canaries.vectors / deviation
         noise = released - ins @ known
-        diagonal, white = 1.0, noise  # C_tt, and Z_t: what was seen without all that canaries added
+        diagonal, white = 1.0, noise  # C_tt, and Z_t: the observation less all that canaries added
         if self.matrix is not None:
             self.noise[t] = noise
             diagonal, white = float(self.matrix[t, t]), self.matrix[t, : t + 1] @ self.noise[: t + 1]
         lengths = np.linalg.norm(known, axis=1)
-        # Each one's own vector is put back: the guess knows the other coins, and not this one.
+        # Each one's own vector is added again: the guess knows the other coins, but not this one.
         seen = known @ white + diagonal * ins * lengths**2
         share = float(((seen > diagonal * lengths**2 / 2) == ins).mean())
         self.steps += 1
@@ -241,13 +241,13 @@ class _Audit:
     def _result(self) -> AuditResult:
         # The direct checks are of a number of steps that no outcome changes.
         plan, delta, rest = self.plan, self.subject.delta, np.stack(self.rest)[:, None, :]
-        found = {"sums": checks.wrong_sums(np.stack(self.sums))}
+        chances = {"sums": checks.wrong_sums(np.stack(self.sums))}
         if rest.shape[2] >= 4:
-            found |= {"noise": checks.too_little_noise(rest), "repeated": checks.repeated_noise(rest)}
+            chances |= {"noise": checks.too_little_noise(rest), "repeated": checks.repeated_noise(rest)}
         return judged(
             plan,
             self.claim,
-            found,
+            chances,
             delta=delta,
             confidence=self.confidence,
             claimed_epsilon=plan.epsilon(delta),
@@ -261,11 +261,11 @@ class _Audit:
 
 
 def _check(plan: Plan, delta: float) -> None:
-    """Say what claims nothing."""
+    """Refuse a plan that claims nothing."""
     if 0 < plan.noise_multiplier < _LEAST_NOISE:
         raise NotTried(
             f"the noise multiplier {plan.noise_multiplier:.3g} claims next to nothing, and rounding is not small "
-            "beside its noise.",
+            "compared with its noise.",
             f"audit with {_LEAST_NOISE} at least",
         )
     if not math.isfinite(plan.epsilon(delta)):
@@ -284,9 +284,9 @@ def _epsilon_at(plan: Plan, ratio: float, delta: float) -> float | None:
 
 
 class Canaries:
-    """Canaries of a run, `each` with so many examples, all alike.
+    """Canaries of a run, each with `each` equal examples.
 
-    `rows` is the batch of one example of each, and `vectors` what each canary adds to a step's sum, (m, d).
+    `rows` is the batch of one example of each, and `vectors` each canary's addend to a step's sum, (m, d).
     """
 
     def __init__(self, subject: Subject, run: PrivateRun) -> None:
@@ -301,22 +301,22 @@ class Canaries:
         source, made = subject.source, batches.named(subject.made(each))
         own = batches.tree_map(lambda t: t[:: source.views], source.batch(source.spread(each), TRIAL))
         candidates = batches.named_map(lambda name, t: torch.cat([t, made[name].to(t.dtype)]), own)
-        found, other = (clipped_vectors(run, candidates, self.each, seed) for seed in (TRIAL, OTHER))
-        if not np.allclose(found, other, equal_nan=True):
+        vectors, other = (clipped_vectors(run, candidates, self.each, seed) for seed in (TRIAL, OTHER))
+        if not np.allclose(vectors, other, equal_nan=True):
             raise NotTried(
                 "model or loss draw random numbers in eval mode, too, so that no canary's vector is known.",
                 "examine it without them",
             )
-        chosen = apart(found @ found.T, MOST)
+        chosen = apart(vectors @ vectors.T, MOST)
         if not len(chosen):
-            raise NotTried("no example has a gradient to be told by.", "check the loss and the labels")
+            raise NotTried("no example has a gradient to recognize it by.", "check the loss and the labels")
         index = torch.from_numpy(chosen).to(subject.device)
         self.rows: Tree = batches.tree_map(lambda t: t[index], candidates)
         self.count = len(chosen)
-        self.vectors: Floats = found[chosen]
+        self.vectors: Floats = vectors[chosen]
 
     def renew(self, run: PrivateRun) -> None:
-        """Find the vectors of the run's next step anew, where they are other ones than those of the first."""
+        """Compute the vectors of the run's next step, if they differ from those of the first."""
         if type(run.plan.method.query) is not Plain or run.plan.adaptive_clip is not None:
             self.vectors = clipped_vectors(run, self.rows, self.each)
 
@@ -328,7 +328,7 @@ class Canaries:
 
 @dataclass(frozen=True)
 class _Given(Shard):
-    """The share of a batch that nobody drew: of so many users, if users are drawn, with `each` examples."""
+    """The share of a batch that was not drawn: of users with `each` examples, if users are drawn."""
 
     users: int
     each: int
@@ -348,7 +348,7 @@ def add_up(run: PrivateRun, batch: Tree, each: int = 1) -> None:
 def take(run: PrivateRun, batch: Tree, each: int = 1) -> None:
     """Take one step on a batch that nobody drew: the sum and the release of ``private.step``.
 
-    Where the method takes public data, they are the batch. Where users are drawn, each `each` neighbors are one user's
+    If the method takes public data, they are the batch. If users are drawn, each `each` neighbors are one user's
     examples.
     """
     add_up(run, batch, each)
@@ -356,7 +356,7 @@ def take(run: PrivateRun, batch: Tree, each: int = 1) -> None:
 
 
 def scale_of(run: PrivateRun) -> Floats | float:
-    """Return what the query multiplies gradients by in the run's next step, (d,), or 1: a function of releases."""
+    """Return the query's factors on gradients in the run's next step, (d,), or 1: a function of releases."""
     mechanism = run.engine.mechanism
     scales = mechanism.vectors.scales
     if scales is None or not run.plan.scaled(mechanism.step):
@@ -365,9 +365,9 @@ def scale_of(run: PrivateRun) -> Floats | float:
 
 
 def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1, seed: bytes = TRIAL) -> Floats:
-    """Return what each row of a batch, `each` times, adds to the sum of the run's next step, (B, d), by autograd.
+    """Return the addend of each row of a batch, `each` times, to the sum of the run's next step, (B, d), by autograd.
 
-    Row by row: the combination of gradients at the query's points, scaled where the query scales, times `each` (the sum
+    Row by row: the combination of gradients at the query's points, scaled if the query scales, times `each` (the sum
     over a user's examples), clipped by the method's rule in float64.
     """
     engine = run.engine
@@ -376,8 +376,8 @@ def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1, seed: bytes = T
     for point in mechanism.points():
         values = engine.tensors_at(mechanism.at(engine.working.arrays(), point))
         rows = gradient.guarded(lambda: list(gradient.one_by_one.each(values, batch)), seed, synthetic=False)  # noqa: B023
-        found = np.stack([np.concatenate([g.reshape(-1).double().cpu().numpy() for g in row]) for row in rows])
-        total = total + float(point.weight) * found
+        gradients = np.stack([np.concatenate([g.reshape(-1).double().cpu().numpy() for g in row]) for row in rows])
+        total = total + float(point.weight) * gradients
     total = total * scale_of(run) * each
     reference = load_backend("numpy")
     now = mechanism.step, mechanism.clip_norm
@@ -395,7 +395,7 @@ def clipped_vectors(run: PrivateRun, batch: Tree, each: int = 1, seed: bytes = T
 
 
 def apart(products: Floats, most: int) -> NDArray[np.int64]:
-    """Return indices of vectors that lie apart, the longest first, by inner products (P, P): pivoted Cholesky.
+    """Return indices of nearly independent vectors, the longest first, by inner products (P, P): pivoted Cholesky.
 
     In each round the vector with the longest part orthogonal to those chosen before is taken, as long as that part is
     at least `_SHORTEST` of the first one's.

@@ -64,9 +64,9 @@ def parameters(subject: Subject) -> Iterator[Finding]:
 
 def mode(subject: Subject) -> Iterator[Finding]:
     """Whether dropout is on."""
-    told = Modes(subject.model, ()).off()
-    if told is not None:
-        yield of_error(ArgumentError(told))
+    sentence = Modes(subject.model, ()).off()
+    if sentence is not None:
+        yield of_error(ArgumentError(sentence))
 
 
 def data(subject: Subject) -> Iterator[Finding]:
@@ -81,11 +81,11 @@ def data(subject: Subject) -> Iterator[Finding]:
 
 
 def reading(subject: Subject) -> Iterator[Finding]:
-    """Whether an index is the same example at every reading, and `collate_fn` makes the same row of it beside others.
+    """Whether an index is the same example at every reading, and `collate_fn` makes the same row of it with others.
 
-    Under one seed the readings must agree, or the data set keeps something, or draws from what dpcore cannot set.
-    Under another seed an example may be augmented; where it is *another index's* example of the first reading, or has
-    another target, the set orders itself anew, and an index is no longer one person.
+    Under one seed the readings must agree; otherwise the data set keeps state, or draws from a generator that dpcore
+    cannot set. Under another seed an example may be augmented. If it is *another index's* example of the first reading,
+    or has another target, the set changes its order, and an index is no longer one person.
     """
     source = subject.source
     if source.tensors is not None:
@@ -106,33 +106,33 @@ def reading(subject: Subject) -> Iterator[Finding]:
     drifting = [k for k in moved if not _same(first[k], second[k])]
     relabeled = [k for k in moved if not drifting and not _same(labels(batch[k]), labels(augmented[k]))]
     if strangers or relabeled:
-        told = "was another index's example" if strangers else "has another target"
+        problem = "was another index's example" if strangers else "has another target"
         yield fault(
-            f"index {places[(strangers or relabeled)[0]]} {told} at another reading: the data set orders itself anew, "
-            "or mixes examples, and what is counted and clipped as one example is not.",
-            "let __getitem__ return example i for index i; shuffle nowhere, since the run draws batches itself",
+            f"index {places[(strangers or relabeled)[0]]} {problem} at another reading: the data set changes its "
+            "order, or mixes examples, so that an index is not one example to count and clip.",
+            "let __getitem__ return example i for index i; do not shuffle, since the run draws batches itself",
         )
     elif drifting:
         yield fault(
             f"example {places[drifting[0]]} reads differently at a second reading from the same seed: the data set "
             "keeps something between readings, or draws from a generator that dpcore cannot set (of the operating "
             "system, or made at each call).",
-            "draw by the global generators of torch, NumPy or random, or by one that the data set holds",
+            "draw by the global generators of torch, NumPy or random, or by one that the data set has",
         )
     elif (mixed := _mixed(source, places)) is not None:
         yield fault(
-            f"collate_fn makes another row of example {mixed} beside others than alone: a run gives it each example "
-            "alone, so that whatever it makes of several is lost.",
+            f"collate_fn makes a different row of example {mixed} with others than alone: a run gives it each example "
+            "alone, so that its combination of several is lost.",
             "compute every row of a batch from its own example",
         )
     elif moved:
-        yield ok("examples are augmented at random: what reading draws follows from the run's key.")
+        yield ok("examples are augmented at random: the draws of reading follow from the run's key.")
     else:
         yield ok(f"{len(places)} examples read the same three times.")
 
 
 def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
-    """Return the first example of which `collate_fn` makes another row beside others; None too where it draws."""
+    """Return the first example that `collate_fn` changes when others are there; None, too, if it draws."""
     if source.collate is join:
         return None
 
@@ -147,16 +147,16 @@ def _mixed(source: Data, places: NDArray[np.int64]) -> int | None:
         return None
     try:
         together = rows(examples, TRIAL)
-    except Exception:  # noqa: BLE001 - examples of several lengths, say: a run never asks for them together
+    except Exception:  # noqa: BLE001 - examples of several lengths, say: a run never joins them
         return None
-    found = [k for k, row in enumerate(alone) if not _same(row, [leaf[k : k + 1] for leaf in together])]
-    return int(places[found[0]]) if found else None
+    changed = [k for k, row in enumerate(alone) if not _same(row, [leaf[k : k + 1] for leaf in together])]
+    return int(places[changed[0]]) if changed else None
 
 
 def values(subject: Subject) -> Iterator[Finding]:
-    """What `make_private` remarks of values: whether they are finite, and of the size that models expect."""
-    for told in remarks(subject.source, subject.loss):
-        sentence, _, remedy = told.partition("; ")
+    """Yield `make_private`'s remarks on values: whether they are finite, and of the size that models expect."""
+    for text in remarks(subject.source, subject.loss):
+        sentence, _, remedy = text.partition("; ")
         status = fault if "not finite" in sentence else remark
         yield status(f"{sentence}.", remedy, "" if status is fault else "values of the data")
 
@@ -167,7 +167,7 @@ def _seed(base: bytes, k: int) -> bytes:
 
 
 def _is_anothers(first: list[list[torch.Tensor]], row: list[torch.Tensor], k: int) -> bool:
-    """Whether a row, of index k, is what another index gave at the first reading, and k did not."""
+    """Whether a row, of index k, equals the first reading of another index, but not that of k."""
     return any(j != k and _same(known, row) and not _same(known, first[k]) for j, known in enumerate(first))
 
 
@@ -179,7 +179,7 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 
 def plan(subject: Subject) -> Iterator[Finding]:
-    """What method, sampling and steps cost."""
+    """Yield the cost of method, sampling and steps."""
     run, delta = subject.run.plan, subject.delta
     epsilon = run.epsilon(delta)
     yield ok(
@@ -187,28 +187,28 @@ def plan(subject: Subject) -> Iterator[Finding]:
         f"{run.noise_multiplier:.4g}: epsilon = {epsilon:.4g} at delta = {delta:.3g}.",
         details={"epsilon": epsilon, "delta": delta, "steps": run.steps},
     )
-    yield from (replace(of_error(told), status="remark") for told in subject.warned if isinstance(told, DeltaWarning))
+    yield from (replace(of_error(each), status="remark") for each in subject.warned if isinstance(each, DeltaWarning))
 
 
 def gradients(subject: Subject) -> Iterator[Finding]:
-    """How gradients are found, and what is proved."""
-    found = subject.run.engine.gradient
-    if found.way == WAYS[0]:
-        graph = list(found.proved.programs.values())[-1]
+    """Yield the way to find gradients, and the proof."""
+    gradient = subject.run.engine.gradient
+    if gradient.way == WAYS[0]:
+        graph = list(gradient.proved.programs.values())[-1]
         sums = Counter(source.operation for each in graph.sources for source in each)
         yield ok(
             f"it is proved that the examples stay apart: all {graph.operations} operations of the graph were followed, "
-            f"and examples are added up in {', '.join(f'{n} {name}' for name, n in sums.items())} alone."
+            f"and examples are added up only in {', '.join(f'{n} {name}' for name, n in sums.items())}."
         )
-    elif WAYS[0] in found.reasons:
+    elif WAYS[0] in gradient.reasons:
         yield remark(
-            f"gradients are found by {found.way!r}, which is slower: {found.reasons[WAYS[0]]}.",
-            "see docs/engine.md for what the fast way follows",
+            f"gradients are found by {gradient.way!r}, which is slower: {gradient.reasons[WAYS[0]]}.",
+            "see docs/engine.md for the conditions of the fast way",
         )
 
 
 def clipping(subject: Subject) -> Iterator[Finding]:
-    """Gradients of real examples: whether they can be taken, are finite, and how they lie about the clip norm."""
+    """Yield findings on gradients of real examples: whether they exist, are finite, and their size by the clip norm."""
     run, engine = subject.run, subject.run.engine
     batch = subject.source.batch(subject.source.spread(_TRAINED_ON), TRIAL)
     size, backend = engine.microbatch_size, engine.mechanism.backend
@@ -218,19 +218,19 @@ def clipping(subject: Subject) -> Iterator[Finding]:
         blocks = [block.map(engine.to_array) for block in engine.gradient(engine.gradient.parameters(), micro, TRIAL)]
         whole = norms_of(backend, blocks, [tuple(range(len(blocks)))], [None] * len(blocks))[0]
         norms += backend.to_numpy(whole).tolist()
-    found = np.array(norms)
-    lost = int((~np.isfinite(found)).sum())
+    lengths = np.array(norms)
+    lost = int((~np.isfinite(lengths)).sum())
     if lost:
         yield fault(
-            f"{lost} of {len(found)} examples have a gradient that is not finite: each adds nothing to any step.",
+            f"{lost} of {len(lengths)} examples have a gradient that is not finite: each adds nothing to any step.",
             "look for divisions by 0, logarithms of 0, or targets that the loss ignores as a whole",
             "finite gradients",
         )
     bound = run.plan.clip_at(0, engine.mechanism.clip_norm).max_grad_norm
-    median = float(np.nanmedian(found))
+    median = float(np.nanmedian(lengths))
     yield ok(
-        f"gradients of {len(found)} examples have a median norm of {median:.3g}; the clip norm is {bound:.3g}, and "
-        f"{float((found > bound).mean()):.0%} exceed it.",
+        f"gradients of {len(lengths)} examples have a median norm of {median:.3g}; the clip norm is {bound:.3g}, and "
+        f"{float((lengths > bound).mean()):.0%} exceed it.",
         name="clip norm",
         details={"median_norm": median, "clip_norm": bound},
     )
@@ -240,12 +240,12 @@ def unused(subject: Subject) -> Iterator[Finding]:
     """Parameters on which the loss does not depend."""
     named = {name: p for name, p in subject.run.model.named_parameters() if p.requires_grad}
     loss = subject.loss_of(subject.made(1)).sum()
-    found: Any = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
-    names = [name for name, value in zip(named, found, strict=True) if value is None]
+    values: Any = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
+    names = [name for name, value in zip(named, values, strict=True) if value is None]
     if names:
-        told = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+        listed = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
         yield remark(
-            f"the loss does not depend on {told}: noise alone would move them.", "call requires_grad_(False) on them"
+            f"the loss does not depend on {listed}: only noise would move them.", "call requires_grad_(False) on them"
         )
 
 
@@ -257,7 +257,7 @@ def loss(subject: Subject) -> Iterator[Finding]:
         with in_mode(model, False), torch.no_grad():
             whole, *alone = [subject.loss_of(batch).double() for batch in (made, *rows)]
         each = torch.cat([value.reshape(1) for value in alone])
-    except Exception:  # noqa: BLE001 - a loss for one example may raise anything where there are three
+    except Exception:  # noqa: BLE001 - a loss for one example may raise anything if there are three
         raise NotTried("the loss takes no batch of several examples; training gives it one at a time.") from None
     wanted = {"list": each} if whole.numel() == len(each) else {"mean": each.mean(), "sum": each.sum()}
     # A model in bfloat16 rounds each loss to three digits.
@@ -276,7 +276,7 @@ def loss(subject: Subject) -> Iterator[Finding]:
 
 
 def neighbours(subject: Subject) -> Iterator[Finding]:
-    """Whether one example moves the sum of clipped gradients by no more than is claimed, where nothing is proved."""
+    """Whether one example moves the sum of clipped gradients by no more than claimed, if there is no proof."""
     run, engine = subject.run, subject.run.engine
     if engine.gradient.way == "pairs":
         return
@@ -298,15 +298,15 @@ def neighbours(subject: Subject) -> Iterator[Finding]:
         other[place] = last
         moved = max(moved, float(np.linalg.norm(summed(other) - base)))
     engine.mechanism.discard()
-    told = f"an example of {last} real ones that is replaced moves the sum by at most {moved / claim:.3g} C"
+    moves = f"replacing one of {last} real examples moves the sum by at most {moved / claim:.3g} C"
     if moved > 2 * claim * (1 + _TOLERANCE):
-        yield fault(f"{told}: 2 C is claimed.", "make the model treat each example alone")
+        yield fault(f"{moves}: 2 C is claimed.", "make the model treat each example separately")
     else:
-        yield ok(f"{told}; 2 C is claimed.")
+        yield ok(f"{moves}; 2 C is claimed.")
 
 
 class Check(NamedTuple):
-    """What is looked at, and what is said where nothing is found; `private` findings may show values of the data."""
+    """A check, and its sentence if it finds nothing; `private` findings may show values of the data."""
 
     name: str
     look: Callable[[Subject], Iterator[Finding]]
@@ -345,8 +345,8 @@ def doctor(
 ) -> Findings:
     """Examine a model, its data, a loss and a method, as `make_private` would get them.
 
-    Nothing of a real run is spent: no ledger is opened, keys are fresh, and what is released is thrown away. Model,
-    loss and data are left as they were found, and so are the generators of torch, NumPy and Python.
+    Nothing of a real run is spent: no ledger is opened, keys are fresh, and releases are discarded. Model, loss and
+    data are restored, and so are the generators of torch, NumPy and Python.
 
     Parameters
     ----------
@@ -357,10 +357,10 @@ def doctor(
     confidence : float
         Of the audit: 1 minus the probability that it refutes a true claim.
     seconds : float
-        Of all checks; the audit takes what the others leave, at most half, and ends early where it is decided.
+        Time of all checks; the audit takes the rest, at most half, and ends early if it is decided.
     **options
-        Other keywords of `make_private`; 100 steps where neither `epochs` nor `steps` is given. Those of a real run
-        (`ledger`, `key`, ...) are left aside.
+        Other keywords of `make_private`; 100 steps if neither `epochs` nor `steps` is given. Those of a real run
+        (`ledger`, `key`, ...) are ignored.
 
     Returns
     -------
@@ -370,7 +370,7 @@ def doctor(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        For a model that is no module, a method that is no method, or keywords that `make_private` does not know.
+        For a model that is no module, a method that is no method, or keywords unknown to `make_private`.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
@@ -383,11 +383,11 @@ def doctor(
     subject.deadline = time.monotonic() + seconds
     last = [Check("audit", partial(audited, confidence=confidence), private=True)] if audit else []
     with unchanged({"model": model, "loss": loss}, data, subject.device):
-        found = examined(subject, [*_OF_A_RUN, *last])
+        findings = examined(subject, [*_OF_A_RUN, *last])
     if method is None:
-        told = "no method was given: plain DP-SGD was tried, at noise multiplier 1."
-        found.append(remark(told, "give method= to examine the run that you plan", "plan"))
-    return found
+        sentence = "no method was given: plain DP-SGD was tried, at noise multiplier 1."
+        findings.append(remark(sentence, "give method= to examine the run that you plan", "plan"))
+    return findings
 
 
 def _batch_size(data: Any) -> int:
@@ -399,39 +399,39 @@ def _batch_size(data: Any) -> int:
 
 
 def _checked(subject: Subject, check: Check) -> list[Finding]:
-    """Return what a check finds; what it raises is a finding, too."""
-    found: list[Finding] = []
+    """Return the findings of a check; an error is a finding, too."""
+    findings: list[Finding] = []
     try:
         for finding in check.look(subject):
-            found.append(finding)  # noqa: PERF402 - kept where the check raises later
+            findings.append(finding)  # noqa: PERF402 - kept if the check raises later
     except NotTried as cause:
-        found.append(not_tried(cause.sentence, cause.remedy))
+        findings.append(not_tried(cause.sentence, cause.remedy))
     except DpcoreError as error:
-        found.append(of_error(error, private=check.name == "reading"))
+        findings.append(of_error(error, private=check.name == "reading"))
     except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
-        told = str(error).splitlines()[0][:200] if str(error) else "no message"
-        found.append(fault(f"fails with {type(error).__name__} ({told}).", "mend it, and examine again"))
-    found = found or [ok(check.fine)] * bool(check.fine)
-    return [replace(each, name=each.name or check.name, private=each.private or check.private) for each in found]
+        message = str(error).splitlines()[0][:200] if str(error) else "no message"
+        findings.append(fault(f"fails with {type(error).__name__} ({message}).", "fix it, and examine again"))
+    findings = findings or [ok(check.fine)] * bool(check.fine)
+    return [replace(each, name=each.name or check.name, private=each.private or check.private) for each in findings]
 
 
 def examined(subject: Subject, of_a_run: list[Check]) -> Findings:
     """Make all checks."""
     if is_sharded(subject.model):
-        told = "this process has parts of the model's parameters alone."
-        return Findings([not_tried(told, "examine the whole model in one process, before fully_shard", "model")])
+        reason = "this process has only parts of the model's parameters."
+        return Findings([not_tried(reason, "examine the whole model in one process, before fully_shard", "model")])
     if peers_of(subject.options.get("process_group"), subject.model).world_size > 1:
-        told = "this is one of several processes."
+        reason = "this is one of several processes."
         remedy = "examine in one process; make_private compares all of them before the first step"
-        return Findings([not_tried(told, remedy, "processes")])
+        return Findings([not_tried(reason, remedy, "processes")])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subject.build()
-        found = [finding for check in _BEFORE for finding in _checked(subject, check)]
+        findings = [finding for check in _BEFORE for finding in _checked(subject, check)]
         if subject.refused is None:
-            found += [finding for check in of_a_run for finding in _checked(subject, check)]
+            findings += [finding for check in of_a_run for finding in _checked(subject, check)]
         else:
-            found.append(of_error(subject.refused, "make_private"))
-            found.append(not_tried("make_private refuses these objects.", "mend the faults, and examine again", "run"))
+            findings.append(of_error(subject.refused, "make_private"))
+            findings.append(not_tried("make_private refuses these objects.", "fix the faults and examine again", "run"))
     said: dict[str, Finding] = {}  # one fault may stop many checks
-    return Findings(said.setdefault(finding.sentence, finding) for finding in found if finding.sentence not in said)
+    return Findings(said.setdefault(finding.sentence, finding) for finding in findings if finding.sentence not in said)

@@ -11,11 +11,11 @@ Status = Literal["ok", "remark", "fault", "not tried"]
 STATUSES: tuple[Status, ...] = ("fault", "remark", "not tried", "ok")
 
 _WIDTH = 110
-_PRIVATE = "Findings marked * tell something of the data's values: keep them as secret as the data."
+_PRIVATE = "Findings marked * reveal something about the data's values: keep them as secret as the data."
 
 
 class NotTried(Exception):
-    """A check that these objects do not allow: why, and what would allow it."""
+    """A check that these objects do not allow: the reason, and the remedy."""
 
     def __init__(self, sentence: str, remedy: str = "") -> None:
         super().__init__(sentence)
@@ -24,20 +24,20 @@ class NotTried(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes
     ----------
     status : {"ok", "remark", "fault", "not tried"}
-        A *fault* makes training wrong, impossible, or other than what is claimed; a *remark* is worth knowing.
+        A *fault* makes training wrong, impossible, or other than claimed; a *remark* is worth knowing.
     name : str
         Of the check.
     sentence : str
-        What was found.
+        The finding.
     remedy : str
-        What to do about it; empty where there is nothing to do.
+        The advice; empty if there is nothing to do.
     private : bool
-        Whether the sentence tells something of the values of the data, which has no guarantee.
+        Whether the sentence reveals something about the values of the data, which has no guarantee.
     details : dict
         Numbers of the check, as JSON values.
     """
@@ -62,7 +62,7 @@ def _of(status: Status) -> Callable[..., Finding]:
     return made
 
 
-# What a check yields; one without a name gets that of its check.
+# The findings that checks yield; one without a name gets that of its check.
 fault, remark, not_tried, ok = _of("fault"), _of("remark"), _of("not tried"), _of("ok")
 
 
@@ -92,14 +92,14 @@ class Findings(list[Finding]):
         return {"ok": self.ok, "counts": self.counts(), "findings": [asdict(finding) for finding in self]}
 
     def __str__(self) -> str:
-        """Return the findings in lines: faults first, and what is well last."""
+        """Return the findings in lines: faults first, passed checks last."""
         ordered = sorted(self, key=lambda finding: STATUSES.index(finding.status))
         lines = [textwrap.fill(str(finding), _WIDTH, subsequent_indent=" " * 11) for finding in ordered]
         lines.append(", ".join(f"{count} {status}" for status, count in self.counts().items() if count) + ".")
         return "\n".join([*lines, *([_PRIVATE] if any(finding.private for finding in self) else [])])
 
     def __repr__(self) -> str:
-        """Return what ``print`` shows: this is what an interactive session prints."""
+        """Return the text of ``print``, for interactive sessions."""
         return str(self)
 
 
@@ -110,10 +110,10 @@ _TELLS = re.compile(
 
 
 def of_error(error: BaseException, name: str = "", **more: Any) -> Finding:
-    """Return the fault that a refusal of ours is.
+    """Return a refusal of ours as a fault.
 
-    Its sentence has the form ``what: what would be right``, with more of both between semicolons: the remedy begins
-    with the first part that tells to do something.
+    Its sentence has the form ``problem: remedy``, with more of both between semicolons: the remedy begins with the
+    first part that begins with a verb of advice.
     """
     text = str(error)
     cuts = [match.end() for match in re.finditer("[:;] ", text)]

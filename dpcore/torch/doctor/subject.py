@@ -1,4 +1,4 @@
-"""The objects under examination, what is built of them for it, and how they are left as they were found."""
+"""The objects under examination, the runs built from them, and the restoration of their state."""
 
 import inspect
 import time
@@ -35,9 +35,8 @@ OF_A_REAL_RUN = ("ledger", "data_id", "run_name", "key", "exact_key")
 class Subject:
     """A user's model, data, method and loss, with the other keywords of `make_private` as `options`.
 
-    `private` is the run that `make_private` makes of them, where it does: it has no ledger, and keys of its own.
-    `refused` is what it raises otherwise, and `warned` are its warnings. Checks that take steps take those of
-    `another`.
+    `private` is the run that `make_private` makes of them, if it accepts them: it has no ledger, and its own keys.
+    Otherwise `refused` is the error; `warned` are the warnings. Checks that take steps take those of `another`.
     """
 
     def __init__(self, model: nn.Module, data: Any, method: Method, loss: Loss, options: Mapping[str, Any]) -> None:
@@ -89,7 +88,7 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     @cached_property
@@ -101,36 +100,36 @@ class Subject:
         return Data(self.data, self.device, given("collate_fn"), given("num_workers", 0), given("augmentations", 1))
 
     def made(self, examples: int) -> Tree:
-        """Return a made-up batch of so many examples in the form of the data's."""
+        """Return a synthetic batch of `examples` examples in the form of the data's."""
         return trial_batch(self.source.example(self.options.get("example_batch")), examples)
 
     def loss_of(self, batch: Tree) -> torch.Tensor:
-        """Return what the loss returns of a whole batch."""
+        """Return the loss of a whole batch."""
         inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
         with seeded(self.device, TRIAL):
             return self.loss(batches.call(self.model, inputs), *targets)
 
     @property
     def delta(self) -> float:
-        """Where epsilon is stated: the target delta, or 1e-5, or a tenth of 1/n where that is less."""
+        """The delta of the stated epsilon: the target delta, or 1e-5, or a tenth of 1/n if that is less."""
         given = self.options.get("target_delta")
         return float(given) if given is not None else min(1e-5, 0.1 / self.source.length)
 
 
 LARGE = 64 * 2**20
-"""Bytes of an array of the data from which on no copy is made of it: reading changes the state beside it, if any."""
-_SEARCHED = 1000  # items of each container of the data that are looked at
+"""Arrays of the data with this many bytes or more are not copied: reading changes other state, if any."""
+_SEARCHED = 1000  # items of each container of the data that are checked
 
 
 @contextmanager
 def unchanged(objects: Mapping[str, Any], data: Any, device: torch.device) -> Iterator[None]:
-    """Put back what changes in the block: everything reachable from `objects` and `data`, and all generators.
+    """Restore everything that changes in the block and is reachable from `objects` and `data`, and all generators.
 
-    Parameters of the model are among it, in their own memory, so that the block may train. They are held a second time
-    meanwhile. Arrays of the data of `LARGE` bytes and more, and items of its containers beyond the 1000th, are not.
+    This includes the model's parameters, in their own memory, so that the block may train. They are copied meanwhile.
+    Arrays of the data of `LARGE` bytes and more, and items of its containers beyond the 1000th, are not restored.
     """
-    found = [value for _, value, first in walk({"data": data}, most=_SEARCHED) if not first]
-    large = [value for value in found if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes >= LARGE]
+    reachable = [value for _, value, first in walk({"data": data}, most=_SEARCHED) if not first]
+    large = [value for value in reachable if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes >= LARGE]
     before = [Snapshot({**objects, **GLOBAL_HOOKS}, [data, *large]), Snapshot({"data": data}, large, _SEARCHED)]
     with seeded(device, TRIAL):
         try:

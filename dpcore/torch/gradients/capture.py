@@ -93,8 +93,7 @@ def capture(
 
     `names` are the trained parameters, and `loss` is that of one example. Of `example` only shapes, dtypes and devices
     are read. `made` notes the tensors that the code is given and makes, and `forward` gives the context of the forward
-    pass and the loss. Raises NotCaptured if the code does what a graph
-    cannot hold.
+    pass and the loss. Raises NotCaptured if the code does what a graph cannot hold.
     """
     named = dict(model.named_parameters())
     trained, _ = places(model, names)

@@ -25,7 +25,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from dpcore.spec.check import dtype_name
+from dpcore.spec.check import read_as
 from dpcore.spec.contributions import FEW_ROWS, rounding_of_linear
 from dpcore.stages.clipping.blocks import CHUNK, Block, Chunked
 from dpcore.torch.gradients.axis import Axis, Op, name_of, order_of, shape_of
@@ -155,8 +155,8 @@ class Softmax:
 
     @property
     def dtype(self) -> str:
-        """Name of the arrays' dtype."""
-        return dtype_name(self.inputs)
+        """See `dpcore.stages.clipping.blocks.Block.dtype`."""
+        return read_as(self.inputs)
 
     @property
     def rounding(self) -> float:
@@ -263,18 +263,15 @@ def without_logits(graph: Graph, marks: dict[Node, Any], count: int) -> Graph | 
     found.output(found.graph_copy(graph, copies))
     own = {copies[node]: mark for node, mark in marks.items() if node in copies}
     for node in found.nodes:
-        if node.op == "call_function" and name_of(node.target) == "ones_like" and shape_of(node) == (count,):
+        if _is(node, "ones_like") and shape_of(node) == (count,):
             # The losses' own values go nowhere: the gradient of their sum begins with ones.
-            kind = node.meta["val"]
-            node.target, node.args, node.kwargs = (
-                aten.ones.default,
-                ([count],),
-                {"dtype": kind.dtype, "device": kind.device},
-            )
+            value = node.meta["val"]
+            node.target, node.args = aten.ones.default, ([count],)
+            node.kwargs = {"dtype": value.dtype, "device": value.device}
     found.eliminate_dead_code()
     heads = 0
     for node in list(found.nodes):
-        if node.op == "call_function" and name_of(node.target) == "_log_softmax_backward_data":
+        if _is(node, "_log_softmax_backward_data"):
             head = _found(node, own)
             if head is not None:
                 _replace(node, head)
@@ -286,14 +283,14 @@ def without_logits(graph: Graph, marks: dict[Node, Any], count: int) -> Graph | 
 def _found(node: Node, marks: dict[Node, Any]) -> _Head | None:
     """Return the head whose gradient by its logits is `node`."""
     given, softmax, dim = node.args[:3]
-    if name_of(softmax.target) != "_log_softmax" or set(softmax.users) != {node}:  # type: ignore[union-attr]
+    if not _is(softmax, "_log_softmax") or set(softmax.users) != {node}:  # type: ignore[arg-type, union-attr]
         return None
     back: list[Node] = [softmax]  # type: ignore[list-item]
-    while name_of(back[-1].target) not in ("mm", "addmm"):
+    while not _is(back[-1], "mm", "addmm"):
         if back[-1] is not softmax and not _moves(back[-1]):
             return None
         back.append(back[-1].args[0])  # type: ignore[arg-type]
-        if back[-1].op != "call_function" or len(back[-1].users) != 1:
+        if len(back[-1].users) != 1:
             return None
     layer = back.pop()
     bias, inputs, across = (None, *layer.args) if name_of(layer.target) == "mm" else layer.args[:3]
@@ -302,7 +299,9 @@ def _found(node: Node, marks: dict[Node, Any]) -> _Head | None:
     shared = marks.get(weight) is None and (bias is None or marks.get(bias) is None)  # type: ignore[arg-type]
     if not turned or not isinstance(mark, Axis) or mark.dim or not shared or layer.kwargs:
         return None
-    if bias is not None and shape_of(bias) != (classes,):
+    # A cast to a third dtype would round the logits.
+    kinds = [each.meta["val"].dtype for each in (layer, softmax, *back)]  # type: ignore[union-attr]
+    if (bias is not None and shape_of(bias) != (classes,)) or not {*kinds} <= {*kinds[:2]}:
         return None
     place: int | None = 1
     for each in reversed(back[1:]):
@@ -314,9 +313,17 @@ def _found(node: Node, marks: dict[Node, Any]) -> _Head | None:
     return head if head is not None and all(_takes(head, *each) for each in _ends(node, place, classes)) else None
 
 
+def _is(node: Node, *names: str) -> bool:
+    """Whether a value is made by an operation of one of these names."""
+    return node.op == "call_function" and name_of(node.target) in names
+
+
 def _moves(node: Node) -> bool:
     """Whether an operation leaves a value's entries as they are, but for their places and a cast."""
-    return node.op == "call_function" and name_of(node.target) in (*SAME_ORDER, "t", "transpose", "permute")
+    return _is(node, *SAME_ORDER, *_TURNS)
+
+
+_TURNS = ("t", "transpose", "permute")
 
 
 def _moved(node: Node, dim: int | None, classes: int) -> int | None:
@@ -338,11 +345,7 @@ def _moved(node: Node, dim: int | None, classes: int) -> int | None:
 def _turned(node: Node) -> tuple[Node, bool]:
     """Return the matrix that a value is, and whether it is transposed."""
     turned = False
-    while (
-        node.op == "call_function"
-        and name_of(node.target) in ("t", "transpose", "permute")
-        and len(shape_of(node)) == 2
-    ):
+    while _is(node, *_TURNS) and len(shape_of(node)) == 2:
         turned ^= order_of(node) == [1, 0]
         node = node.args[0]  # type: ignore[assignment]
     return node, turned
@@ -350,17 +353,17 @@ def _turned(node: Node) -> tuple[Node, bool]:
 
 def _loss(node: Node, dim: int, classes: int) -> _Loss | None:
     """Return what a gradient by log-probabilities is made of: numbers at labels, and one for all classes."""
-    name, given = name_of(node.target) if node.op == "call_function" else "", cast("tuple[Any, ...]", node.args)
-    if name == "scatter_add" and given[1] % len(shape_of(node)) == dim and is_zero(given[0]):
+    given = cast("tuple[Any, ...]", node.args)
+    if _is(node, "scatter_add") and given[1] % len(shape_of(node)) == dim and is_zero(given[0]):
         labels, own = given[2:4]
         one = tuple(1 if d == dim else n for d, n in enumerate(shape_of(node)))
         return _Loss(labels, own, None) if shape_of(labels) == shape_of(own) == one else None
-    if name == "add" and len(node.all_input_nodes) == 2 and not node.kwargs:
+    if _is(node, "add") and len(node.all_input_nodes) == 2 and not node.kwargs:
         for one, other in (given, given[::-1]):
             loss, others = _loss(one, dim, classes), _uniform(other, dim)
             if loss is not None and loss.others is None and others is not None and shape_of(one) == shape_of(other):
                 return loss._replace(others=others)
-    if name and _moves(node):
+    if _moves(node):
         for before in range(len(shape_of(given[0]))):
             if shape_of(given[0])[before] == classes and _moved(node, before, classes) == dim:
                 return _loss(given[0], before, classes)
@@ -369,7 +372,7 @@ def _loss(node: Node, dim: int, classes: int) -> _Loss | None:
 
 def _uniform(node: Node, dim: int) -> Node | None:
     """Return what is the same for all classes."""
-    if node.op != "call_function" or name_of(node.target) != "expand":
+    if not _is(node, "expand"):
         return None
     before, after = shape_of(node.args[0]), shape_of(node)
     one = tuple(1 if d == dim else n for d, n in enumerate(after))
@@ -388,11 +391,11 @@ def _ends(node: Node, dim: int, classes: int) -> Iterator[tuple[Node, Node, int 
 
 def _takes(head: _Head, user: Node, gradient: Node, dim: int | None) -> bool:
     """Note an operation that makes a gradient of that by the logits; return whether it is one."""
-    name, given, flat = name_of(user.target), user.args, len(shape_of(gradient)) == 2
-    if name == "sum" and flat and dim == 1 and given[1] == [0] and head.bias is not None:
+    given, flat = user.args, len(shape_of(gradient)) == 2
+    if _is(user, "sum") and flat and dim == 1 and given[1:2] == ([0],) and head.bias is not None:
         head.by_bias.append(user)
         return True
-    if name != "mm" or not flat:
+    if not _is(user, "mm") or not flat:
         return False
     if given[0] is gradient and dim == 1 and _turned(given[1]) == (head.weight, False):  # type: ignore[arg-type]
         head.by_inputs.append(user)

@@ -1,4 +1,4 @@
-"""Training loops of other libraries, driven by a private run. What a host needs is imported when it is asked for."""
+"""Training loops of other libraries, driven by a private run. A host's library is imported when it is used."""
 
 from __future__ import annotations
 

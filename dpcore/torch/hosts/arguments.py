@@ -1,7 +1,7 @@
-"""What each field of `TrainingArguments` means for a private run: kept, held against the method, or refused.
+"""The meaning of each field of `TrainingArguments` for a private run: kept, compared with the method, or refused.
 
-A field that is in no table of this module is refused at any value but its default: what another version of
-transformers adds is never ignored without a word.
+A field that is in no table of this module is refused at any value except its default: additions of another version
+of transformers are never silently ignored.
 """
 
 from dataclasses import fields
@@ -15,7 +15,7 @@ KEPT: Final = frozenset({
     # Length, schedule and seed of the initial weights.
     "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "seed",
     "full_determinism", "use_cache", "resume_from_checkpoint",
-    # Read by Trainer before or beside the loop.
+    # Read by Trainer before or outside the loop.
     "output_dir", "overwrite_output_dir", "activation_checkpointing", "activation_checkpointing_kwargs",
     "gradient_checkpointing", "gradient_checkpointing_kwargs", "remove_unused_columns", "label_names",
     "dataloader_num_workers", "do_train", "do_eval", "do_predict",
@@ -36,11 +36,11 @@ KEPT: Final = frozenset({
     "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
     "restore_callback_states_from_checkpoint", "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id",
     "hub_always_push", "hub_revision",
-    # Machines. What configures fsdp means nothing without it.
+    # Machines. The configuration of fsdp has no effect without it.
     "fsdp_config", "use_cpu", "no_cuda", "use_mps_device", "local_rank", "ddp_backend", "ddp_timeout",
 })
 # fmt: on
-"""Fields that mean here what they mean in `Trainer`."""
+"""Fields with the same meaning as in `Trainer`."""
 
 COUNTED: Final = ("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "hub_strategy")
 """Fields with a rule of their own, in this module."""
@@ -66,41 +66,41 @@ _REASONS: Final = {
     "use_liger_kernel": "its kernels have no gradient for each example",
     "neftune_noise_alpha": "it adds noise to embeddings, and none of it counts for privacy",
     "auto_find_batch_size": "batches are part of the guarantee; memory is limited by max_memory",
-    "include_num_input_tokens_seen skip_memory_metrics debug": "it would tell what batches hold, which is private",
+    "include_num_input_tokens_seen skip_memory_metrics debug": "it would reveal facts on batches, which are private",
     "logging_nan_inf_filter": "no loss of training data is logged",
-    "enable_jit_checkpoint": "not every process is told at the same step; save often (save_steps)",
+    "enable_jit_checkpoint": "processes would not save at the same step; save often (save_steps)",
     "data_seed": "batches are drawn from the run's secret key",
     "parallelism_config fsdp deepspeed": "every process has the whole model, and dpcore shares out batches, noise and "
     "state by itself",
     "dataloader_drop_last": "batches are drawn by sampling=, which drops nothing unseen",
     "train_sampling_strategy": "batches are drawn by sampling=",
-    "ignore_data_skip": "a run that goes on draws fresh batches; there is none to skip",
-    "group_by_length": "batches are drawn by sampling=; lengths would decide who is in a batch with whom",
+    "ignore_data_skip": "a resumed run draws fresh batches; there is none to skip",
+    "group_by_length": "batches are drawn by sampling=; lengths would decide which examples share a batch",
 }
 REASONS: Final = {name: reason for names, reason in _REASONS.items() for name in names.split()}
-"""Why a field is refused at any other value than its default, or what to do instead."""
+"""The reason to refuse a field at any value except its default, or the remedy."""
 
 
 def check_arguments(args: Any, known: type, method: Method, *, processes: int) -> None:
-    """Refuse training arguments that contradict the private run, or would be ignored, each with what would be right.
+    """Refuse training arguments that contradict the private run, or would be ignored, each with a remedy.
 
-    `known` is `transformers.TrainingArguments`: fields that a subclass of it adds are its own affair. A value that
-    equals its default cannot be told from one that was not given, and is taken as not given.
+    `known` is `transformers.TrainingArguments`: fields that a subclass adds are ignored. A value that equals its
+    default is taken as not given, since the two cannot be distinguished.
     """
     ours, defaults = _settings_of(method), {entry.name: entry.default for entry in fields(known)}
     for name, default in defaults.items():
         value = getattr(args, name)
         # After it was made, "" is [] in some fields, None False, and False "no".
-        unchanged = value == default or all(not held or held == "no" for held in (value, default))
-        if unchanged or name in KEPT or name in COUNTED or name.startswith("_"):  # n_gpu is asked below
+        unchanged = value == default or all(not each or each == "no" for each in (value, default))
+        if unchanged or name in KEPT or name in COUNTED or name.startswith("_"):  # n_gpu is checked below
             continue
         if name not in OF_THE_METHOD:
             reason = REASONS.get(name, "a private run does not know it")
             raise ArgumentError(f"{name}={_shown(value)}: must be left at {_shown(default)}; {reason}")
         setting = OF_THE_METHOD[name]
         if value != ours.get(setting):
-            told = f"the method's {setting}={ours[setting]!r}" if setting in ours else f"a method with {setting}"
-            raise ArgumentError(f"{name}={value!r}: must be {told}, or be left out ({default!r}); the method rules")
+            wanted = f"the method's {setting}={ours[setting]!r}" if setting in ours else f"a method with {setting}"
+            raise ArgumentError(f"{name}={value!r}: must be {wanted}, or be left out ({default!r}); the method decides")
     _check_counts(args, defaults, method, processes)
 
 
@@ -118,8 +118,8 @@ def _check_counts(args: Any, defaults: dict[str, Any], method: Method, processes
         raise ArgumentError(f"num_train_epochs={args.num_train_epochs!r}: must be a whole number; or give max_steps")
     if args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) not in ("end", "every_save"):
         raise ArgumentError(
-            f"hub_strategy={_shown(args.hub_strategy)}: must be 'end' or 'every_save'; checkpoints hold the run's keys "
-            "and stay where the data are"
+            f"hub_strategy={_shown(args.hub_strategy)}: must be 'end' or 'every_save'; checkpoints have the run's keys "
+            "and must stay with the data"
         )
     scheduler = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if method.schedule is not None and scheduler != "constant":
@@ -133,14 +133,14 @@ def _check_counts(args: Any, defaults: dict[str, Any], method: Method, processes
 
 def _settings_of(method: Method) -> dict[str, Any]:
     update = method.update.settings()
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "lr": update.learning_rate,
         "weight_decay": update.weight_decay,
         "max_grad_norm": method.clip.max_grad_norm,
     }
     if method.update.rule in ("adam", "adamw"):
-        found |= {"betas[0]": update.beta1, "betas[1]": update.beta2, "eps": update.eps}
-    return found
+        settings |= {"betas[0]": update.beta1, "betas[1]": update.beta2, "eps": update.eps}
+    return settings
 
 
 def _shown(value: Any) -> str:

@@ -33,9 +33,9 @@ from dpcore.torch.wrong_arguments import check_method
 
 
 def data_of(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-    """Return a trainer's training data and what joins its examples, without the columns that the model does not take.
+    """Return a trainer's training data and its collate function, without the columns that the model does not take.
 
-    Labels are the batch's target, and no input of the model, where the loss is not the model's own.
+    If the loss is not the model's own, labels are the batch's target, and no input of the model.
     """
     data, collate = trainer.train_dataset, trainer.data_collator
     if is_datasets_available() and isinstance(data, importlib.import_module("datasets").Dataset):
@@ -46,14 +46,14 @@ def data_of(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
 
 
 def loss_of(trainer: Any) -> Callable[..., Any]:
-    """Return the loss of one example: `compute_loss_func`, or what the model returns."""
+    """Return the loss of one example: `compute_loss_func`, or the loss that the model returns."""
     if trainer.compute_loss_func is None:
         return returned_loss
-    return partial(trainer.compute_loss_func, num_items_in_batch=None)  # told of no batch
+    return partial(trainer.compute_loss_func, num_items_in_batch=None)  # it must not depend on the batch
 
 
 def returned_loss(output: Any) -> Any:
-    """Return the loss that a model of transformers computes where its inputs have labels."""
+    """Return the loss that a model of transformers computes if its inputs have labels."""
     return output["loss"] if isinstance(output, dict) else output[0]
 
 
@@ -64,7 +64,7 @@ def labels_apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> An
 
 
 FILE = "dpcore.pt"
-"""Of a checkpoint: the run's state, readable by its owner alone, since whoever has it can subtract the noise."""
+"""A checkpoint's file with the run's state. Only its owner can read it, since with it the noise can be subtracted."""
 
 FORWARDED = frozenset(inspect.signature(make_private).parameters) - {"model", "method"}
 TAKEN = {
@@ -102,13 +102,13 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     Notes
     -----
     The loss is the one that the model returns, or `compute_loss_func`, of one example at a time: the mean over its own
-    tokens, where Trainer takes that over all tokens of the batch.
+    tokens, while Trainer's is over all tokens of the batch.
 
     The loop is short and our own: Trainer's reads a loss, a gradient norm and counts of tokens in the middle of it.
-    What surrounds it (`train`, `evaluation_loop`, `_save_checkpoint`, the callbacks and their order) is used as it is.
+    Everything around it (`train`, `evaluation_loop`, `_save_checkpoint`, the callbacks and their order) is Trainer's.
     """
 
-    # What Trainer declares for itself.
+    # Attributes of Trainer.
     model: Any
     optimizer: Any
     lr_scheduler: Any
@@ -147,7 +147,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         counted = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if counted != self.args.world_size:
             raise ArgumentError(
-                f"use_cpu={self.args.use_cpu!r}: must be True where there is no GPU, since transformers counts "
+                f"use_cpu={self.args.use_cpu!r}: must be True if there is no GPU, since transformers counts "
                 f"{self.args.world_size} processes and torch.distributed {counted}, and each would write all files"
             )
         if self.accelerator.mixed_precision != ("bf16" if self.args.bf16 else "no"):
@@ -172,7 +172,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         )
 
     def _output(self) -> AbstractContextManager[None]:
-        """While the run trains: the method's output, which is what is evaluated and saved."""
+        """While the run trains: the method's output, which is evaluated and saved."""
         return self._private.averaged() if self._private is not None and self.is_in_train else nullcontext()
 
     def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
@@ -183,7 +183,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the method's output, as `from_pretrained` reads it, with its statement and card; call in every process.
 
-        A card of another's making is kept. A checkpoint has neither: it holds the run's keys, and stays where it is.
+        A card from elsewhere is kept. A checkpoint has neither: it has the run's keys, and must not be published.
         """
         with self._output():
             super().save_model(output_dir, _internal_call)
@@ -192,8 +192,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         target = Path(output_dir or self.args.output_dir)
         statement = self._statement()
         if statement is None:
-            told = f"{target}: saved without a privacy statement, as the run has no target_delta="
-            warnings.warn(told, TrainingWarning, stacklevel=2)
+            sentence = f"{target}: saved without a privacy statement, as the run has no target_delta="
+            warnings.warn(sentence, TrainingWarning, stacklevel=2)
             return
         contents = {"statement.json": f"{statement.to_json()}\n".encode(), "statement.txt": statement.text().encode()}
         for name, content in contents.items():
@@ -246,8 +246,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write the run's state in the process that writes; all of them have parts of it.
 
-        The parameters are those that the run goes on from. The model's own files hold the method's output, which is
-        another one where the method averages.
+        The parameters are those from which the run continues. The model's own files have the method's output, which
+        differs if the method averages.
         """
         state = self.private.optimizer.state_dict()
         if self.args.should_save:
@@ -255,11 +255,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             save_state(Path(output_dir) / FILE, whole)
 
     def _load_run(self, folder: str, private: PrivateRun) -> TrainerState:
-        """Go on from what was saved, and return Trainer's own state at that step."""
+        """Continue from a checkpoint, and return Trainer's own state at that step."""
         path, trained = Path(folder) / FILE, self._trained()
         if not path.exists():
             raise ArgumentError(
-                f"resume_from_checkpoint={folder!r}: has no {FILE}, without which what was released is not known; must "
+                f"resume_from_checkpoint={folder!r}: has no {FILE}, so its releases are not known; must "
                 "be a checkpoint of a PrivateTrainer without save_only_model"
             )
         try:
@@ -281,7 +281,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return state
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save no generators: what training draws follows from the run's keys."""
+        """Save no generators: the draws of training follow from the run's keys."""
 
     def _begin(self, resume_from_checkpoint: str | None) -> PrivateRun:
         """Make the run, or take the one that is there, and load a checkpoint into it."""
@@ -336,20 +336,20 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Train to the end of the plan: what `Trainer.train` calls."""
+        """Train to the end of the plan; `Trainer.train` calls it."""
         self.is_in_train = True
-        private, told = self._begin(resume_from_checkpoint), ignore_keys_for_eval
+        private, ignored = self._begin(resume_from_checkpoint), ignore_keys_for_eval
         handler = self.callback_handler
         self.control = handler.on_train_begin(self.args, self.state, self.control)
         if self.args.eval_on_start:
-            self._evaluate(trial, told, skip_scheduler=True)
+            self._evaluate(trial, ignored, skip_scheduler=True)
         while private.steps_taken < private.plan.steps:
             self.control = handler.on_epoch_begin(self.args, self.state, self.control)
-            if self._epoch(private, trial, told):
+            if self._epoch(private, trial, ignored):
                 break
         return self._finish(private)
 
-    def _epoch(self, private: PrivateRun, trial: Any, told: list[str] | None) -> bool:
+    def _epoch(self, private: PrivateRun, trial: Any, ignored: list[str] | None) -> bool:
         """Take the steps up to the end of the epoch, and return whether training stops."""
         handler, length = self.callback_handler, len(private.loader)
         first, batches = private.steps_taken, iter(private.loader)
@@ -375,24 +375,24 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             self.state.global_step = private.steps_taken
             self.state.epoch = private.steps_taken / length
             self.control = handler.on_step_end(self.args, self.state, self.control)
-            self._log_evaluate_save(private, trial, told, rate)
-            # One process alone cannot stop: the others would wait for its sum.
+            self._log_evaluate_save(private, trial, ignored, rate)
+            # One process cannot stop alone: the others would wait for its sum.
             if private.any_process(self.control.should_training_stop or self.control.should_epoch_stop):
                 break
         self.control = handler.on_epoch_end(self.args, self.state, self.control)
-        self._log_evaluate_save(private, trial, told, self._get_learning_rate())
-        asked = private.any_process(self.control.should_training_stop)
-        # A callback has seen the evaluations; the end of a budget follows from what was charged.
-        private.stopped_by_results = asked and private.steps_taken < private.plan.steps
-        return stop or asked
+        self._log_evaluate_save(private, trial, ignored, self._get_learning_rate())
+        by_callback = private.any_process(self.control.should_training_stop)
+        # A callback has seen the evaluations; the end of a budget follows from the charges.
+        private.stopped_by_results = by_callback and private.steps_taken < private.plan.steps
+        return stop or by_callback
 
-    def _log_evaluate_save(self, private: PrivateRun, trial: Any, told: list[str] | None, rate: float) -> None:
-        """Do what the callbacks asked for, in Trainer's order."""
+    def _log_evaluate_save(self, private: PrivateRun, trial: Any, ignored: list[str] | None, rate: float) -> None:
+        """Log, evaluate and save as the callbacks decided, in Trainer's order."""
         if self.control.should_log and self._logged != self.state.global_step:
             self._logged = self.state.global_step
             self.log({"learning_rate": rate, **self._spent(private)})
         if self.control.should_evaluate:
-            best = self._determine_best_metric(metrics=self._evaluate(trial, told), trial=trial)
+            best = self._determine_best_metric(metrics=self._evaluate(trial, ignored), trial=trial)
             if self.args.save_strategy == "best":
                 self.control.should_save = best
         if self.control.should_save:
@@ -402,8 +402,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def _spent(self, private: PrivateRun) -> dict[str, float]:
         """Return epsilon and delta, in the first process: it has the ledger, and it is the one that logs.
 
-        "epsilon" is of the steps so far, and holds for a number of them that was fixed beforehand. After a stop that
-        somebody asked for, who had seen results, it is not told: what holds is "epsilon_planned".
+        "epsilon" is of the steps so far, and holds if their number was fixed beforehand. After a stop that depends on
+        results it is left out: then "epsilon_planned" holds.
         """
         delta = self._chosen.get("target_delta")
         if delta is None or not self.is_world_process_zero():

@@ -4,7 +4,7 @@ Per-example gradients are taken from batches of one (see `per_example`), so a mi
 guarantee here. It is refused all the same: it would be trained on batches of one and evaluated on larger ones, which
 is another function; and running statistics of private examples would be part of the model without noise.
 
-Here known modules are told by their class and settings; `dpcore.torch.gradients.per_example.try_out` runs the model.
+Here modules are recognized by class and settings; `dpcore.torch.gradients.per_example.try_out` runs the model.
 """
 
 import warnings
@@ -39,7 +39,7 @@ def frozen_norms(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def refusals(model: nn.Module) -> Iterator[DpcoreError]:
-    """Yield what `check_module` refuses, each with its sentence."""
+    """Yield the errors of `check_module`."""
     for name, module in model.named_modules():
         yield from _of_parameters(name, module)
         complaint = None if _is_frozen(module) else _complaint(module)
@@ -111,19 +111,19 @@ class Modes:
     def __init__(self, model: nn.Module, frozen: tuple[nn.Module, ...]) -> None:
         self._model, self._frozen = model, frozen
         self._dropping = [(name, module) for name, module in model.named_modules() if _drops(module)]
-        self._told = False
+        self._warned = False
 
     def check(self) -> None:
         """Refuse frozen modules that train; warn once of a whole model in eval mode that has dropout."""
         check_still_frozen(self._model, self._frozen)
-        if not self._told and (told := self.off()) is not None:
-            self._told = True
-            warnings.warn(f"{told}. Said once; the steps are taken as the model is", TrainingWarning, stacklevel=3)
+        if not self._warned and (sentence := self.off()) is not None:
+            self._warned = True
+            warnings.warn(f"{sentence}. Said once; the model is used as it is", TrainingWarning, stacklevel=3)
 
     def off(self) -> str | None:
-        """Return a sentence where the whole model is in eval mode and has dropout.
+        """Return a sentence if the whole model is in eval mode and has dropout.
 
-        A model in training mode of which some modules are in eval mode was made so on purpose.
+        A model in training mode with some modules in eval mode is taken as intended.
         """
         off = [name for name, module in self._dropping if not module.training]
         if self._model.training or not off or len(off) < len(self._dropping):
@@ -135,6 +135,6 @@ class Modes:
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether a module drops values at random in training mode, by what torch's own classes say."""
+    """Whether a module drops values at random in training mode, according to torch's own classes."""
     chance = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
     return isinstance(chance, float) and chance > 0

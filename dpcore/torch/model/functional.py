@@ -15,14 +15,14 @@ from dpcore.errors import ArgumentError
 T = TypeVar("T")
 
 FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
-"""What models and losses raise where something does not fit."""
+"""Errors that models and losses raise if something does not fit."""
 
 
 def slots(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every place of a parameter or buffer once, by a name that leads to it.
 
-    A module that is registered under two names has its places named once: ``functional_call`` exchanges what it is
-    given name by name, and would exchange one place twice. A tied parameter has several places.
+    A module that is registered under two names has its places named once: ``functional_call`` exchanges values name by
+    name, and would exchange one place twice. A tied parameter has several places.
     """
     for path, module in model.named_modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -31,7 +31,7 @@ def slots(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def places(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
-    """Return which of the parameters `names` stands in each place of the model, and copies of what stands elsewhere."""
+    """Return the index in `names` of the parameter in each place of the model, and copies of all other values."""
     named = dict(model.named_parameters())
     trained = {id(named[name]): number for number, name in enumerate(names)}
     of: dict[str, int] = {}
@@ -45,14 +45,14 @@ def places(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, int], dict
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process has of a tensor, detached and sharing memory."""
+    """Return this process's part of a tensor, detached and sharing memory."""
     detached: Any = tensor.detach()
-    found: torch.Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
-    return found
+    part: torch.Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
+    return part
 
 
 def whole_state(model: nn.Module) -> dict[str, Any]:
-    """Return a copy of a model's state dict, of whole tensors where it is sharded: there all processes must ask."""
+    """Return a copy of a model's state dict with whole tensors. If it is sharded, all processes must call it."""
     state = copy.deepcopy(model.state_dict())
     for name, value in state.items():
         if hasattr(value, "full_tensor"):
@@ -61,7 +61,7 @@ def whole_state(model: nn.Module) -> dict[str, Any]:
 
 
 State = dict[str, torch.Tensor]
-"""What stands in places of a model's parameters and buffers for a call, by name."""
+"""Values for the places of a model's parameters and buffers in a call, by name."""
 
 
 class Values:
@@ -79,7 +79,7 @@ class Values:
         return [named[name].detach() for name in self.names]
 
     def at(self, point: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], State]:
-        """Return leaves with the point's values, whose ``grad`` gets filled, and what to call the model with."""
+        """Return leaves with the point's values, whose ``grad`` gets filled, and the state for a call of the model."""
         leaves = [value.detach().requires_grad_() for value in point]
         trained, rest = places(self.model, self.names)
         return leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
@@ -89,14 +89,14 @@ class Values:
         return nullcontext()
 
     def gathered(self, captured: Any) -> Any:
-        """Return what puts the gathering of a sharded model's parameters into its captured graph; None: nothing."""
+        """Return the function that inserts the gathering of a sharded model's parameters into its graph, or None."""
 
     def settle(self) -> None:
-        """Put the model into the state in which its parameters are those that the run knows."""
+        """Put the model into the state in which its parameters are the run's."""
 
 
 def within(model: nn.Module, state: dict[str, torch.Tensor], function: Callable[[], T]) -> T:
-    """Call a function while `state` stands in the places of the model's parameters and buffers, and must stay there."""
+    """Call a function with `state` in the places of the model's parameters and buffers, where it must stay."""
     whole = _Around(model)
     given = {f"model.{name}": value for name, value in state.items()}
     kept = dict(given)

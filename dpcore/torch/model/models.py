@@ -47,7 +47,7 @@ def cnn_5(input_shape: Sequence[int], classes: int) -> nn.Module:
     """Return the CNN of the papers: five convolutional layers, each followed by tanh and max-pooling, and one linear.
 
     Every convolution is 3x3, stride 1, padding 1, with bias; every pooling 2x2, stride 2, rounding sizes up, so that
-    small images end at 1x1 and stay there. Pooling stands before tanh in the code: tanh is increasing, so the two
+    small images end at 1x1 and stay there. Pooling comes before tanh in the code: tanh is increasing, so the two
     commute, and it then sees a quarter of the values.
 
     For one channel, 28x28 or 8x8, and 10 classes it has 70,122 parameters. Weights start uniform with Glorot's bound

@@ -1,7 +1,7 @@
-"""The precision of a model's forward pass, where the run decides it: torch's autocast, of the pass and the loss alone.
+"""The precision of a model's forward pass, if the run decides it: torch's autocast, of only the pass and the loss.
 
 torch advises against autocast around a backward pass, whose operations have the dtypes of the forward pass by
-themselves. Where a precision is given, autocast that surrounds the run's calls changes nothing.
+themselves. If a precision is given, autocast around the run's calls changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CAVEAT = "Gradients come from forward passes in {} (autocast), and are clipped a
 
 
 def parse(precision: str | None) -> torch.dtype | None:
-    """Return the dtype of a precision's name; None where what surrounds the run decides."""
+    """Return the dtype of a precision's name; None if the surrounding autocast decides."""
     if precision == "fp16":
         raise ArgumentError(
             "precision='fp16': must be 'bf16' or None; gradients in float16 need a loss scale, and one that follows "
@@ -34,12 +34,12 @@ def forward(precision: torch.dtype | None, device: torch.device) -> AbstractCont
 
 
 def apart(precision: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which autocast that is around changes nothing, where a precision was given."""
+    """Return a context in which surrounding autocast changes nothing, if a precision was given."""
     return nullcontext() if precision is None else torch.autocast(device.type, enabled=False)
 
 
 def around(device: torch.device) -> torch.dtype | None:
-    """Return the dtype of the autocast that would be at work on a device now, None where it is off."""
+    """Return the dtype of the present autocast on a device, None if it is off."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
@@ -49,5 +49,5 @@ def caveats_of(dtype: torch.dtype | None) -> tuple[str, ...]:
 
 
 def words(dtype: torch.dtype | None) -> str:
-    """Return what is said of an autocast."""
+    """Return an autocast in words."""
     return "off" if dtype is None else f"to {str(dtype).removeprefix('torch.')}"

@@ -1,4 +1,4 @@
-"""Finds what a model or a loss keeps from one call to the next, on synthetic examples and again on the first real ones.
+"""Finds state that a model or a loss keeps between calls, on synthetic examples and again on the first real ones.
 
 Such state is private, has no noise, is saved with the model, and lets one example move the gradients of others by more
 than the clip norm. Nothing is proved about code: everything reachable from model and loss (`walk`) is compared
@@ -48,7 +48,7 @@ GLOBAL_HOOKS = {
 def keeps(path: str) -> str:
     """Return the sentence that refuses something which changes while gradients are taken."""
     return (
-        f"{path} changes while gradients are taken: what model or loss keep of examples is private, has no noise and "
+        f"{path} changes while gradients are taken: values that model or loss keep are private, have no noise and "
         "reaches the gradients of others; use values inside forward and loss only, and keep nothing between calls"
     )
 
@@ -79,7 +79,7 @@ class Snapshot:
             undo()
 
     def _value(self, value: Any) -> Any:
-        """Return what tells a changed object from an unchanged one, beside its parts; note how to put it back."""
+        """Return a value that shows whether an object changed, apart from its parts; note how to restore it."""
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, GENERATORS):
@@ -93,7 +93,7 @@ class Snapshot:
         if isinstance(value, GeneratorType):
             return None if value.gi_frame is None else value.gi_frame.f_lasti
         if type(value).__module__.startswith("dpcore.") and not isinstance(value, nn.Module):
-            return type(value)  # what holds the run is no state of the model, and must not be put back
+            return type(value)  # dpcore's own objects are no state of the model, and must not be restored
         held = self._attributes(value)
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return self._array(value)
@@ -149,12 +149,12 @@ def _refill(container: Any, items: list[Any]) -> None:
         container.extend(items)
 
 
-def _put_back(owner: Any, held: dict[str, Any]) -> None:
+def _put_back(owner: Any, earlier: dict[str, Any]) -> None:
     """Give an object, a class or a module the attributes that it had."""
     now = attributes(owner)
-    for name in now.keys() - held.keys():
+    for name in now.keys() - earlier.keys():
         delattr(owner, name)
-    for name, item in held.items():
+    for name, item in earlier.items():
         if name in now and now[name] is item:
             continue
         if isinstance(owner, type) or isinstance(getattr(type(owner), name, None), MemberDescriptorType):
@@ -194,16 +194,16 @@ _WRAPPERS = {
 }
 # fmt: on
 _DYNAMO = "__dynamo_disable"
-"""Where torch keeps, from the first call on, its wrapper of a function of its own, such as that of checkpoints."""
+"""The attribute with torch's wrapper, from the first call on, of its own functions, such as that of checkpoints."""
 _INSTALLED = (Path(sysconfig.get_path("stdlib")), Path(errors.__file__).parent)
 
 
 def walk(roots: Mapping[str, Any], skip: Sequence[Any] = (), most: int | None = None) -> Iterator[tuple[str, Any, str]]:
     """Yield everything that is reachable from the roots, as (path, value, first).
 
-    The path begins with the root's name and is written as in Python, but for variables of a function, which stand like
-    attributes. `first` is the path under which the value was met before; empty for what is new, and for plain values.
-    What is in `skip` is passed over, and so are items of a container beyond the `most`-th.
+    The path begins with the root's name and is written as in Python, except that variables of a function look like
+    attributes. `first` is the path under which the value was met before; empty for new ones, and for plain values.
+    Values in `skip` are passed over, and so are items of a container beyond the `most`-th.
     """
     seen = {id(value): (value, "what is skipped") for value in skip}
     pending: list[tuple[str, Any]] = list(roots.items())[::-1]
@@ -249,22 +249,22 @@ def global_names(function: FunctionType) -> Iterator[str]:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return what an object, a class or a module has as its own attributes, without Python's bookkeeping."""
+    """Return the own attributes of an object, a class or a module, without Python's bookkeeping."""
     if isinstance(value, (type, ModuleType)):
         return {n: v for n, v in vars(value).items() if not n.startswith("__") or isinstance(v, FunctionType)}
-    held = dict(getattr(value, "__dict__", None) or {})
+    own = dict(getattr(value, "__dict__", None) or {})
     for name in _slots(type(value)):  # type: ignore[arg-type]
         if hasattr(value, name):
-            held[name] = getattr(value, name)
-    if _DYNAMO in held and str(getattr(value, "__module__", "")).startswith("torch."):
-        del held[_DYNAMO]
-    return held
+            own[name] = getattr(value, name)
+    if _DYNAMO in own and str(getattr(value, "__module__", "")).startswith("torch."):
+        del own[_DYNAMO]
+    return own
 
 
 @functools.lru_cache(maxsize=1024)
 def _slots(kind: type) -> tuple[str, ...]:
-    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    names = [name for slots in found for name in ([slots] if isinstance(slots, str) else slots)]
+    declared = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
     return tuple(name for name in names if not name.startswith("__"))
 
 
@@ -272,7 +272,7 @@ def _parts(path: str, value: Any, most: int | None) -> Iterator[tuple[str, Any]]
     if isinstance(value, _OPAQUE) or (isinstance(value, (type, ModuleType)) and not is_own(value)):
         return
     if type(value).__module__.startswith("dpcore.") and not isinstance(value, nn.Module):
-        return  # a loss may be a method of what holds the whole run
+        return  # a loss may be a method of the object that has the whole run
     if isinstance(value, (dict, MappingProxyType)):
         yield from ((_join(path, key), value[key]) for key in list(value)[:most])
     elif isinstance(value, ITEMS):
@@ -290,7 +290,7 @@ def _parts(path: str, value: Any, most: int | None) -> Iterator[tuple[str, Any]]
     if isinstance(value, GeneratorType) and value.gi_frame is not None:
         yield from ((f"{path}.{name}", item) for name, item in value.gi_frame.f_locals.items())
     held = attributes(value)
-    if isinstance(value, nn.Module):  # its parts stand under its own path, as in `named_parameters`
+    if isinstance(value, nn.Module):  # its parts are under its own path, as in `named_parameters`
         for kind in ("_parameters", "_buffers", "_modules"):
             yield from ((_join(path, name), item) for name, item in held[kind].items())
     yield from ((_join(path, name), item) for name, item in held.items())

@@ -126,7 +126,7 @@ def test_says_why_a_target_is_out_of_reach() -> None:
     # An order has a floor: with no divergence at all it finds log(1/(alpha delta))/(alpha-1) + log(1-1/alpha).
     with pytest.raises(ArgumentError, match=r"target_epsilon=0\.05: even noise_multiplier=1e\+07 .* 8192"):
         calibrate("noise_multiplier", 0.05, 1e-300, poisson_at, "rdp")
-    with pytest.raises(ArgumentError, match="check that make_event uses what it is"):
+    with pytest.raises(ArgumentError, match="check that make_event uses its"):
         calibrate("noise_multiplier", 50.0, 1e-5, lambda sigma: POISSON)
     with pytest.raises(ArgumentError, match=r"even noise_multiplier=1e\+07 gives epsilon=inf"):
         calibrate("noise_multiplier", 1.0, 1e-5, lambda sigma: accounting.NonPrivate("a baseline"))

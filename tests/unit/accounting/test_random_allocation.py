@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import integrate
 from scipy.special import ndtr
@@ -126,6 +126,7 @@ def test_the_law_of_one_is_larger_and_smaller_in_the_convex_order(sigma: float, 
             assert (lower * np.maximum(at - strike, 0)).sum() <= whole + 1e-12
 
 
+@settings(max_examples=max(30, settings().max_examples))
 @given(sigma=st.floats(0.5, 4.0), batches=st.integers(2, 3000), remove=st.booleans(), share=st.floats(0.0, 3.0))
 def test_the_lower_law_is_never_above_the_upper_one(sigma: float, batches: int, remove: bool, share: float) -> None:
     direction = "remove" if remove else "add"

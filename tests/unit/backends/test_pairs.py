@@ -422,7 +422,7 @@ BAD = [
     ({"inputs": []}, ArgumentError, "inputs"),
     ({"inputs": [np.zeros((2, 3), np.float32)]}, ArgumentError, "three axes"),
     ({"gradients": [np.zeros((2, 4, 6), np.float32)]}, ArgumentError, r"must be \(2, 3, 6\)"),
-    ({"gradients": [np.zeros((2, 3, 6))]}, ArgumentTypeError, "must be float32 beside"),
+    ({"gradients": [np.zeros((2, 3, 6))]}, ArgumentTypeError, "must be float32 as"),
     ({"point_weights": [1.0, 2.0]}, ArgumentError, "one for each part"),
     ({"point_weights": [np.inf]}, ArgumentError, "finite"),
     ({"scale": np.zeros(29)}, ArgumentError, r"must be \(30,\)"),

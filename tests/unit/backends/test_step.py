@@ -181,7 +181,7 @@ def test_nothing_is_changed_by_a_refused_step() -> None:
     ({"step_number": 0}, "step_number=0"), ({"filters": ()}, "len(slots[0].filter_state)=1: must be 0"),
     ({"filters": (FIRST_ORDER, FIRST_ORDER)}, "len(slots[0].filter_state)=1: must be 2"),
     ({"correlation": NOISE_ORDER_1}, "len(slots[0].noise_state)=0: must be 1, the order of the recurrence"),
-    ({"correlation": FIRST_ORDER}, "b=(0.2, 0.3): must begin with 1 where noise is correlated"),
+    ({"correlation": FIRST_ORDER}, "b=(0.2, 0.3): must begin with 1 if noise is correlated"),
     ({"correlation": RING}, "len(slots[0].noise_state)=0: must be 3"),
     ({"noise": NoiseRow(KEY, 0, 0, 1.0, bits=37)}, "bits=37: must be from 0 to 36"),
     ({"correlation": RingCoefficients((), 1)}, "place=1: must be less than 0, the number of weights of the ring"),

@@ -110,7 +110,7 @@ def row(name: str, accuracy: list[float]) -> Row:
 @pytest.mark.parametrize(("base", "other", "words"), [
     ([0.90, 0.91, 0.89], [0.80, 0.82, 0.81], "dp_sgd is above disk by 9.00 ± 2.27 points"),
     ([0.80, 0.90, 0.70], [0.81, 0.91, 0.71], "At epsilon = 1: no difference exceeds its interval."),
-    ([0.80], [0.90], "disk came out 10.00 points above dp_sgd, and one seed cannot tell luck from merit"),
+    ([0.80], [0.90], "disk came out 10.00 points above dp_sgd, but one seed cannot distinguish luck from merit"),
 ])  # fmt: skip
 def test_the_verdict_claims_what_the_runs_show(base: list[float], other: list[float], words: str):
     assert words in verdict([row("dp_sgd", base), row("disk", other)])
@@ -119,7 +119,7 @@ def test_the_verdict_claims_what_the_runs_show(base: list[float], other: list[fl
 def test_the_verdict_counts_what_luck_alone_would_show():
     rows = [row(name, [0.5, 0.6]) for name in ("a", "b", "c")]
     assert "about 0.15 of the 3 differences would still exceed theirs by luck" in verdict(rows)
-    assert "stands alone" in verdict(rows[:1])
+    assert "is the only one" in verdict(rows[:1])
 
 
 # Student's and Welch's intervals against scipy, and by how often they hold the truth.

@@ -87,7 +87,7 @@ def test_a_pickle_is_never_loaded(tmp_path):
 
     path = tmp_path / "data.npz"
     path.write_bytes(packed(x_test=np.array([Trap()], dtype=object)))
-    refused(DataError, "x_test holds Python objects", read_npz, path)
+    refused(DataError, "x_test has Python objects", read_npz, path)
     assert not ran
 
 
@@ -96,7 +96,7 @@ def test_messages_name_what_is_missing(tmp_path):
     refused(DataError, "no such file", read_npz, path)
     refused(DataError, "cannot be read", read_npz, tmp_path)
     path.write_bytes(packed(y_test=None, x_train=None))
-    refused(DataError, r"lacks x_train, y_test; it holds x_test, y_train, and must hold", read_npz, path)
+    refused(DataError, r"lacks x_train, y_test; it has x_test, y_train, and must have", read_npz, path)
     path.write_text("nonsense")
     refused(DataError, "is not a", read_npz, path)
 
@@ -152,8 +152,8 @@ def test_what_is_saved_is_loaded(tmp_path, white: bool):
     ({"released": np.array([["a"]])}, "must be real numbers"),
     ({"released": np.ones(6)}, r"released: has shape \(6,\)"),
     ({"released": np.ones((0, 4))}, "at least one of each"),
-    ({"released": np.full((6, 4), np.nan)}, "released: holds values that are not finite"),
-    ({"filtered": np.full((6, 4), 1e39)}, "filtered: holds values that are not finite"),
+    ({"released": np.full((6, 4), np.nan)}, "released: has values that are not finite"),
+    ({"filtered": np.full((6, 4), 1e39)}, "filtered: has values that are not finite"),
     ({"filtered": np.ones((6, 3))}, r"filtered: has shape \(6, 3\); must be \(6, 4\)"),
     ({"negative_share": np.ones(5)}, r"negative_share: has shape \(5,\)"),
     ({"negative_share": np.full(6, 1.5)}, r"must lie in \[0, 1\]"),
@@ -175,7 +175,7 @@ def test_other_files_are_refused(tmp_path):
     np.savez(file, released=np.ones((2, 2)))
     refused(DataError, "lacks filtered, negative_share, dimension, noise_std", load_gradients, tmp_path)
     np.savez(file, **record(white_noise=True, released=np.array([[1, "a"]], dtype=object)))  # type: ignore[arg-type]
-    refused(DataError, "released holds Python objects", load_gradients, tmp_path)
+    refused(DataError, "released has Python objects", load_gradients, tmp_path)
     np.savez(file, **record(white_noise=True, dimension=2))  # type: ignore[arg-type]
     refused(DataError, "dimension=2: must be at least the 4 coordinates", load_gradients, tmp_path)
     np.savez(file, **record(white_noise=True, noise_std=np.ones(2)))  # type: ignore[arg-type]
@@ -313,7 +313,7 @@ def test_archives_by_name_by_folder_and_by_file(tmp_path):
         assert (data.name, data.shape, data.classes) == ("own", (3, 5, 4), 2)
         np.testing.assert_allclose(data.train_inputs, np.moveaxis(images, 3, 1) / 65535, rtol=1e-6)
     np.savez(tmp_path / "other.npz", x=images)
-    refused(DataError, "must hold one", load, "npz", tmp_path)
+    refused(DataError, "must have one", load, "npz", tmp_path)
 
 
 def test_the_number_of_classes_never_comes_from_private_targets(tmp_path):

@@ -115,11 +115,11 @@ def test_whole_numbers_keep_every_digit_and_end_where_64_bits_do():
 
 def test_lists():
     assert reals("0.9, 0.999") == reals("0.9 0.999") == reals([0.9, "0.999"]) == reals("(0.9,0.999)") == (0.9, 0.999)
-    refused(typer.BadParameter, "holds no number", reals, " , ")
+    refused(typer.BadParameter, "has no number", reals, " , ")
     for text in ("1,,2", ",1", "1,", "(1,,2)"):
         refused(typer.BadParameter, "lacks a number at one of its commas", reals, text)
     refused(typer.BadParameter, "lacks a name at one of its commas", names(("disk", "pmlf")), "disk,,pmlf")
-    refused(typer.BadParameter, "holds no name", names(("disk",)), [])
+    refused(typer.BadParameter, "has no name", names(("disk",)), [])
 
 
 def test_names_in_any_spelling_and_the_nearest_one():
@@ -198,7 +198,7 @@ def test_missing_and_binary_files_are_one_sentence(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     refused(DataError, "is not valid TOML", run_train, ["--config", str(path)])
     other.write_text("[]")
-    refused(DataError, "holds no settings", run_train, ["--config", str(other)])
+    refused(DataError, "has no settings", run_train, ["--config", str(other)])
 
 
 # Options of all methods: who takes which, what the sampling follows, and that they reach the method.

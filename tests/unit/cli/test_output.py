@@ -11,7 +11,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from dpcore.cli import main, output
 
-LONG = "dpcore: out='runs/digits': already holds a run; name another folder or add --overwrite, and then it is replaced"
+LONG = "dpcore: out='runs/digits': already has a run; name another folder or add --overwrite, and then it is replaced"
 
 
 class Terminal(io.StringIO):

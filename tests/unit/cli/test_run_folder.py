@@ -12,7 +12,7 @@ from tests.refused import refused
 
 def test_an_old_run_is_kept_unless_overwrite_is_said(tmp_path):
     RunFolder(tmp_path / "run").write_config({"lr": 1}, None, {})
-    refused(DataError, "already holds a run; name another folder or add --overwrite", RunFolder, tmp_path / "run")
+    refused(DataError, "already has a run; name another folder or add --overwrite", RunFolder, tmp_path / "run")
     (tmp_path / "run" / "notes.md").write_text("mine")
     (tmp_path / "run" / "metrics.jsonl").write_text("old")
     (tmp_path / "run" / "tensorboard").mkdir()
@@ -25,7 +25,7 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
     assert folder.checkpoint == tmp_path / "run.checkpoint"
     folder.write_config({}, None, {})
     folder.checkpoint.write_text("keys")
-    with pytest.raises(DataError, match=r"go on with it \(dpcore train --resume .*run\), name another folder or add"):
+    with pytest.raises(DataError, match=r"continue it \(dpcore train --resume .*run\), name another folder or add"):
         RunFolder(tmp_path / "run")
     RunFolder(tmp_path / "run", overwrite=True)
     assert not folder.checkpoint.exists()
@@ -40,10 +40,10 @@ def test_a_checkpoint_lies_beside_the_folder_and_goes_with_its_run_only(tmp_path
 def test_a_folder_that_is_no_run_is_never_touched(tmp_path):
     (tmp_path / "config.json").write_text('{"kind": "something else"}')
     (tmp_path / "statement.txt").write_text("mine")
-    refused(DataError, "holds no dpcore run", RunFolder, tmp_path, overwrite=True)
+    refused(DataError, "has no dpcore run", RunFolder, tmp_path, overwrite=True)
     assert (tmp_path / "statement.txt").read_text() == "mine"
     RunFolder(tmp_path / "run").write_config({}, None, {})  # its statement says what was spent, and its model cost it
-    refused(DataError, "holds no dpcore compare", RunFolder, tmp_path / "run", overwrite=True, kind=COMPARISON)
+    refused(DataError, "has no dpcore compare", RunFolder, tmp_path / "run", overwrite=True, kind=COMPARISON)
     refused(DataError, "is a file", RunFolder, tmp_path / "statement.txt")
     refused(DataError, "cannot be made", RunFolder, tmp_path / "statement.txt" / "deeper")
 

@@ -287,7 +287,7 @@ def test_two_threads_that_step_one_run_release_each_row_once(ledger: Ledger, sum
 
 def test_noise_of_the_callers_is_not_counted_as_private(tmp_path: Path) -> None:
     method = dp_sgd(lr=0.1, noise_multiplier=1.0)
-    with pytest.raises(ArgumentError, match="noise with a ledger: noise of the caller's hides nothing"):
+    with pytest.raises(ArgumentError, match="noise with a ledger: the caller's noise hides nothing"):
         minimize(
             lambda x, indices: np.zeros((len(indices), 2)),
             np.zeros(2),

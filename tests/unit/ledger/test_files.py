@@ -121,9 +121,9 @@ def test_entries_cannot_be_changed_or_removed_by_accident(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("statement", "match"),
     [
-        ("UPDATE entries SET body = replace(body, ':100', ':999') WHERE number = 1", "entry 1 is not"),
-        ("DELETE FROM entries WHERE number = 4", "entry 5 is not what was written"),
-        ("UPDATE entries SET seal = upper(seal) WHERE number = 3", "entry 3 is not what was written"),
+        ("UPDATE entries SET body = replace(body, ':100', ':999') WHERE number = 1", "entry 1 was changed"),
+        ("DELETE FROM entries WHERE number = 4", "entry 5 was changed"),
+        ("UPDATE entries SET seal = upper(seal) WHERE number = 3", "entry 3 was changed"),
         ("DELETE FROM entries", "it has no entry"),
     ],
 )
@@ -166,7 +166,7 @@ def test_everything_comes_back_from_json(tmp_path: Path) -> None:
     assert (again.seal, again.ledger_id, again.budget) == (ledger.seal, ledger.ledger_id, ledger.budget)
     assert (tmp_path / "again").stat().st_mode & 0o777 == 0o600
     exported["entries"][3]["time"] = "then"
-    with pytest.raises(DataError, match=r"entry 3 is not what was written"):
+    with pytest.raises(DataError, match=r"entry 3 was changed"):
         restored(tmp_path / "more", exported)
     assert salvage(ledger.path)["entries"] == ledger.export()["entries"]
 
@@ -186,7 +186,7 @@ def test_a_ledger_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = filled(tmp_path)
-    refused(DataError, r"lies on (proc|an unknown file system)", Ledger.create, "/proc/people.ledger")
+    refused(DataError, r"is on (proc|an unknown file system)", Ledger.create, "/proc/people.ledger")
     allowed = os.access
     # Root may write everywhere, whatever the mode says.
     monkeypatch.setattr(os, "access", lambda path, mode: not os.path.isdir(path) and allowed(path, mode))
@@ -250,7 +250,7 @@ def test_what_else_there_is_needs_the_owners_word(
         lambda **word: Ledger.create(tmp_path / "new", **word),
         lambda **word: Ledger.open_or_create(tmp_path / "newer", **word),
     ):
-        refused(DataError, rf"lies on {kind} \(mounted at /there\).*accept_file_system=True", use)
+        refused(DataError, rf"is on {kind} \(mounted at /there\).*accept_file_system=True", use)
         ledger = use(accept_file_system=True)
         entries = len(ledger.export()["entries"])
         assert ledger.file_systems == Ledger.open(ledger.path).file_systems == (kind,)
@@ -267,7 +267,7 @@ def test_the_file_system_is_that_of_the_mount(tmp_path: Path, monkeypatch: pytes
     (device,) = {line[2] for line in lines if line[0] == number}
     assert device == f"{os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)}"
     monkeypatch.setattr(storage, "_mount_number", lambda path: "")
-    with pytest.raises(DataError, match="lies on an unknown file system"):
+    with pytest.raises(DataError, match="is on an unknown file system"):
         Ledger.create(tmp_path / "a")
 
 

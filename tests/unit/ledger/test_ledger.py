@@ -247,7 +247,7 @@ def test_adjacencies(tmp_path: Path) -> None:
         ledger.charge(Gaussian(5.0, adjacency=Adjacency.REPLACE_ONE), name="x")
     other = Ledger.create(tmp_path / "replace.ledger")
     other.charge(Gaussian(5.0, adjacency=Adjacency.REPLACE_ONE), name="x")
-    refused(PrivacyError, "holds runs under replace-one", begin, other, poisson)
+    refused(PrivacyError, "has runs under replace-one", begin, other, poisson)
     other.charge(FixedSizeSampledGaussian(1000, 10, 1.0, 5), name="without replacement")
     assert other.total(1e-5).adjacency == "replace-one"
     refused(ArgumentError, "described under 'zero-out'", begin, ledger, full, adjacency="add-remove")

@@ -54,7 +54,7 @@ def _little(monkeypatch) -> None:
 
 
 REFUSED = {
-    "window=61: keeps 60 vectors of 10 float32 coordinates, which takes 2.34 KiB, and this machine has 1.95 KiB free; "
+    "window=61: keeps 60 vectors of 10 float32 coordinates, which takes 2.34 KiB, but this machine has 1.95 KiB free; "
     "take window=51 at most": methods.pmlf(window=61, **SHARED),
     "window=52: keeps 51 vectors": methods.inner_outer(window=52, **SHARED),
     "lags=60: keeps 60 vectors of 10 float32 coordinates": dpcore.Method(

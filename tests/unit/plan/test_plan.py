@@ -102,7 +102,7 @@ def test_what_does_not_fit(make, error, words: str) -> None:
     (lambda: methods.inner_outer(lr=0.1, outer_momentum=1.0), "momentum=1.0"),
     (lambda: methods.srg_memf(lr=0.1, decay=2.0), "decay=2.0"),
     (lambda: methods.memf(lr=0.1, strategy="tre"), "did you mean 'tree'"),
-    (lambda: methods.memf(lr=0.1, strategy=[[1.0, 1.0], [0.0, 1.0]]), "lies above the diagonal"),
+    (lambda: methods.memf(lr=0.1, strategy=[[1.0, 1.0], [0.0, 1.0]]), "is above the diagonal"),
     (lambda: methods.memf(lr=0.1, strategy=[[1.0, 0.0], [1.0, 0.0]]), "the matrix is singular"),
     (lambda: methods.accelerated_srgd(lr=0.1, variant="accelerate"), "did you mean 'accelerated'"),
     (lambda: methods.dp_sgd(lr=0.1, radius=0), "radius=0"),
@@ -232,7 +232,7 @@ def test_independent_moments_hold_under_a_hard_maximum_of_a_random_batch() -> No
     cyclic = sampling.CyclicPoissonSampler(dataset_size=20, batch_size=2, groups=4)
     assert plan(INDEPENDENT, cyclic).square_noise_standard_deviation() == pytest.approx(math.sqrt(2) * 9 / 4)
     for sampler in (CUT, cyclic):
-        refused(PrivacyError, "joint moments hold for batches of one example only", plan, JOINT, sampler)
+        refused(PrivacyError, "joint moments need batches of one example", plan, JOINT, sampler)
     refused(PrivacyError, "or strategy=None with this sampler", plan, MEMF, CUT)
 
 
@@ -470,7 +470,7 @@ class Own:
     ("query", None, "must be a tuple of dpcore.queries.Point, not None"), ("query", Point(1.0), "must be a tuple"),
     ("query", (Point("a"),), "points(1).weight='a': must be a real number"),
     ("query", (Point(1.0, lag=0.5),), "points(1).lag=0.5: must be an integer"),
-    ("query", ((1.0, 0.0, 0),), "must hold dpcore.queries.Point"), ("query", (Point(math.nan),), "must be finite"),
+    ("query", ((1.0, 0.0, 0),), "must return dpcore.queries.Point"), ("query", (Point(math.nan),), "must be finite"),
     ("query", (Point(1.0, lag=2),), "needs 2 earlier parameter points, and at step 1 there are 1"),
     ("query", (Point(1.0, lag=-1),), "needs -1 earlier"), ("query", (Point(1.0, 0.5),), "say uses_displacement=True"),
 ])  # fmt: skip

@@ -283,9 +283,9 @@ def test_fixed_batches_are_copied_and_read_only() -> None:
 def test_fixed_batches_refuse() -> None:
     refused(ArgumentError, r"batches\[1\]: index 3 occurs twice", FixedBatches, [[0], [3, 1, 3]])
     refused(ArgumentError, r"batches\[0\]: index -1", FixedBatches, [[-1]])
-    refused(ArgumentError, "index 7 lies outside of dataset_size=7", FixedBatches, [[7]], dataset_size=7)
-    refused(ArgumentTypeError, r"batches\[0\]: must hold integer indices", FixedBatches, [[0.5]])
-    refused(ArgumentTypeError, r"batches\[0\]: must hold integer indices", FixedBatches, [[True, False]])
+    refused(ArgumentError, "index 7 is outside of dataset_size=7", FixedBatches, [[7]], dataset_size=7)
+    refused(ArgumentTypeError, r"batches\[0\]: must be integer indices", FixedBatches, [[0.5]])
+    refused(ArgumentTypeError, r"batches\[0\]: must be integer indices", FixedBatches, [[True, False]])
     refused(ArgumentError, r"batches\[0\]: must be one-dimensional", FixedBatches, [[[0], [1]]])
     refused(ArgumentError, r"batches\[1\]: must be one-dimensional, not lists", FixedBatches, [[0], [[0], [1, 2]]])
     for listless in (3, None, "abc"):

@@ -89,8 +89,8 @@ def test_describes_what_a_user_is() -> None:
 # fmt: off
 REFUSED = [
     (USERS, 0, ArgumentError, "max_examples_per_user=0"), (USERS, 1.5, ArgumentTypeError, "max_examples_per_user=1.5"),
-    (USERS - 1, 1, ArgumentError, "holds the user -1"), (["a", "b"], 1, ArgumentTypeError, "return_inverse=True"),
-    (USERS + 1, 1, ArgumentError, "holds the user 7; must be 0 to"), (USERS[:, None], 1, ArgumentError, "must be (n,)"),
+    (USERS - 1, 1, ArgumentError, "has the user -1"), (["a", "b"], 1, ArgumentTypeError, "return_inverse=True"),
+    (USERS + 1, 1, ArgumentError, "has the user 7; must be 0 to"), (USERS[:, None], 1, ArgumentError, "must be (n,)"),
     ([], 1, ArgumentError, "must be (n,)"), ([0, 1, 3, 4, 5, 6], 1, ArgumentError, "user 2 of the sampler's 7 has"),
     ([[0], [1, 2]], 1, ArgumentError, "one user for each example"),
     *((some, 1, ArgumentTypeError, "must be int") for some in (USERS.astype(float), [0, None, 1], [0, np.nan])),

@@ -135,13 +135,13 @@ FILTERS: Calls = [
     (lambda: named_filter("first order v1"), "did you mean 'first-order v1'"),
     *((lambda kappa=kappa: Averaging(kappa), "kappa=") for kappa in (0, -0.1, 1.1, math.nan)),
     (lambda: recurrence(np.ones(3), [], *named_filter("momentum").coefficients(0)), "len(state)=0"),
-    (lambda: Chain(Identity(), OptimalFIR(3)), "adaptive filter ... cannot stand in a chain"),
+    (lambda: Chain(Identity(), OptimalFIR(3)), "adaptive filter ... cannot be in a chain"),
     (lambda: Chain(0.7), TYPE + "must be filters"), (lambda: Chain(Averaging), TYPE + "must be filters"),
     (lambda: Accumulation(-0.1), "decay=-0.1: must lie between 0 and 1"),
     (lambda: Accumulation(1.01), "between 0 and 1"), (lambda: Accumulation([0, 0.5, 2]), "decay=2: must lie"),
     (lambda: Accumulation([]), "one number a step"), (lambda: Accumulation(math.nan), "finite"),
     (lambda: Accumulation("0.5"), TYPE + "real number"),
-    (lambda: Accumulation([0, 0.5, 0.5]).coefficients(3), "<3 numbers>: must hold one number a step, and step 4"),
+    (lambda: Accumulation([0, 0.5, 0.5]).coefficients(3), "<3 numbers>: must have one number a step, also for step 4"),
     (lambda: ScalarKalman(2.0, 0.5, 1.0), "square root ... is not real"),
     (lambda: ScalarKalman(1.1, 1.0, 1.0), "gain would exceed 1"),
     (lambda: ScalarKalman(0.0, 0.0, 1.0), "gain would tend to 0"),
@@ -180,7 +180,7 @@ STRATEGIES: Calls = [
         (lambda make=make, matrix=matrix: make(matrix), words)
         for make in (Dense, from_matrix, Banded.from_matrix, lambda matrix: strategy(matrix, 3))
         for matrix, words in (
-            (bad((0, 2), 0.5), "at row 0, column 2 lies above the diagonal"),
+            (bad((0, 2), 0.5), "at row 0, column 2 is above the diagonal"),
             (bad((1, 1), 0.0), "row 1 must be greater than 0: the matrix is singular"),
             (bad((3, 3), -2.0), "row 3 must be greater than 0: multiply that row by -1"),
             (bad((2, 0), math.nan), "nan at (2, 0) must be finite"),
@@ -191,7 +191,7 @@ STRATEGIES: Calls = [
         )
     ),
     (lambda: BandedToeplitz((1e200, 1e200)), "column norm inf is out of range"),
-    (lambda: Banded([[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]), "stands for row 3 of 3 and must be 0"),
+    (lambda: Banded([[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]), "is in row 3 of 3 and must be 0"),
     (lambda: Banded(np.ones((3, 2))), "at most T = 2 bands"),
     (lambda: BandedToeplitz((0.0, 1.0)), "first coefficient is the diagonal"),
     (lambda: BandedToeplitz(("a",)), TYPE + "real numbers"),
@@ -215,8 +215,8 @@ PATTERNS: Calls = [
     *(
         (lambda patterns=patterns: sensitivity(BandedToeplitz((1.0,)), patterns, 12), words)
         for patterns, words in (
-            ([[3, 12]], "step 12 lies outside of the run, steps 0 to 11"), ([[-1]], "step -1 lies outside"),
-            ([[3, 1, 3]], "step 3 occurs twice"), ([[0.5]], TYPE + "must hold integer steps"),
+            ([[3, 12]], "step 12 is outside of the run, steps 0 to 11"), ([[-1]], "step -1 is outside"),
+            ([[3, 1, 3]], "step 3 occurs twice"), ([[0.5]], TYPE + "must be integer steps"),
             ([[[1]]], "one-dimensional"),
         )
     ),
@@ -233,7 +233,7 @@ METHODS: Calls = [
     (lambda: methods.doppler(lr=0.1, base="adam", betas=0.9), TYPE + "betas=0.9: must be a sequence"),
     (lambda: methods.dp_adam(lr=0.1, variant="delayed_preconditioner", unscaled_steps=2, scaled_steps=0),
      "scaled_steps=0"),
-    (lambda: methods.memf(lr=0.1, strategy=np.zeros((3, 3))), "0: the matrix is singular; take"),
+    (lambda: methods.memf(lr=0.1, strategy=np.zeros((3, 3))), "0: the matrix is singular; use"),
     (lambda: methods.memf(lr=0.1, strategy=-np.eye(3)), "greater than 0: multiply that row by -1"),
     *(
         (lambda name=name: methods.METHODS[name](lr=0.1, nonsense=1), f"keyword of {name}()='nonsense'")

@@ -401,7 +401,7 @@ def test_sentences_of_the_writers_own_are_taken_on_trust() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
-    ('"unit": "example"', '"unit": "user", "unit": "example"', "'unit' stands twice"),
+    ('"unit": "example"', '"unit": "user", "unit": "example"', "'unit' is twice"),
     ('"delta": 1e-05', '"delta": NaN', "NaN is no number"),
     ('"max_grad_norm": 1.0', '"max_grad_norm": 1e400', "1e400 is no number"),
     ('"max_grad_norm": 1.0', '"max_grad_norm": Infinity', "Infinity is no number"),

@@ -158,7 +158,7 @@ def test_objects_do_not_slip_in() -> None:
 @pytest.mark.parametrize(("changes", "message"), [
     ({"format": 1}, "has format 1"), ({"format": 99}, "a newer dpcore wrote it"), ({"extra": 1}, "unknown fields"),
     ({"note": "other"}, "does not match its hash"), ({"epsilon": {"rdp": 0.1}}, "does not match its hash"),
-    ({"delta_is_below_1/n": False}, "of delta and 1/n is not so"), ({"delta": "small"}, "delta=.* must be"),
+    ({"delta_is_below_1/n": False}, "its claim on delta and 1/n is wrong"), ({"delta": "small"}, "delta=.* must be"),
     ({"caveats": "none"}, "caveats=.* must be"), ({"steps_taken": True}, "steps_taken=.* must be"),
     ({"sampler": []}, "sampler=.* must be"), ({"note": None}, "note=.* must be"), ({"delta": None}, "delta=.* must be"),
 ])  # fmt: skip

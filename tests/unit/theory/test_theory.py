@@ -360,7 +360,7 @@ def test_snr_is_the_double_sum() -> None:
         (lambda: filters.snr([0.5], [0]), "zero everywhere"),
         (lambda: filters.impulse_response(Identity(), 0), "steps=0"),
         (lambda: filters.impulse_response(Identity(), 1, start=-1), "start=-1"),
-        (lambda: filters.Recurrence(()), "must hold at least the coefficient b_0"),
+        (lambda: filters.Recurrence(()), "must have at least the coefficient b_0"),
     ],
 )
 def test_nonsense_about_filters_is_refused(call: Callable[[], object], said: str) -> None:

@@ -71,7 +71,7 @@ def test_every_container_is_walked_and_built_again(kind: str) -> None:
 def test_what_else_an_output_holds_is_passed_over_and_a_batch_with_it_is_refused() -> None:
     tree = {"loss": A, "name": "a", "cache": object(), "flag": True, "rest": (B, 3)}
     assert [id(tensor) for tensor in batches.leaves(tree)] == [id(A), id(B)]
-    with pytest.raises(ArgumentTypeError, match=r"batch\['name'\]='str': a batch holds tensors"):
+    with pytest.raises(ArgumentTypeError, match=r"batch\['name'\]='str': a batch has tensors"):
         batches.tree_map(lambda tensor: tensor, tree)
 
 
@@ -162,7 +162,7 @@ def test_a_hugging_face_dataset(formatted: bool, end: torch.Tensor) -> None:
     datasets = pytest.importorskip("datasets")
     columns = {"x": DATA[0].tolist(), "y": DATA[1].tolist()}
     table = datasets.Dataset.from_dict({**columns, "text": ["a"] * 30})
-    with pytest.raises(ArgumentTypeError, match=r"batch\['text'\].*='str': a batch holds tensors"):
+    with pytest.raises(ArgumentTypeError, match=r"batch\['text'\].*='str': a batch has tensors"):
         start(Labelled(), data=table, loss=lambda output: output["loss"])
     table = datasets.Dataset.from_dict(columns)
     if formatted:
@@ -173,7 +173,7 @@ def test_a_hugging_face_dataset(formatted: bool, end: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("example", [{"x": 1, "text": "a"}, ("a", 1), Record([{"name": b"a"}]), "a"])
 def test_text_in_an_example_is_refused_with_the_name_of_its_field(example: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match=r"^batch.*='(str|bytes)': a batch holds tensors"):
+    with pytest.raises(ArgumentTypeError, match=r"^batch.*='(str|bytes)': a batch has tensors"):
         start(Classifier(), data=rows(lambda x, y: example))
 
 

@@ -203,7 +203,7 @@ def test_damaged_clip_norms_are_refused_and_nothing_is_changed(damage: Any) -> N
     state, before = saved(run), run.clip_norms
     public = state["optimizer"]["dpcore"]["public"]
     public["clip_norms"] = damage(public["clip_norms"])
-    with pytest.raises(ArgumentError, match="its clip_norms must be one number for each step and one for the next"):
+    with pytest.raises(ArgumentError, match="its clip_norms must be a number for each step and the next one"):
         run.optimizer.load_state_dict(state["optimizer"])
     assert run.clip_norms == before
 

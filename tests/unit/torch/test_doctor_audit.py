@@ -132,7 +132,7 @@ def test_the_same_run_with_its_noise_halved_is_refuted_by_the_canaries_alone(mon
     found = finding.details
     assert found["ratio"] > 1
     assert found["lower_bound"] > found["claimed_epsilon"]
-    assert found["findings"][0].startswith("Canaries were told apart")
+    assert found["findings"][0].startswith("Canaries were recognized")
     assert found["p_values"]["noise"] < 1e-6
 
 

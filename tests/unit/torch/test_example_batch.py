@@ -90,7 +90,7 @@ REFUSED = {
         r"example_batch\[0\]\['ids'\] with torch\.Size\(\[2\]\).*the form of the data's batches, torch\.Size\(\[3\]\)"),
     "another dtype": (lambda: changed(time=EXAMPLES[0]["time"].double()), r"\['time'\] with .*float64.*float32"),
     "a field too few": (lambda: changed(seen=None), r"example_batch\[0\]\['seen'\] with nothing"),
-    "text": (lambda: changed(ids="a"), r"example_batch\[0\]\['ids'\]='str': a batch holds tensors"),
+    "text": (lambda: changed(ids="a"), r"example_batch\[0\]\['ids'\]='str': a batch has tensors"),
     "one example": (lambda: batches.tree_map(lambda t: t[:1], EXAMPLES), "two examples or more"),
     "no example": (lambda: batches.tree_map(lambda t: t[:0], EXAMPLES), "two examples or more"),
     "twice the same": (lambda: batches.tree_map(lambda t: t[[0, 1, 1]], EXAMPLES), "no two neighbors with the same"),

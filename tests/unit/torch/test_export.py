@@ -95,7 +95,7 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
     private = run(stop=1)
     (tmp_path / "notes.md").write_text("mine")
     export(private, tmp_path)
-    with pytest.raises(DataError, match=r"already holds model\.safetensors; name another .* or give overwrite=True"):
+    with pytest.raises(DataError, match=r"already has model\.safetensors; name another .* or give overwrite=True"):
         export(private, tmp_path)
     before = exported(tmp_path)["statement.json"]
     finish(private, stop=2)

@@ -144,9 +144,9 @@ GROUPS_REFUSED = {
     "unknown setting": (lambda n: [{"params": n.parameters(), "weight_decy": 0.1}], "did you mean 'weight_decay'"),
     "setting of another update": (lambda n: [{"params": n.parameters(), "betas": (0.9, 0.99)}], "betas"),
     "setting of no momentum": (lambda n: [{"params": n.parameters(), "momentum": 0.1}], "momentum"),
-    "left out": (lambda n: n[0].parameters(), "'2.weight' requires gradients and is in no group"),
+    "left out": (lambda n: n[0].parameters(), "'2.weight' requires gradients but is in no group"),
     "foreign": (lambda n: [*n.parameters(), nn.Parameter(torch.zeros(2))], "do not belong to the model"),
-    "empty": (lambda n: [], "must hold parameters"),
+    "empty": (lambda n: [], "must be parameters"),
 }
 
 

@@ -194,7 +194,7 @@ PUBLIC_REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
     "missing": ("adam public", lambda: None, "public=None: must be a batch of public data"),
     "not wanted": ("adam", lambda: DATA, "public: must be None for this method"),
     "empty": ("adam public", lambda: (DATA[0][:0], DATA[1][:0]), "at least one example"),
-    "the private data": ("adam public", lambda: (DATA[0][:2], DATA[1][:2]), "lies in the memory of the private data"),
+    "the private data": ("adam public", lambda: (DATA[0][:2], DATA[1][:2]), "shares memory with the private data"),
     "uneven": ("adam public", lambda: (DATA[0][:2], DATA[1][:3]), "disagree about the number"),
 }
 

@@ -20,6 +20,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.memory import arrays_of
 from tests.refused import refused
 from tests.unit.torch.models import Called
+from tests.unit.torch.peak import blocks_of
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 
 BF16 = torch.bfloat16
@@ -54,7 +55,7 @@ def totals(run: Any, batch: Any = None) -> list[torch.Tensor]:
 
 def test_what_the_graph_gives_in_16_bits_is_kept_in_16_bits() -> None:
     wide, narrow = (start(words(), data=TOKENS, precision=given) for given in (None, "bf16"))
-    blocks = dict(zip(narrow._engine.gradient.names, narrow._rehearsal.blocks(4), strict=True))
+    blocks = dict(zip(narrow._engine.gradient.names, blocks_of(narrow, 4), strict=True))
     kept = {
         name: {str(array.dtype).removeprefix("torch.") for array in arrays_of(block)} for name, block in blocks.items()
     }
@@ -238,7 +239,7 @@ def test_inputs_with_gaps_and_expanded_ones() -> None:
 
 def test_float32_masters_of_a_model_in_16_bits_go_on_with_rows_in_16_bits() -> None:
     run = start(model().to(BF16), sgd(), data=(DATA[0].to(BF16), DATA[1]))
-    assert {array.dtype for block in run._rehearsal.blocks(3) for array in arrays_of(block)} == {BF16}
+    assert {array.dtype for block in blocks_of(run, 3) for array in arrays_of(block)} == {BF16}
     finish(run, stop=3)
     assert all(wide.dtype == torch.float32 for wide in run._engine.working.tensors())
     assert np.isfinite(values(run.model).float().numpy()).all()

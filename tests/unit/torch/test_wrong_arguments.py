@@ -67,7 +67,7 @@ def test_a_batch_in_two_arguments_is_told_to_be_one() -> None:
 
 def test_a_public_state_is_made_of_the_optimizers_part_of_a_checkpoint() -> None:
     run = start(model())
-    with pytest.raises(ArgumentError, match="of a checkpoint that holds it, give that entry"):
+    with pytest.raises(ArgumentError, match="if a checkpoint contains it, give that entry"):
         dpcore.torch.public_state({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()})
 
 

@@ -1,4 +1,4 @@
-"""The best of all strategies where every example takes part once, with its proof.
+"""The best of all strategies if every example takes part once, with its proof.
 
 With X = C^T C, row t of A C^{-1} has the squared norm ``(A X^{-1} A^T)_tt``, and column s of C the squared norm X_ss.
 The squared error is ``tr(A X^{-1} A^T) / T`` times the largest X_ss.
@@ -41,7 +41,7 @@ import numpy as np
 from dpcore.stages.strategies.base import Matrix
 from dpcore.stages.strategies.workloads import Workload
 
-# Descent by L-BFGS on an open domain, such as that of positive definite matrices: SciPy's does not bear its edge.
+# Descent by L-BFGS on an open domain, such as that of positive definite matrices: SciPy's fails at its edge.
 
 
 _DECREASE, _SHORTEST_MOVE, _MEMORY = 1e-4, 1e-12, 20
@@ -165,7 +165,7 @@ def brackets(workload: Workload) -> Iterator[Bracket]:
 
 
 def quick_bound(workload: Workload, tolerance: float) -> float | None:
-    """Return the squared error that no mechanism's mean one is below, where eigenvalues alone tell it; else None."""
+    """Return a lower bound of all mechanisms' mean squared errors if eigenvalues alone give it; else None."""
     if len(workload.inverse) != 2:
         return None
     columns = _weights(logarithms(workload.inverse, tolerance))
@@ -173,7 +173,7 @@ def quick_bound(workload: Workload, tolerance: float) -> float | None:
 
 
 def _accurate(diagonal: Matrix, off: Matrix) -> tuple[Matrix, float]:
-    """Return the eigenvalues, ascending, and what the sum of their inverse roots is not below.
+    """Return the eigenvalues, ascending, and a lower bound on the sum of their inverse roots.
 
     From its Cholesky factor each eigenvalue is known up to rounding relative to itself, over the least eigenvalue of
     the matrix scaled to a diagonal of ones (Demmel and Veselic, "Jacobi's method is more accurate than QR", 1992).
@@ -192,8 +192,8 @@ def _accurate(diagonal: Matrix, off: Matrix) -> tuple[Matrix, float]:
 
 
 def _weights(exponents: Matrix) -> Matrix:
-    found = np.exp(exponents - exponents.max())
-    result: Matrix = found / found.mean()
+    values = np.exp(exponents - exponents.max())
+    result: Matrix = values / values.mean()
     return result
 
 
@@ -204,9 +204,9 @@ def factor(square: Matrix) -> Matrix:
 
 
 def _singular(workload: Workload, columns: Matrix) -> tuple[Matrix, Matrix, float]:
-    """Return singular values and right vectors of A Lambda^(1/2), and a sum that theirs is not below.
+    """Return singular values and right vectors of A Lambda^(1/2), and a lower bound on the sum of the values.
 
-    What rounding makes of an eigenvalue, a small multiple of the unit roundoff and the largest one, must not raise it.
+    Rounding, a small multiple of the unit roundoff and the largest eigenvalue, must not raise the bound.
     """
     from scipy.linalg import eigh, eigh_tridiagonal
 
@@ -215,7 +215,7 @@ def _singular(workload: Workload, columns: Matrix) -> tuple[Matrix, Matrix, floa
         vectors = eigh_tridiagonal(diagonal, off)[1]
         squares, proved = _accurate(diagonal, off)
         return np.maximum(squares, ROUNDING**2 * squares[-1]) ** -0.5, vectors, proved
-    # The inverse of the banded matrix, whose small eigenvalues would be lost beside its large ones.
+    # The inverse of the banded matrix, whose small eigenvalues would be lost next to its large ones.
     half = np.asarray(workload) * np.sqrt(columns)
     squares, vectors = eigh(half.T @ half, driver="evd", overwrite_a=True, check_finite=False)
     margin = ROUNDING * squares[-1]
@@ -240,16 +240,16 @@ def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
     here, best, reached = np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf
     for _ in range(_MOST):
         scale = np.exp((here.max() - here) / 2)
-        found = _root_diagonal(diagonal * scale**2, off * scale[:-1] * scale[1:]) * scale**2
-        if not np.isfinite(found).all() or not (found > 0).all():
+        ratios = _root_diagonal(diagonal * scale**2, off * scale[:-1] * scale[1:]) * scale**2
+        if not np.isfinite(ratios).all() or not (ratios > 0).all():
             break
-        mean = float(np.average(found, weights=scale**-2))
+        mean = float(np.average(ratios, weights=scale**-2))
         # Divided by its largest diagonal entry, X is a strategy's: error over bound is largest over mean entry.
-        if found.max() / mean < reached:
-            best, reached = here, found.max() / mean
+        if ratios.max() / mean < reached:
+            best, reached = here, ratios.max() / mean
         if np.sqrt(reached) - 1 <= tolerance:
             break
-        here = here + 2 * np.log(found / mean)
+        here = here + 2 * np.log(ratios / mean)
     return best
 
 
@@ -277,7 +277,7 @@ def _inverse_diagonal(diagonal: Matrix, off: Matrix) -> Matrix:
     return 1 / np.asarray(down + up[::-1] - diagonal)
 
 
-# The best strategy where every example takes part several times, in a fixed order, with its proof.
+# The best strategy if every example takes part several times, in a fixed order, with its proof.
 #
 # Examples take part at j, j + b, j + 2b, ..., a class of steps for each j < b. With X = C^T C and M = A^T A, the
 # squared error is ``tr(M X^{-1}) / T`` times the largest class sum of |X|. Searched are X that are 0 between different
@@ -289,8 +289,8 @@ def _inverse_diagonal(diagonal: Matrix, off: Matrix) -> Matrix:
 #
 #     sensitivity^2 tr(M X^{-1}) sum(mu)  >=  tr(X Y) tr(M X^{-1})  >=  (sum of the singular values of A Y^(1/2))^2,
 #
-# as above, which is the case of classes of one step. Where the search is at its
-# end, Y is X^{-1} M X^{-1} within the classes: that is taken, its blocks scaled to correlation matrices.
+# as above, which is the case of classes of one step. At the end of the search Y is X^{-1} M X^{-1} within the
+# classes: that is taken, its blocks scaled to correlation matrices.
 #
 # **Search.** log tr(M X^{-1}) over the symmetric X with this pattern, scaled class by class to diagonal sums of 1; by
 # L-BFGS from the best banded Toeplitz strategy, which has the pattern.
@@ -314,7 +314,7 @@ def brackets_of_epochs(workload: Workload, period: int, start: Matrix) -> Iterat
         if not (_class_sums(np.diagonal(x), period) > 0).all():
             return np.inf, x
         scale = scale_of(x)
-        # SciPy's library alone: the threads of NumPy's would spin against those of this.
+        # Only SciPy's library: the threads of NumPy's would spin against those of this.
         lower, failed = dpotrf(x, lower=1)
         if failed:  # not positive definite
             return np.inf, x
@@ -343,7 +343,7 @@ _CHECKED = 20
 
 
 def bracket_of_epochs(workload: Workload, x: Matrix, square: Matrix, period: int) -> Bracket:
-    """Return the error of X, whose class sums are 1, and a bound, lower where rounding hides a part of it."""
+    """Return the error of X, whose class sums are 1, and a bound, which is lower if rounding hides a part of it."""
     steps = workload.steps
     inverse = np.linalg.inv(x)
     dual, half = inverse @ square @ inverse, np.zeros((steps, steps))

@@ -24,7 +24,7 @@ from dpcore.stages.strategies.search.matrices import Bracket, factor
 from dpcore.stages.strategies.search.series import banded_inverse, blt, toeplitz
 from dpcore.stages.strategies.workloads import Workload, error_of, ones
 
-# Solved problems on disk: one file each, named by what was asked and by the version of the search.
+# Solved problems on disk: one file each, named by the problem and by the version of the search.
 
 
 VERSION: Final = 2
@@ -32,30 +32,30 @@ VERSION: Final = 2
 
 
 def folder() -> Path:
-    """Return where solved problems lie: ``DPCORE_CACHE_DIR``, or the user's cache folder."""
+    """Return the folder of solved problems: ``DPCORE_CACHE_DIR``, or the user's cache folder."""
     base = os.environ.get("DPCORE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "dpcore" / "strategies"
 
 
 def looked_up(problem: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what was found for a problem; None where nothing is known, or the file is damaged."""
+    """Return the saved solution of a problem; None if there is none, or the file is damaged."""
     path = _path(problem)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
+            content = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
         return None
-    arrays = {name: value for name, value in found.items() if value.dtype.kind in "fb" and np.isfinite(value).all()}
-    return arrays if arrays.keys() == found.keys() and {"bound", "seconds"} <= arrays.keys() else None
+    arrays = {name: value for name, value in content.items() if value.dtype.kind in "fb" and np.isfinite(value).all()}
+    return arrays if arrays.keys() == content.keys() and {"bound", "seconds"} <= arrays.keys() else None
 
 
-def keep_solved(problem: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Keep what was found; where that cannot be written, it is found again next time."""
+def keep_solved(problem: Mapping[str, Any], solution: Mapping[str, Any]) -> None:
+    """Save a solution; if it cannot be written, it is computed again next time."""
     path = _path(problem)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
-            np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in found.items()})
+            np.savez(file, allow_pickle=False, **{name: np.asarray(value) for name, value in solution.items()})
 
 
 def _path(problem: Mapping[str, Any]) -> Path:
@@ -63,7 +63,7 @@ def _path(problem: Mapping[str, Any]) -> Path:
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 
 
-# What each kind of strategy is made of, and which settings it has.
+# The numbers of each kind of strategy, and its settings.
 
 
 KINDS: Final = ("dense", "banded-toeplitz", "blt", "banded-inverse")
@@ -99,13 +99,13 @@ def solved(kind: str, workload: Workload, epochs: int, period: int, settings: di
     return {"series": search(workload, settings["bands"], epochs, period)}
 
 
-def strategy_of(kind: str, found: dict[str, Any], steps: int) -> Any:
+def strategy_of(kind: str, solution: dict[str, Any], steps: int) -> Any:
     """Return the strategy that is made of these numbers."""
     if kind == "dense":
-        return from_matrix(found["matrix"])
+        return from_matrix(solution["matrix"])
     if kind == "blt":
-        return BLT(found["scales"].tolist(), found["decays"].tolist(), steps)
-    series = tuple(found["series"].tolist())
+        return BLT(solution["scales"].tolist(), solution["decays"].tolist(), steps)
+    series = tuple(solution["series"].tolist())
     return BandedToeplitz(series) if kind == "banded-toeplitz" else BandedInverseToeplitz(series, steps)
 
 
@@ -127,8 +127,7 @@ class Optimum:
     error : float
         Root mean squared error of the workload at mu = 1 and in clip norms: `dpcore.strategies.rmse`.
     lower_bound : float or None
-        What the error of no mechanism is below, matrix mechanisms of any shape and size among them; None where it is
-        not known.
+        No mechanism has a smaller error, including matrix mechanisms of any shape and size; None if unknown.
     seconds : float
         That the search took, when it was made.
     """
@@ -161,11 +160,11 @@ def optimal(
     ----------
     kind : {"dense", "banded-toeplitz", "blt", "banded-inverse"}
     workload : Workload or int
-        A number of steps stands for that of plain SGD, prefix sums.
+        A number of steps means prefix sums, the workload of plain SGD.
     epochs : int
         How often an example takes part: at j, j + b, j + 2b, ... with b = ceil(steps / epochs), in a fixed order.
     bands : int, optional
-        Of "banded-toeplitz", by default 32 or all steps of an epoch where these are fewer; of "banded-inverse", by
+        Of "banded-toeplitz", by default 32, or all steps of an epoch if these are fewer; of "banded-inverse", by
         default 32 or all steps.
     buffers : int, optional
         Of "blt"; 4 by default.
@@ -173,9 +172,9 @@ def optimal(
         How far above the least error a dense strategy may be, as a share of it; by default 5e-6, or 1e-6 for several
         epochs.
     keep : bool
-        Look the problem up among the solved ones on disk, and keep it there (`dpcore.strategies.cache_folder`).
+        Look the problem up among the solved ones on disk, and save it there (`dpcore.strategies.cache_folder`).
     certified : bool
-        Whether to look for the bound, too, which may take longer than all else.
+        Whether to compute the bound, too, which may take longer than all else.
 
     Raises
     ------
@@ -197,30 +196,30 @@ def optimal(
         )
     problem = {"kind": kind, "workload": workload.describe()["sha256"], "epochs": epochs,
                "tolerance": tolerance, "certified": certified, **settings}  # fmt: skip
-    found = looked_up(problem) if keep else None
-    if found is None:
+    solution = looked_up(problem) if keep else None
+    if solution is None:
         begun = time.monotonic()
         if kind == "dense":
-            found = _dense(workload, epochs, period, tolerance)
+            solution = _dense(workload, epochs, period, tolerance)
         else:
-            found = solved(kind, workload, epochs, period, settings)
-            found["bound"] = squared_bound(workload, epochs, keep=keep) if certified else 0.0
-        found["seconds"] = time.monotonic() - begun
+            solution = solved(kind, workload, epochs, period, settings)
+            solution["bound"] = squared_bound(workload, epochs, keep=keep) if certified else 0.0
+        solution["seconds"] = time.monotonic() - begun
         if keep:
-            keep_solved(problem, found)
-    strategy, bound = strategy_of(kind, found, steps), float(found["bound"])
+            keep_solved(problem, solution)
+    strategy, bound = strategy_of(kind, solution, steps), float(solution["bound"])
     error = error_of(strategy, workload, epochs)
     known = math.sqrt(bound) if bound > 0 else None
-    return Optimum(strategy, error, known, float(found["seconds"]))
+    return Optimum(strategy, error, known, float(solution["seconds"]))
 
 
 def lower_bound(workload: Workload | int, *, epochs: int = 1, tolerance: float = 1e-4) -> float:
-    """Return what the error of no mechanism is below, within `tolerance` of the least; arguments as of `optimal`.
+    """Return a bound that no mechanism's error is below, within `tolerance` of the least; arguments as in `optimal`.
 
     Raises
     ------
     ArgumentError
-        For more than 4,096 steps, where only that of prefix sums in one epoch is known (and there within 1.8 %).
+        For more than 4,096 steps, unless they are prefix sums in one epoch (known within 1.8 %).
     """
     workload = _workload(workload)
     bound = squared_bound(workload, epochs, tolerance=tolerance)
@@ -233,7 +232,7 @@ def lower_bound(workload: Workload | int, *, epochs: int = 1, tolerance: float =
 
 
 def squared_bound(workload: Workload, epochs: int, *, tolerance: float = 1e-4, keep: bool = True) -> float:
-    """Return the square of `lower_bound`, 0 where none is known."""
+    """Return the square of `lower_bound`, 0 if none is known."""
     if epochs == 1 and workload.steps <= MOST_DENSE:
         quick = matrices.quick_bound(workload, tolerance)
         if quick is not None:
@@ -260,13 +259,13 @@ def _workload(workload: Any) -> Workload:
 
 
 def _dense(workload: Workload, epochs: int, period: int, tolerance: float) -> dict[str, Any]:
-    found: Iterator[Bracket] = matrices.brackets(workload)
+    brackets: Iterator[Bracket] = matrices.brackets(workload)
     if epochs > 1:
-        # To begin with: any with so many bands has the pattern, whatever the workload.
+        # A start: any strategy with `period` bands has the pattern, whatever the workload.
         root = BandedToeplitz(tuple(toeplitz(ones(workload.steps), period, epochs, period).tolist()))
         matrix = root.matrix(workload.steps)
-        found = matrices.brackets_of_epochs(workload, period, matrix.T @ matrix)
-    for best in found:
+        brackets = matrices.brackets_of_epochs(workload, period, matrix.T @ matrix)
+    for best in brackets:
         if best.gap <= tolerance:
             break
     return {"matrix": factor(best.square), "bound": best.lower_bound}

@@ -19,13 +19,13 @@ _BLOCK, _TINY = 1 << 14, 1e-250
 
 def series_of(workload: Workload) -> Matrix:
     """Return p_0, p_1, ... of the workload 1/p(x); refuses one that is not Toeplitz."""
-    found = workload.series()
-    if found is None:
+    series = workload.series()
+    if series is None:
         raise ArgumentError(
             f"workload={workload.name!r}: must be constant along its diagonals for a Toeplitz strategy; take a dense "
             "or a banded one"
         )
-    return found
+    return series
 
 
 def divided(series: Matrix, by: Matrix) -> Matrix:
@@ -64,7 +64,7 @@ def lagged(left: Matrix, right: Matrix, count: int) -> Matrix:
 # With c(x) the series of C, and A the series 1/p(x), A C^{-1} is the series h = 1 / (p c), so its row t has the squared
 # norm ``h_0^2 + ... + h_t^2`` and the squared mean error of n steps is ``E(c) = (1/n) sum_t (n - t) h_t^2``. An example
 # that takes part at 0, b, ..., (k - 1) b moves the sums by the series ``s_t = sum_i c_{t - i b}``, of squared norm
-# S(c). What is minimized is log E + log S, which does not change with the scale of c, so c_0 = 1. Its derivatives:
+# S(c). Minimize log E + log S, which does not change with the scale of c, so c_0 = 1. Its derivatives:
 #
 #     dE/dc_j = -(2/n) sum_t (n - t) h_t (h/c)_{t-j},      dS/dc_j = 2 sum_i s_{j + i b}.
 #
@@ -92,9 +92,9 @@ def square_root(series: Matrix, size: int) -> Matrix:
 
 
 def toeplitz(workload: Workload, bands: int, epochs: int, period: int) -> Matrix:
-    """Return c_0 .. c_{bands-1} of the least mean error where examples take part `epochs` times, `period` apart.
+    """Return c_0 .. c_{bands-1} of the least mean error if examples take part `epochs` times, `period` apart.
 
-    Of many steps, the search begins with what it finds for fewer: few bands hardly depend on their number.
+    For many steps, the search begins with the result for fewer: few bands hardly depend on the number of steps.
     """
     return _searched(series_of(workload), workload.steps, bands, epochs, period)
 
@@ -156,19 +156,19 @@ def blt(workload: Workload, buffers: int, epochs: int, period: int) -> tuple[Mat
     series, sizes = series_of(workload), [workload.steps]
     while sizes[0] > _SHORT and sizes[0] // _BLT_COARSER >= 4 * epochs:
         sizes.insert(0, epochs * (sizes[0] // _BLT_COARSER // epochs))
-    found: list[Matrix] = []
+    fits: list[Matrix] = []
     for size in sizes:
         objective = _blt_objective(series, buffers, size, epochs, period if size == workload.steps else size // epochs)
-        if found:
-            start = np.clip(_extrapolated(found), *_limits(buffers))
-            found.append(_least(objective, start, _BLT_ITERATIONS, _NEAR).x)
+        if fits:
+            start = np.clip(_extrapolated(fits), *_limits(buffers))
+            fits.append(_least(objective, start, _BLT_ITERATIONS, _NEAR).x)
         else:
             starts = [_start(size, buffers, first, share) for first in (1.2, 2.0, 4.0) for share in (2.0, 0.5, 0.1)]
             # There are local minima: the best of several starts is followed to its end.
             tried = _BLT_TRIED if size <= _SHORT else 0
             begun = min((_least(objective, start, tried) for start in starts), key=lambda each: each.fun)
-            found.append(_least(objective, begun.x, _BLT_ITERATIONS).x)
-    return np.exp(found[-1][:buffers]), 1 / (1 + np.exp(-found[-1][buffers:]))
+            fits.append(_least(objective, begun.x, _BLT_ITERATIONS).x)
+    return np.exp(fits[-1][:buffers]), 1 / (1 + np.exp(-fits[-1][buffers:]))
 
 
 def _least(objective: Objective, start: Matrix, iterations: int, ending: float = 1e-14) -> Any:
@@ -179,11 +179,11 @@ def _least(objective: Objective, start: Matrix, iterations: int, ending: float =
     return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=within, options=options)
 
 
-def _extrapolated(found: list[Matrix]) -> Matrix:
-    """Return what follows in a sequence, by the polynomial through its last three, or fewer."""
-    if len(found) < 3:
-        return found[-1] if len(found) == 1 else 2 * found[-1] - found[-2]
-    return 3 * found[-1] - 3 * found[-2] + found[-3]
+def _extrapolated(fits: list[Matrix]) -> Matrix:
+    """Return the next element of a sequence, by the polynomial through its last three, or fewer."""
+    if len(fits) < 3:
+        return fits[-1] if len(fits) == 1 else 2 * fits[-1] - fits[-2]
+    return 3 * fits[-1] - 3 * fits[-2] + fits[-3]
 
 
 def _limits(buffers: int) -> tuple[Matrix, Matrix]:
@@ -230,7 +230,7 @@ def _powers(decays: Matrix, size: int) -> Matrix:
 
 
 def zeros_of(scales: Matrix, decays: Matrix) -> Matrix:
-    """Return the numbers v_j with ``P = prod_j (1 - v_j x)``, ascending; they lie between the decays."""
+    """Return the numbers v_j with ``P = prod_j (1 - v_j x)``, ascending; they are between the decays."""
     # 1 + sum_j w_j / (z - u_j) is det(z - V) / det(z - diag(u)), with this V.
     square = np.diag(decays) - np.sqrt(np.multiply.outer(scales, scales))
     return np.asarray(np.linalg.eigvalsh(square), dtype=np.float64)
@@ -239,7 +239,7 @@ def zeros_of(scales: Matrix, decays: Matrix) -> Matrix:
 def _filtered(series: Matrix, over: Matrix, under: Matrix) -> Matrix:
     """Return the series times ``prod_j (1 - over_j x) / (1 - under_j x)``.
 
-    One factor after the other: the coefficients of a product with several zeros near 1 would not tell them apart.
+    One factor after the other: the coefficients of a product with several zeros near 1 would not separate them.
     """
     from scipy.signal import lfilter
 
@@ -271,11 +271,11 @@ def _start(steps: int, buffers: int, shortest: float, share: float) -> Matrix:
 #     S = sum |G|,  w = (1/2) dS/dc,                    dS/dp_j = -2 sum_t w_t (c^2)_{t-j}.
 #
 # Sums over t are filters that run backward, so each derivative takes the time of the series themselves. S is exact
-# where c has no negative coefficient, as for all p_1, p_2, ... <= 0; it takes the first pattern for the worst, and of
-# what is found, that is kept whose error is the least with the sensitivity that holds for it.
+# if c has no negative coefficient, as for all p_1, p_2, ... <= 0. It takes the first pattern for the worst; of the
+# results, the one is kept whose error is the least with the sensitivity that holds for it.
 #
 # A family has one number. `fractional_root`: the first b coefficients of ``(1 - x)^gamma`` (gamma-BIFR, arXiv
-# 2605.18379), of which gamma = 1/2 is the banded inverse square root. Two coefficients are ``1 - lambda x``: each row
+# 2605.18379); gamma = 1/2 is the banded inverse square root. Two coefficients are ``1 - lambda x``: each row
 # of noise takes back a share of the one before (lambda-CGD, arXiv 2601.22334, there with columns scaled to norm 1; here
 # constant along the diagonals). p_1, p_2, ... are negative, and add up to more than -1.
 
@@ -292,17 +292,17 @@ def banded_inverse(workload: Workload, bands: int, epochs: int, period: int) -> 
     from scipy.optimize import minimize
 
     series, steps = series_of(workload), workload.steps
-    found = [fractional_root(workload, bands, epochs, period)]
+    candidates = [fractional_root(workload, bands, epochs, period)]
     if bands == 1:
-        return found[0]
+        return candidates[0]
     objective = _inverse_objective(series, steps, epochs, period)
     options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 30}
 
     def least(start: Matrix, within: Any) -> Matrix:
         falls = -np.diff(np.log(np.cumsum(start)))
         reached: Any = minimize(objective, falls, jac=True, method="L-BFGS-B", bounds=within, options=options)
-        found.append(_series(reached.x))
-        return found[-1]
+        candidates.append(_series(reached.x))
+        return candidates[-1]
 
     signs = [(0, None)] * (bands - 1)
     short = epochs * (steps // _INVERSE_COARSER // epochs)
@@ -312,24 +312,24 @@ def banded_inverse(workload: Workload, bands: int, epochs: int, period: int) -> 
         fewer = Workload(workload.inverse[:, :short], workload.name)
         start = banded_inverse(fewer, bands, epochs, short // epochs)
         least(start, None if epochs == 1 else signs)
-        return _best(found, workload, epochs)
-    negative = least(found[0], signs)
+        return _best(candidates, workload, epochs)
+    negative = least(candidates[0], signs)
     if epochs == 1 or steps <= MOST_SIGNED:
         least(negative, None)
         if 2 < bands <= _FEW:
             least(np.pad(fractional_root(workload, 2, epochs, period), (0, bands - 2)), None)
-    return _best(found, workload, epochs)
+    return _best(candidates, workload, epochs)
 
 
-def _best(found: list[Matrix], workload: Workload, epochs: int) -> Matrix:
+def _best(candidates: list[Matrix], workload: Workload, epochs: int) -> Matrix:
     steps = workload.steps
-    return min(found, key=lambda p: error_of(BandedInverseToeplitz(tuple(p.tolist()), steps), workload, epochs))
+    return min(candidates, key=lambda p: error_of(BandedInverseToeplitz(tuple(p.tolist()), steps), workload, epochs))
 
 
 def fractional_root(workload: Workload, bands: int, epochs: int, period: int) -> Matrix:
     """Return the first coefficients of (1 - x)^gamma of the least mean error.
 
-    gamma lies in [0, 1), as near to 1 as 1 / (16 steps). Searched is ``u = -log(1 - gamma)``, on a grid and then
+    gamma is in [0, 1), as near to 1 as 1 / (16 steps). The search is over ``u = -log(1 - gamma)``, on a grid and then
     between the neighbors of its best.
     """
     from scipy.optimize import minimize_scalar
