@@ -207,7 +207,7 @@ REFUSED = {
     "train --epsilon 3 --seed 1e30": "'1e30' is too large; write a whole number of at most 9,223,372,036,854,775,807",
     "train --epsilon 3 --sampling cyclic-poisson --groups 1e9": "groups=1000000000: must be at most",
     "train --epsilon 3 --schedule cosine --warmup-steps 1e9": "warmup_steps=1000000000: must be less than the 230",
-    "train --resume absent": "resume='absent': holds no run",
+    "train --resume absent": "resume='absent': has no run",
     "train --resume run": "has no checkpoint",
     "compare --methods disk --epsilon 3 --out run": "out='run': is not empty and has no dpcore compare",
     "compare --methods disk --epsilon 3 --out file": "out='file': is a file",

@@ -65,7 +65,7 @@ FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
     "card changed": (
         lambda run, _: replaced(run / "README.md", "guarantee    epsilon = ", "guarantee    epsilon = 0."),
         "README.md",
-        "README.md is not what statement.json says",
+        "README.md contradicts statement.json",
     ),
     "card without digests": (
         lambda run, _: (run / "README.md").write_text((run / "README.md").read_text().partition("## Files")[0]),
@@ -183,8 +183,8 @@ def test_a_statement_beside_its_ledger(tmp_path, capsys):
     before = found(steps_abandoned=2, note="Written before the steps of epoch 1")
     assert before["ledger: event"].startswith("remark: the statement counts 25 steps before they were taken")
     quieter = whole["event"] | {"noise_multiplier": 9.0}
-    assert "failed: is not the one" in found(event=quieter)["ledger: event"]
-    assert "failed: is not the one" in found(event_planned=quieter)["ledger: event planned"]
+    assert "failed: differs from the ledger's" in found(event=quieter)["ledger: event"]
+    assert "failed: differs from the ledger's" in found(event_planned=quieter)["ledger: event planned"]
 
 
 # `dpcore statement` and `dpcore verify` on what a real run wrote, and on nonsense.

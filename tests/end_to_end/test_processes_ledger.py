@@ -131,7 +131,7 @@ def spend(rank: int, folder: Path) -> None:
     else:
         with pytest.raises(PrivacyError, match="take epsilon and statement from rank 0"):
             private.epsilon()
-        with pytest.raises(PrivacyError, match="in rank 0"):
+        with pytest.raises(PrivacyError, match="from rank 0"):
             private.statement()
     private.close()
     with pytest.raises(DataError):
