@@ -248,7 +248,7 @@ def test_a_sweep_beyond_the_budget_is_told_before_its_first_run(tmp_path, capsys
     assert said in printed.out
     assert said in left
     assert "does not pay for the whole of the next run" in left
-    assert "continues" not in left
+    assert "same command continues" not in left
     assert len(results(out)["summary"]["rows"]) == (1 if complete <= 3 else 2)
     assert main(["verify", str(out)]) == 0
     # What is complete is kept, and counted no more.
