@@ -8,7 +8,7 @@ argument unless its description says "in place", and accept arrays of size zero.
 
 Arrays of examples (rows, inputs, gradients) may be of 16 bits, each with a dtype of its own: float16, or bfloat16,
 which NumPy lacks. They represent the float32 arrays of the same numbers, and are widened a piece at a time: results
-are those of the float32 arrays, to the bit.
+are those of the float32 arrays, to the bit, but where a tensor core multiplies 16 bits as they are.
 """
 
 from collections.abc import Callable, Sequence
