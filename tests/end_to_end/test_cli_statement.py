@@ -137,7 +137,7 @@ def test_a_comparison_and_the_folders_of_its_runs(tmp_path, capsys):
     assert main(["compare", *words, "--out", str(out)]) == 0
     capsys.readouterr()
     printed = " ".join(say(capsys, ["verify", str(out)]).out.split())
-    assert "comparison.png, config.json, results.json, statement.txt, runs/002-dp-sgd" in printed
+    assert "comparison.png, config.json, results.json, statement.txt, table.txt, runs/002-dp-sgd" in printed
     assert main(["verify", str(out / "statement.json")]) == 0
 
 
