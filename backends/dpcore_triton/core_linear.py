@@ -114,6 +114,15 @@ def tile_of(
 
 
 @jit
+def core_sizes_of(layer, ALIGNED: tl.constexpr):
+    """Return p, q and the first and last position of a layer; the compiler learns that aligned ones are multiples."""
+    p, q, first, end = sizes_of(layer)
+    if ALIGNED:
+        p, q = p // 8 * 8, q // 8 * 8
+    return p, q, first, end
+
+
+@jit
 def parts_at(row_of, first, end):
     """Return the first and the last part of a layer's positions."""
     return tl.load(row_of + first), tl.load(row_of + end - 1)
@@ -168,9 +177,7 @@ def _tiles_kernel(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
-    p, q, first, end = sizes_of(layer)
-    if ALIGNED:
-        p, q = p // 8 * 8, q // 8 * 8
+    p, q, first, end = core_sizes_of(layer, ALIGNED)
     tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
     row, column = corners(within % tiles, p, SIDE)
     part, last = parts_at(row_of, first, end)
@@ -185,9 +192,7 @@ def _sum_kernel(
 ):  # fmt: skip
     batches = (examples + BATCH - 1) // BATCH
     layer = layer_at(tl.program_id(0) // batches, layers, layer_of)
-    p, q, first, end = sizes_of(layer)
-    if ALIGNED:
-        p, q = p // 8 * 8, q // 8 * 8
+    p, q, first, end = core_sizes_of(layer, ALIGNED)
     row, column = corners((tl.program_id(0) // batches - tl.load(layer)).to(tl.int32), p, SIDE)
     part, last = parts_at(row_of, first, end)
     weights, begin = tl.load(layer + 6).to(tl.pointer_type(tl.float64)), tl.program_id(0) % batches * BATCH
@@ -212,9 +217,7 @@ def _gram_kernel(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
-    p, q, first, end = sizes_of(layer)
-    if ALIGNED:
-        p, q = p // 8 * 8, q // 8 * 8
+    p, q, first, end = core_sizes_of(layer, ALIGNED)
     blocks = tl.load(layer + 7).to(tl.int32)
     example, block = within // blocks, within % blocks
     own, last = parts_at(row_of, first, end)

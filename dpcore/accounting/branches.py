@@ -4,6 +4,8 @@ Every load of a checkpoint begins a branch. Rows before the checkpoint are those
 on are its own. Rows that other branches drew after they were left were released, too, and are charged.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,12 +43,12 @@ class Branches:
                 ranges.append((first, branch.mark))
         return tuple(sorted(ranges))
 
-    def up_to(self, row: int) -> "Branches":
+    def up_to(self, row: int) -> Branches:
         """Return them with the present branch's rows counted up to `row`."""
         present = self.known.get(self.present, Branch())
         return Branches(self.present, {**self.known, self.present: present._replace(mark=max(present.mark, row))})
 
-    def joined(self, others: Mapping[str, Branch]) -> "Branches":
+    def joined(self, others: Mapping[str, Branch]) -> Branches:
         """Return them merged with branches known elsewhere: for each branch, the one with more rows is right."""
         known = dict(self.known)
         for name, other in others.items():
@@ -54,11 +56,11 @@ class Branches:
             known[name] = mine._replace(mark=max(mine.mark, other.mark))
         return Branches(self.present, known)
 
-    def forked(self, parent: str, name: str, row: int) -> "Branches":
+    def forked(self, parent: str, name: str, row: int) -> Branches:
         """Return them with a new branch that leaves `parent` before `row`, and is the present one."""
         return Branches(name, {**self.known, name: Branch(parent, row, row)})
 
-    def renamed(self, name: str) -> "Branches":
+    def renamed(self, name: str) -> Branches:
         """Return them with the whole way to the present as one branch `name`; abandoned rows stay separate."""
         apart = {f"{name}/{number}": Branch("", *rows) for number, rows in enumerate(self.abandoned)}
         return Branches(name, {name: Branch(), **apart})

@@ -5,6 +5,8 @@ gives back only rows behind the granted ones. A close by a signal's handler in t
 end.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ NO_LEDGER = (
 class LedgerAccount:
     """Pays for a mechanism's releases; the ledger lists the run by `name` and by `dataset`, the data's fingerprint."""
 
-    def __init__(self, ledger: "Ledger", mechanism: "Mechanism", *, name: str, dataset: str = "") -> None:
+    def __init__(self, ledger: Ledger, mechanism: Mechanism, *, name: str, dataset: str = "") -> None:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
         self.run: LedgerRun | None = None  # until it has begun in the ledger
         self.caveats: tuple[str, ...] = ()  # for the statement
@@ -63,14 +65,14 @@ class LedgerAccount:
                 if self._close_due:
                     self.close()
 
-    def begin(self) -> "LedgerRun":
+    def begin(self) -> LedgerRun:
         """Return the ledger's run, begun if it was not."""
         with self._at_work():
             if self.run is None:
                 self.run = self._begun()
             return self.run
 
-    def _begun(self) -> "LedgerRun":
+    def _begun(self) -> LedgerRun:
         mechanism, plan, taken = self.mechanism, self.mechanism.plan, self.mechanism.step
         abandoned = mechanism.abandoned
         if abandoned and not self._charged:
@@ -168,7 +170,7 @@ class LedgerAccount:
 def _by_first(name: str) -> Callable[..., Any]:
     """Return a method that calls the first process's account. All must call it, and all get the result."""
 
-    def call(self: "SharedAccount", *arguments: Any) -> Any:
+    def call(self: SharedAccount, *arguments: Any) -> Any:
         return by_the_first(self.peers, lambda: getattr(self.account, name)(*arguments))
 
     return call
@@ -177,7 +179,7 @@ def _by_first(name: str) -> Callable[..., Any]:
 def _here(name: str) -> Any:
     """Return a property of the first process's account, which is not sent; PrivacyError in the others."""
 
-    def value(self: "SharedAccount") -> Any:
+    def value(self: SharedAccount) -> Any:
         if self.account is None:
             raise PrivacyError(
                 f"rank {self.peers.rank} has no ledger and does not know epsilon: take epsilon and statement from rank "

@@ -1,5 +1,7 @@
 """The secret keys of a run's noise and sampling, and the rows of noise that are spent."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import threading
@@ -40,7 +42,7 @@ class RunKeys(Provenance):
     earlier: tuple[tuple[int, bytes], ...] = field(default=(), repr=False, kw_only=True)
 
     @classmethod
-    def new(cls, key: bytes | None = None, *, exact_key: bool = False) -> "RunKeys":
+    def new(cls, key: bytes | None = None, *, exact_key: bool = False) -> RunKeys:
         """Make the keys of one run.
 
         Parameters
@@ -62,7 +64,7 @@ class RunKeys(Provenance):
         return cls._of(derive_key(key, b"dpcore run" + os.urandom(16)), CALLER)
 
     @classmethod
-    def _of(cls, key: bytes, origin: str) -> "RunKeys":
+    def _of(cls, key: bytes, origin: str) -> RunKeys:
         return cls(origin, noise=key, sampling=derive_key(key, "dpcore sampling"))
 
     @property
@@ -74,7 +76,7 @@ class RunKeys(Provenance):
         """Return the key of a row of noise: that of the branch in which the row was begun."""
         return next((key for end, key in self.earlier if row < end), self.noise)
 
-    def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0, number: int | None = None) -> "RunKeys":
+    def fork(self, *, keep_sampling: bool, forks: int = 0, row: int = 0, number: int | None = None) -> RunKeys:
         """Return keys for a branch: fresh noise from `row` on, and fresh batches unless `keep_sampling`.
 
         `number` distinguishes branches; a ledger recorded it before. Without one, the operating system draws it.
@@ -102,7 +104,7 @@ class RunKeys(Provenance):
         }
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> "RunKeys":
+    def from_dict(cls, saved: Mapping[str, Any]) -> RunKeys:
         """Return the keys that `to_dict` described."""
         return cls(
             saved["origin"],

@@ -35,6 +35,8 @@ Chua et al., "Balls-and-Bins Sampling for DP-SGD", 2024 (the pair); Feldman and 
 random allocation", 2025. The bounds are ours.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Sequence
@@ -376,21 +378,21 @@ class Allocation(Steps):
         """The noise multiplier, (1, 1)."""
         return np.full((1, 1), self.noise_multiplier)
 
-    def of(self, _chosen: npt.NDArray[np.intp], counts: npt.NDArray[np.int64]) -> "Allocation":
+    def of(self, _chosen: npt.NDArray[np.intp], counts: npt.NDArray[np.int64]) -> Allocation:
         """Return the same with other counts."""
         return replace(self, counts=counts)
 
-    def fitted(self, fine: int) -> "Allocation":
+    def fitted(self, fine: int) -> Allocation:
         """Return the same on a grid that suits a grid of losses with `fine` points per doubling."""
         from scipy.fft import next_fast_len
 
         return replace(self, size=next_fast_len(min(_MOST_POINTS, _POINTS * fine), real=True))
 
-    def bounded(self, bound: str) -> "Allocation":
+    def bounded(self, bound: str) -> Allocation:
         """Return the same with another bound; a rough one stays rough."""
         return self if self.bound == "rough" else replace(self, bound=bound)
 
-    def aimed(self, theta: float, loss: float) -> "Allocation":
+    def aimed(self, theta: float, loss: float) -> Allocation:
         """Return the same for a tilt of the composition, and the loss of an epoch that is the mean under it."""
         return replace(self, theta=theta, loss=loss)
 

@@ -5,6 +5,8 @@ the vectors. So clip rules, groups, adaptive norms, users, the audit and the mec
 Arrays are NumPy's or torch's; nothing here depends on which.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,13 +66,13 @@ class Block(Protocol):
     def rows(self) -> Any:
         """Return the vectors, (B, d), for kinds without a formula."""
 
-    def weighted(self, weight: float) -> "Block":
+    def weighted(self, weight: float) -> Block:
         """Return the block of `weight` times the vectors."""
 
-    def units(self, size: int) -> "Block":
+    def units(self, size: int) -> Block:
         """Return the sums of each `size` neighboring examples, which belong to one unit."""
 
-    def map(self, function: Callable[[Any], Any]) -> "Block":
+    def map(self, function: Callable[[Any], Any]) -> Block:
         """Return the block with `function` applied to every array, those of indices too."""
 
 
@@ -131,18 +133,18 @@ class Rows:
         return self.values
 
     @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
-    def weighted(self, weight: float) -> "Rows":
+    def weighted(self, weight: float) -> Rows:
         """See `Block.weighted`."""
         return self if weight == 1 else Rows(weight * _at_least_float32(self.values))
 
     @np.errstate(all="ignore")
-    def units(self, size: int) -> "Rows":
+    def units(self, size: int) -> Rows:
         """See `Block.units`."""
         if size == 1:
             return self
         return Rows(_at_least_float32(self.values).reshape(self.examples // size, size, *self.shape).sum(1))
 
-    def map(self, function: Callable[[Any], Any]) -> "Rows":
+    def map(self, function: Callable[[Any], Any]) -> Rows:
         """See `Block.map`."""
         return Rows(function(self.values))
 
@@ -260,7 +262,7 @@ class Linear(_Pairs):
         tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
         return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
 
-    def beside(self, other: "Linear") -> "Linear":
+    def beside(self, other: Linear) -> Linear:
         """Return the sum with another block of this matrix."""
         return replace(super().beside(other), gram=self.gram and other.gram)
 
@@ -481,15 +483,15 @@ class Tied:
         """See `Block.rows`."""
         return self.embedding.rows() + self.linear.rows()
 
-    def weighted(self, weight: float) -> "Tied":
+    def weighted(self, weight: float) -> Tied:
         """See `Block.weighted`."""
         return Tied(self.embedding.weighted(weight), self.linear.weighted(weight))
 
-    def units(self, size: int) -> "Tied":
+    def units(self, size: int) -> Tied:
         """See `Block.units`."""
         return Tied(self.embedding.units(size), self.linear.units(size))
 
-    def map(self, function: Callable[[Any], Any]) -> "Tied":
+    def map(self, function: Callable[[Any], Any]) -> Tied:
         """See `Block.map`."""
         return Tied(self.embedding.map(function), self.linear.map(function))
 
@@ -516,13 +518,13 @@ class Part(Protocol):
     def chunk(self, first: int, last: int) -> Block:
         """Return the block of these rows of the matrix."""
 
-    def weighted(self, weight: float) -> "Part":
+    def weighted(self, weight: float) -> Part:
         """See `Block.weighted`."""
 
-    def units(self, size: int) -> "Part":
+    def units(self, size: int) -> Part:
         """See `Block.units`."""
 
-    def map(self, function: Callable[[Any], Any]) -> "Part":
+    def map(self, function: Callable[[Any], Any]) -> Part:
         """See `Block.map`; whatever is not per example stays."""
 
 
@@ -597,19 +599,19 @@ class Chunked:
             result[:, place] = own
         return result
 
-    def weighted(self, weight: float) -> "Chunked":
+    def weighted(self, weight: float) -> Chunked:
         """See `Block.weighted`."""
         return self._with(lambda part: part.weighted(weight))
 
-    def units(self, size: int) -> "Chunked":
+    def units(self, size: int) -> Chunked:
         """See `Block.units`."""
         return self._with(lambda part: part.units(size))
 
-    def map(self, function: Callable[[Any], Any]) -> "Chunked":
+    def map(self, function: Callable[[Any], Any]) -> Chunked:
         """See `Block.map`."""
         return self._with(lambda part: part.map(function))
 
-    def _with(self, changed: Callable[[Any], Any]) -> "Chunked":
+    def _with(self, changed: Callable[[Any], Any]) -> Chunked:
         return Chunked(tuple(map(changed, self.parts)), self.shape)
 
 

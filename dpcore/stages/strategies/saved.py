@@ -84,4 +84,6 @@ def load(path: str | os.PathLike[str]) -> Strategy:
     except DpcoreError as cause:
         raise DataError(f"strategy {given}: {cause}") from cause
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as cause:
-        raise DataError(f"strategy {given}: is damaged, or has no strategy (.npz, .npy or text)") from cause
+        raise DataError(
+            f"strategy {given}: is damaged, or has no strategy of a kind known here (.npz, .npy or text)"
+        ) from cause

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from dpcore.errors import ArgumentError
-from dpcore.spec import validate
 
 PRECISIONS = {"bf16": torch.bfloat16}
 CAVEAT = "Gradients come from forward passes in {} (autocast), and are clipped as they were computed."
@@ -20,12 +19,10 @@ CAVEAT = "Gradients come from forward passes in {} (autocast), and are clipped a
 
 def parse(precision: str | None) -> torch.dtype | None:
     """Return the dtype of a precision's name; None if the surrounding autocast decides."""
-    if precision == "fp16":
-        raise ArgumentError(
-            "precision='fp16': must be 'bf16' or None; gradients in float16 need a loss scale, and one that follows "
-            "from gradients follows from private data"
-        )
-    return None if precision is None else PRECISIONS[validate.choice(tuple(PRECISIONS), precision=precision)]
+    if precision in (None, *PRECISIONS):
+        return None if precision is None else PRECISIONS[precision]
+    scaled = "; gradients in float16 need a loss scale, and one that follows from gradients follows from private data"
+    raise ArgumentError(f"precision={precision!r}: must be 'bf16' or None{scaled if precision == 'fp16' else ''}")
 
 
 def forward(precision: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:
