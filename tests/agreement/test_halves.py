@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import fewer, seeds
 
@@ -88,6 +88,8 @@ SIDES = [(0, 0), (0, 1), (1, 0)]  # which are of 16 bits: those numbered 0
     seeds, st.sampled_from(FORMS), st.sampled_from(SIDES), st.booleans(), st.booleans(), st.booleans(),
     st.sampled_from([(1.0,), (2.5, -1.0)]),
 )  # fmt: skip
+@example(1, (30, 9, 5), (0, 0), False, False, False, (1.0,))
+@example(2, (30, 9, 5), (0, 0), True, False, False, (1.0,))
 def test_layers_of_16_bits(
     name: str, kind: Any, seed: int, form: tuple[int, int, int], sides: tuple[int, int], gram: bool, scaled: bool,
     special: bool, points: tuple[float, ...],
