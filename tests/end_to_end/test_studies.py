@@ -251,3 +251,14 @@ def test_the_page_has_the_numbers_of_the_rows(study: Any):
     tried = {name: len(result.of("tuning", name)) for name in result.names}
     assert tried == {name: 9 if name == "DP-SGD" else 7 for name in study("scattering_search").CONTESTANTS}
     assert all(row["epsilon"] <= 1 for row in result.rows if row["kind"] == "final")
+
+
+def test_predicted_losses_are_means_of_runs(study: Any):
+    predicted = study("predicted")
+    rows = [predicted.compare(number, kind) for number in (1, 9) for kind in predicted.KINDS]
+    for row in rows:
+        assert abs(row["mean"] - row["predicted"]) < 4 * row["error"], row
+    recorded = json.loads((STUDIES.parent / "results" / "predicted.json").read_text())
+    assert (recorded["of"], len(recorded["rows"])) == (predicted.QUADRATICS * len(predicted.KINDS),) * 2
+    # Those of another method are not: the intervals are narrow enough to tell.
+    assert abs(rows[0]["mean"] - rows[1]["predicted"]) > 4 * rows[0]["error"]
