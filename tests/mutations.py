@@ -720,6 +720,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return Composed((own, others))", "'end_to_end/test_measured_sensitivity.py::test_branches_of_a_cyclic_run_share_a_coin[389]'"),
         ("let more bands than groups be amplified", "if width > self.groups:", "if width > self.groups + 1:", "unit/sampling/test_cyclic.py"),
     ],
+    "dpcore/sampling/factory.py": [
+        ("take a description of users for one of examples", 'if "users_sha256" in described else made', "if False else made",
+         "unit/sampling/test_samplers.py::test_a_sampler_is_made_by_name_and_again_from_what_it_says"),
+    ],
     "dpcore/sampling/orders.py": [
         ("give an epoch the order of the first", "draw.permutation(key, self.dataset_size, epoch)", "draw.permutation(key, self.dataset_size, 0)",
          "unit/sampling/test_epochs.py::test_orders_are_uniform_and_fresh_in_every_epoch"),

@@ -1,4 +1,4 @@
-"""The reference backend: every operation in plain NumPy, in float32 or float64. What it computes is the semantics."""
+"""The reference backend: every operation in plain NumPy, in float32 or float64. Its results define the semantics."""
 
 from typing import TYPE_CHECKING, Any, Final
 

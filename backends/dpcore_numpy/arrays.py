@@ -32,7 +32,7 @@ def zeros_like(array: NDArray[Any], dtype: str | None = None) -> NDArray[Any]:
 
 
 def at_least_float32(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of 16 bits in float32, so that it is computed with in float32; any other as it is."""
+    """Return an array of 16 bits in float32, in which it is computed with; any other as it is."""
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 

@@ -18,7 +18,7 @@ Floats = NDArray[Any]
 Scales = Sequence[Floats | None] | None
 
 _COLUMNS = 16384
-# Entries of a piece of a block that is widened to float64 at once: it stays in the processor's cache.
+# Entries of a block that are widened to float64 at once: such a piece stays in the processor's cache.
 _PIECE = 1 << 17
 
 
@@ -31,7 +31,7 @@ def row_norms(rows: Sequence[Floats], scale: Scales = None) -> NDArray[np.float6
     largest = np.ones(examples)
     if any(block.dtype == np.float64 for block in (*rows, *(scale or ())) if block is not None):
         largest = np.zeros(examples)
-        with np.errstate(all="ignore"):  # a warning would tell of one example
+        with np.errstate(all="ignore"):  # a warning would reveal something of one example
             for part, values in _pieces(rows, scale):
                 largest[part] = np.maximum(largest[part], np.abs(values).max(axis=1, initial=0.0))
         largest[~np.isfinite(largest) | (largest == 0)] = 1.0
@@ -72,7 +72,7 @@ def group_norms(rows: Sequence[Floats], groups: Sequence[int], scale: Scales = N
 def combine(first: Sequence[Floats], second: Sequence[Floats], weights: tuple[float, float]) -> list[Floats]:
     """See `dpcore.spec.ops.Backend.combine`."""
     check_combined(first, second, weights)
-    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+    with np.errstate(all="ignore"):  # a warning of an overflow would reveal something of one example
         pairs = zip(map(at_least_float32, first), map(at_least_float32, second), strict=True)
         return [weights[0] * one + weights[1] * other for one, other in pairs]
 
@@ -97,8 +97,8 @@ def _certified(norms: Floats, bound: float, size: int, rounding: float, rule: st
 
     With N >= ||v|| the raised norm and C' = C - r u, a weight of w = C' / (N u) leaves an example within ``w N + r =
     C / u``. C' and the quotients round three times, the product with a vector twice, by 2^-53 each: C' is lowered by
-    2^-50. Where the denominator is N and something that is not negative, as in "automatic" and "psac", w is smaller:
-    no sum of the two rounds below N. That "psac" rises and falls with N does not matter, since N bounds the norm in
+    2^-50. If the denominator is N plus a number that is not negative, as in "automatic" and "psac", w is smaller: no
+    sum of the two rounds below N. It does not matter that "psac" rises and falls with N, since N bounds the norm in
     this one place.
     """
     raised = norms * (1 + (size + 8) * 2.0**-53)

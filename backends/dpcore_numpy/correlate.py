@@ -1,6 +1,6 @@
 """Correlated noise on a grid: one step of a recurrence, or of a sum over a ring of earlier vectors.
 
-The same lines serve torch's tensors: they are operators and assignments alone.
+The same lines work on torch's tensors: they have operators and assignments only.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpcore.errors import BackendError
 
-# By its bits: a thread that reads such numbers as zero may not be able to make one.
+# Written as bits: a thread that reads such numbers as zero may not be able to make one.
 _DENORMAL = np.array([1 << 9], np.uint32).view(np.float32)
 
 
@@ -16,7 +16,7 @@ def denormals_are_zero() -> bool:
 
 
 def check_denormals() -> None:
-    """Refuse to measure vectors in a thread that reads denormal numbers as zero: the threads of a product may not."""
+    """Refuse to measure vectors in a thread that reads denormal numbers as zero: a product's threads may read them."""
     if denormals_are_zero():
         raise BackendError(
             "this thread reads denormal numbers as zero (torch.set_flush_denormal(True), or a library built with "

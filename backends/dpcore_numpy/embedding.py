@@ -11,7 +11,7 @@ from dpcore.spec.grid import nearest
 from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma
 
-_ROWS = 512  # of several examples that are taken at once
+_ROWS = 512  # rows of several examples, taken at once
 
 
 def embedding_norms(
@@ -25,7 +25,7 @@ def embedding_norms(
     """See `dpcore.spec.pair_ops.PairOperations.embedding_norms`."""
     check_embedding(indices, gradients, point_weights, size, scale)
     check_denormals()
-    with np.errstate(all="ignore"):  # a warning would tell of one example
+    with np.errstate(all="ignore"):  # a warning would reveal something of one example
         bound = embedding_bound(indices, Side(gradients, point_weights), size, scale)
         return bound.norms + bound.rounding
 
@@ -36,8 +36,8 @@ def embedding_bound(indices: Sequence[Indices], e: Side, size: int, scale: Float
     Notes
     -----
     Let S be the sum of the norms of the example's rows, k their number, u = 2^-53. A token's sum is off by at most
-    gamma_{k+4} times the sum of its terms' sizes (the weight and the scale round each), so that all of them are off by
-    gamma_{k+4} S. The squares of q entries and their sum are off by gamma_{q+k+8} of themselves.
+    gamma_{k+4} times the sum of its terms' sizes (the weight and the scale round each term), so all tokens together are
+    off by gamma_{k+4} S. The squares of q entries and their sum are off by gamma_{q+k+8} of themselves.
     """
     index, count = np.concatenate(indices, axis=1), max(1, _ROWS // max(1, e.time))
     norms, terms = np.empty(e.examples), np.empty(e.examples)
@@ -70,7 +70,7 @@ def _rows(index: Indices, e: Side, chosen: slice | Indices, size: int, scale: Fl
 
 def _sums(keys: Indices, factors: Wide, rows: Wide) -> tuple[Indices, Wide]:
     """Return the keys that are not negative, each once, and the sums of their rows times factors."""
-    from scipy.sparse import csr_array  # a tenth of a second that only models with embeddings need
+    from scipy.sparse import csr_array  # takes a tenth of a second; only models with embeddings need it
 
     flat = keys.reshape(-1)
     order = np.argsort(flat, kind="stable")
@@ -101,7 +101,7 @@ def embedding_sum(
     with np.errstate(all="ignore"):
         for first in range(0, len(used), count):
             chosen = used[first : first + count]
-            # Each example's tokens first, so that what it adds depends on nothing of others, then tokens over examples.
+            # First sum over each example's tokens, so that its addend depends on no other example; then over examples.
             examples, picked = np.arange(len(chosen))[:, None], index[chosen]
             keys = np.where(picked < 0, -1, picked * len(chosen) + examples)
             keys, sums = _sums(keys, np.ones(keys.shape), _rows(picked, e, chosen, size, scale))

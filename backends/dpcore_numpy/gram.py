@@ -35,7 +35,7 @@ def few(a: Side, e: Side, scale: Floats, matmul: Matmul = np.matmul) -> tuple[Wi
         square, size = np.zeros(len(x)), np.zeros(len(x))
         for s in range(a.time):
             for t in range(s, a.time):
-                # One example after the other: a product over several may round each otherwise for another number.
+                # One example after the other: the rounding of a product over several may depend on their number.
                 weighed = np.concatenate([matmul(row[None], squared) for row in y[:, s] * y[:, t]])
                 product = np.vecdot(weighed, x[:, s] * x[:, t])
                 square += product if s == t else 2 * product
@@ -80,7 +80,7 @@ def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
 
 
 def narrow_root(a: Side, e: Side, square: Wide, off: Wide, terms: Wide, columns: int = _COLUMNS) -> Wide:
-    """Return the bound of `gram_narrow` on the root of a computed square, with `off` the sum in its rounding."""
+    """Return the bound of `gram_narrow` on the root of a computed square; `off` is the sum in its rounding."""
     g = gamma(min(columns, max(a.width, e.width)) + 8, U32) + gamma(a.width + e.width + a.time**2 + 10, U64)
     underflow = a.time * (a.width + e.width) * TINY * 2.0 ** (2 * RANGE + 4)
     root: Wide = np.sqrt(np.maximum(square, 0) + g * (1 + g) * off + g * g * np.square(terms) + underflow)

@@ -20,7 +20,7 @@ def joined_norms(norms: Sequence[Sequence[Wide]]) -> tuple[Wide, ...]:
     squares, their sum, root and product round it by at most (L / 2 + 3) u, by which it is raised.
     """
     check_joined(norms)
-    with np.errstate(all="ignore"):  # a warning of an overflow would tell of one example
+    with np.errstate(all="ignore"):  # a warning of an overflow would reveal something of one example
         return tuple(_joined(group) for group in norms)
 
 
@@ -35,5 +35,5 @@ def _joined(norms: Sequence[Wide]) -> Wide:
 
 
 def raising(count: int) -> float:
-    """Return what the rounded norm of so many vectors is raised by."""
+    """Return the factor that raises the rounded norm of `count` vectors."""
     return 1 + (count + 8) * 2.0**-53

@@ -18,13 +18,13 @@ from dpcore_numpy.gram import Matmul, few, gram_narrow, gram_wide
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma, rounding_of
 from dpcore_numpy.tiles import add_tiles, tile_norms
 
-# Up to so many rows of an example, norms are by float64 inner products; from `FEW_ROWS` on tiles and inner products are
-# float32.
+# Up to this number of rows of an example, norms are by float64 inner products; from `FEW_ROWS` on tiles and inner
+# products are float32.
 _FEW = 8
 
 
 class Arithmetic(NamedTuple):
-    """What multiplies. Another library may, under the bounds of this one: they hold for any order of additions."""
+    """The functions that multiply. Another library's have the same bounds, which hold for any order of additions."""
 
     side: type[Side]
     row_norms: Callable[[Sequence[Floats]], Wide]
@@ -46,7 +46,7 @@ def linear_norms(
     check_layers(layers, scales)
     check_denormals()
     by, given = arithmetic or NUMPY, scales or [None] * len(layers)
-    with np.errstate(all="ignore"):  # a warning would tell of one example
+    with np.errstate(all="ignore"):  # a warning would reveal something of one example
         return tuple(_norms(layer, scale, by) for layer, scale in zip(layers, given, strict=True))
 
 
@@ -57,7 +57,7 @@ def _norms(layer: LinearPairs[Floats], scale: Floats | None, by: Arithmetic) -> 
 
 
 def raised_for_terms(norms: Wide, bound: Bound) -> Wide:
-    """Return norms that are at least `CANCELLATION` times the terms' of examples whose terms enter a sum one by one."""
+    """Return the norms; if an example's terms enter a sum one by one, at least `CANCELLATION` times their sum."""
     raised: Wide = np.where(bound.factors, np.maximum(norms, CANCELLATION * bound.terms), norms)
     return raised
 
@@ -76,7 +76,7 @@ def linear_bound(
     -----
     Let S be the sum of the terms' norms ``sum_t |a_t| |e_t|`` (times the scale), u the unit roundoff of the arithmetic.
     A product over T rows, whatever the order of its additions, rounds a coordinate by at most gamma_{T+3} times the sum
-    of its terms' sizes (weights round e_t twice), so that the vector moves by gamma_{T+3} S at most.
+    of its terms' sizes (weights round e_t twice). So the vector moves by gamma_{T+3} S at most.
     """
     wide, by = exact or a.double, arithmetic or NUMPY
     if scale is None and not wide and len(a.parts) == a.time == 1:
@@ -90,8 +90,8 @@ def linear_bound(
     rounding = rounding_of(a, e, scale, terms, wide or a.time < FEW_ROWS)
     factored = by_factors(a, e, scale, exact, by)
     rounding += _of_factors(a) * terms * factored
-    # 2^-480: squares and products that underflow, of numbers that are relative to the largest. A side of zeros makes a
-    # vector of zeros, unless the other side is not finite.
+    # 2^-480 covers squares and products that underflow; their numbers are relative to the largest. A side of zeros
+    # makes a vector of zeros, unless the other side is not finite.
     sizes = a.measured[1].sum(axis=1) * e.measured[1].sum(axis=1)
     unit, exponents = abs(e.unit) * (1 + 8 * U64), a.measured[0] + e.measured[0]
     parts = (np.ldexp(x * unit, exponents) + 5e-324 for x in (norms + 2.0**-480, rounding, terms))
@@ -108,7 +108,7 @@ def _of_one_row(a: Side, e: Side, by: Arithmetic) -> Bound:
 
 
 def _of_factors(a: Side) -> float:
-    """Return what rounding a row to factors moves its term, as a share; its norm is known to 2^-10."""
+    """Return how far rounding a row to factors moves its term, as a share; its norm is known to 2^-10."""
     return 2.0**-FACTOR_BITS * math.sqrt(a.width) / 2 * (1 + 2.0**-8)
 
 
@@ -141,10 +141,10 @@ def _add(layer: LinearPairs[Floats], weights: Floats, out: Floats, scale: Floats
 
 
 def by_factors(a: Side, e: Side, scale: Floats | None, exact: bool, by: Arithmetic) -> NDArray[np.bool_]:
-    """Return which examples are added by factors: those of few rows whose terms do not cancel beyond `CANCELLATION`.
+    """Return which examples are added by factors: those with few rows whose terms do not cancel beyond `CANCELLATION`.
 
-    Their norms are raised for it, unless what cancels is to be exact: such an example is added as a tile. Asked is
-    twice the share, since a norm of another kind may come out smaller than this one, by no more than that.
+    Their norms are raised for it. With `exact` an example that cancels is added as a tile instead. The test is against
+    twice the share, since a norm of another kind may be smaller than this one, by at most that factor.
     """
     if by.add_factors is None or scale is not None or a.time >= FEW_ROWS:
         return np.zeros(a.examples, np.bool_)

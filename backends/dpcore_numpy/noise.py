@@ -53,11 +53,11 @@ def normal(
 
 
 def size_of(w0: Words, w1: Words) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return k = floor(2^36 |Z|) from an element's first two words, and its region; for `REST` k is not right."""
+    """Return k = floor(2^36 |Z|) from an element's first two words, and its region; k is not valid for `REST`."""
     own = (w0 & np.uint32(_COLUMNS)).view(np.int32)
     column = tables().columns.take(own).view(np.int32)
     coarse = (w0 >> np.uint32(COLUMN_BITS)).view(np.int32)
-    # Masks of ones and zeros by the sign of a difference: np.where on random conditions is ten times as slow.
+    # Masks of ones and zeros from the sign of a difference: np.where on random conditions is ten times as slow.
     below = ((coarse & _THRESHOLDS) - (column >> COLUMN_BITS)) >> 31
     other = column & _COLUMNS
     region = other ^ ((own ^ other) & below)
@@ -82,12 +82,12 @@ def signed(k: NDArray[np.int64], w0: Words, bits: int) -> Floats:
 
 @lru_cache(maxsize=1)
 def _ends_and_hats() -> tuple[list[int], list[float]]:
-    # Python's own numbers: for one element NumPy's take ten times as long.
+    # Python's own numbers: for one element NumPy's are ten times as slow.
     return tables().ends.tolist(), tables().numbers[1].tolist()
 
 
 def of_rest(key: bytes, row: int, stream: int, block: int, word: int, rng: str) -> int:
-    """Return k of an element whose first words chose the rest, by rejection from blocks of its own."""
+    """Return k of an element whose first words chose `REST`, by rejection from blocks of its own."""
     ends, hats = _ends_and_hats()
     attempt = 0
     while True:

@@ -16,15 +16,15 @@ Floats = NDArray[Any]
 Wide = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Unit roundoffs; and what a float32 operation loses to underflow at most, also where denormals are flushed to zero.
+# Unit roundoffs; and the most that a float32 operation loses to underflow, even if denormals are flushed to zero.
 U32, U64, TINY = 2.0**-24, 2.0**-53, 2.0**-126
-# Rows are taken as they are where their Frobenius norm is within 2^-12 .. 2^12.
+# Rows are taken as they are if their Frobenius norm is within 2^-12 .. 2^12.
 RANGE = 12
 _COLUMNS = 4096
 
 
 def gamma(terms: int, u: float) -> float:
-    """Return the relative rounding of a sum of so many products, in any order, doubled for n u > 1/2."""
+    """Return the relative rounding of a sum of `terms` products, in any order; infinite if ``terms u >= 1/2``."""
     return terms * u / (1 - terms * u) if terms * u < 0.5 else math.inf
 
 
@@ -55,8 +55,8 @@ class Side:
         Notes
         -----
         A float32 inner product of n <= 4096 entries with themselves is off by gamma_n < 2^-12 of itself and by n 2^-126
-        where squares underflow. Where the sum of all is beyond 2^-60 .. 2^60, the example is measured in float64,
-        relative to its largest entry.
+        if squares underflow. If the sum of all is outside 2^-60 .. 2^60, the example is measured in float64, relative
+        to its largest entry.
         """
         squares = np.zeros((self.examples, self.time))
         for first in range(0, 0 if self.double else self.width, _COLUMNS):
@@ -93,9 +93,9 @@ class Side:
         normalized: bool = True,
         factors: Wide | None = None,
     ) -> Wide:
-        """Return rows of some examples in float64, (n, T, columns), divided by their power or times their factors.
+        """Return rows of some examples in float64, (n, T, columns), divided by their power, or times their factors.
 
-        The latter without `unit`.
+        In the second case without `unit`.
         """
         if normalized:
             factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
@@ -114,8 +114,8 @@ class Side:
     def narrow(self, i: int, columns: slice = slice(None)) -> Floats:
         """Return an example's rows in float32, (T, columns), divided by their power.
 
-        Where an entry is not the given one itself, it is at most 1 in size, rounded at most twice (if weights differ),
-        and off by 2^-126 where it underflows.
+        An entry that is not the given one itself is at most 1 in size, rounded at most twice (if weights differ), and
+        off by 2^-126 if it underflows.
         """
         exponent = int(self.measured[0][i])
         if exponent == 0 and len(self.parts) == 1:
@@ -132,12 +132,12 @@ class Side:
 
 
 class Bound(NamedTuple):
-    """For each example (B,): a bound on the norm of the true sum, on its rounding, and the sum of its terms' norms."""
+    """For each example (B,): bounds on the true sum's norm and on its rounding, and the sum of the terms' norms."""
 
     norms: Wide
     rounding: Wide
     terms: Wide
-    factors: Any = False  #: (B,) of bool: which are added by factors; see `dpcore_numpy.linear.by_factors`
+    factors: Any = False  #: (B,) of bool: examples that are added by factors; see `dpcore_numpy.linear.by_factors`
 
 
 def terms_of(a: Side, e: Side) -> Wide:
@@ -147,7 +147,7 @@ def terms_of(a: Side, e: Side) -> Wide:
 
 
 def rounding_of(a: Side, e: Side, scale: Floats | None, terms: Wide, wide: bool) -> Wide:
-    """Return how far a product over T rows may be off, of which one side may have been multiplied by a weight before.
+    """Return the error bound of a product over T rows, one side of which may have been multiplied by a weight before.
 
     In float32 underflow adds at most 2^-126 for each product, each addition and, times the other side's largest, each
     entry: ``4 T 2^-126 2^13`` a coordinate.

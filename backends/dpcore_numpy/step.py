@@ -19,15 +19,15 @@ from dpcore_numpy.update import move
 
 Floats = NDArray[Any]
 
-_PIECE = 16 * TILE  # whose numbers stay in a processor's cache
+_PIECE = 16 * TILE  # its numbers stay in a processor's cache
 
-# glibc maps and clears fresh pages for every temporary array above a size that it raises only when a larger block is
-# freed. Freeing one untouched block of 16 MiB raises it for good. A process that frees no such block itself (NumPy
-# alone, without torch) takes twice as long when this line is gone.
+# glibc maps and clears fresh pages for every temporary array above a threshold, which it raises only when a larger
+# block is freed. Freeing one untouched block of 16 MiB raises it permanently. Without this line a process that frees no
+# such block itself (NumPy alone, without torch) takes twice as long.
 np.empty(1 << 24, dtype=np.uint8)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # where training diverges the parameters say so, as under other backends
+@np.errstate(over="ignore", invalid="ignore")  # if training diverges, the parameters show it, as under other backends
 def step(
     slots: Sequence[Slot[Floats]],
     noise: NoiseRow,

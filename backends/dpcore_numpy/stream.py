@@ -45,7 +45,7 @@ def blocks_of(key: bytes, counter: int, count: int, nonce: tuple[int, int, int],
 
 
 def chacha20_keystream(key: bytes, counter: int, count: int, nonce: tuple[int, int, int]) -> Words:
-    """The same bits as `chacha20_blocks`, from the ``cryptography`` package (some twenty times as fast)."""
+    """The same bits as `chacha20_blocks`, from the ``cryptography`` package, about twenty times as fast."""
     if count == 0:
         return np.empty((0, WORDS_PER_BLOCK), dtype=np.uint32)
     initial = np.array([counter, *nonce], dtype="<u4").tobytes()
@@ -56,7 +56,7 @@ def chacha20_keystream(key: bytes, counter: int, count: int, nonce: tuple[int, i
 
 
 def _zeros(size: int) -> bytes:
-    """Return the plain text whose encryption is the keystream; small sizes, asked for again and again, are kept."""
+    """Return the plain text whose encryption is the keystream; small sizes, which recur, are cached."""
     return _kept_zeros(size) if size <= 1 << 21 else bytes(size)
 
 

@@ -23,8 +23,8 @@ def blocks(a: Side, e: Side, height: int = _TILE, width: int = _TILE) -> Iterato
 def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide, Wide]:
     """Return norms and S by tiles of each example's matrix, squared and added.
 
-    A float32 tile is off as `linear_bound` says. Squares are added in float32 over runs of 256, so that they are off by
-    gamma_256 of themselves and by 2^-126 each where they underflow; in float64 where they are scaled.
+    A float32 tile is off as `linear_bound` says. Squares are added in float32 over runs of 256, so they are off by
+    gamma_256 of themselves, and by 2^-126 each if they underflow. Scaled squares are added in float64.
     """
     squares, terms = np.zeros(a.examples), terms_of(a, e) if scale is None else scaled_terms(a, e, scale, wide)
     scratch = np.empty(_TILE * _TILE, np.float64 if wide else np.float32)
@@ -53,7 +53,7 @@ def _tile(a: Side, e: Side, i: int, rows: slice, columns: slice, scratch: Floats
 
 
 def _sum_of_squares(values: Floats) -> float:
-    """Return the sum of squares, by runs that are added in float64."""
+    """Return the sum of squares: runs, which are then added in float64."""
     whole = len(values) // _RUN * _RUN
     runs, rest = values[:whole].reshape(-1, _RUN), values[whole:]
     return float(np.vecdot(runs, runs).sum(dtype=np.float64)) + float(np.vecdot(rest, rest))

@@ -14,7 +14,7 @@ from dpcore.spec.ops import UpdateSettings
 Floats = NDArray[Any]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # where training diverges the parameters say so, as under other backends
+@np.errstate(over="ignore", invalid="ignore")  # if training diverges, the parameters show it, as under other backends
 def update(
     rule: str,
     parameter: Floats,
@@ -38,7 +38,7 @@ def move(
     step_number: int,
     square: Floats | None,
 ) -> None:
-    """Do what `update` does with what was checked: `step` checks all tensors at once."""
+    """Update without checks: `step` checks all tensors at once."""
     learning_rate, weight_decay, beta1, beta2, *_ = settings
     x, g = parameter, direction
     if rule == "adamw":
@@ -78,7 +78,7 @@ def _quotient(numerator: Floats, u: Floats, settings: UpdateSettings) -> Floats:
     """Return numerator / (sqrt(max(u - bias, floor^2)) + eps), and 0 where that denominator is 0; overwrites `u`."""
     if settings.bias:
         u -= settings.bias
-    # A look at the least element takes an eighth of the time of a pass that changes nothing.
+    # Reading the least element takes an eighth of the time of a pass that changes nothing.
     if not u.min(initial=np.inf) >= settings.floor**2:
         np.maximum(u, settings.floor**2, out=u)
     np.sqrt(u, out=u)

@@ -1,7 +1,7 @@
 """The CPU backend for PyTorch models: the reference, with torch's products and threads where the time goes.
 
-torch tensors come in and go out. Norms, sums, products, noise and update are torch's, since two libraries that both
-keep threads waiting for work take the processor from each other; all else is `dpcore_numpy` on the same memory.
+Arrays are torch tensors. torch computes norms, sums, products, noise and update, since two libraries with waiting
+threads would take the processor from each other; the rest is `dpcore_numpy` on the same memory.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -1,4 +1,4 @@
-"""The arithmetic that the bounds know: float32 products in float32, and denormal numbers that no thread takes for 0."""
+"""The arithmetic that the bounds assume: float32 products in float32, and denormal numbers read as they are."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from dpcore.errors import BackendError
 from dpcore_numpy.denormals import denormals_are_zero
 
-# From so many numbers a thread on, torch widens them in several threads.
+# From this many numbers a thread on, torch widens them in several threads.
 _GRAIN = 1 << 15
 
 
 class _Products:
-    """oneDNN is off while any thread of the process is inside."""
+    """oneDNN is off while any thread of the process is in such a block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class _Products:
 
 
 class _Known(threading.local):
-    """What was asked of this thread's workers: the process, and their number."""
+    """The process and number of workers for which this thread's workers were checked."""
 
     asked: tuple[int, int] | None = None
 
@@ -48,7 +48,7 @@ _products, _known = _Products(), _Known()
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Run what it decorates in this arithmetic, and leave the caller's as it was.
+    """Run the decorated function in this arithmetic, and restore the caller's.
 
     Raises
     ------
@@ -57,9 +57,9 @@ def bounded() -> Iterator[None]:
 
     Notes
     -----
-    oneDNN takes bfloat16 for float32 products where `torch.set_float32_matmul_precision` or its environment allows it,
-    and so does autocast. Denormals belong to each thread: this one is set, and workers take it over when they begin;
-    those that began before are asked once.
+    oneDNN uses bfloat16 for float32 products if `torch.set_float32_matmul_precision` or its environment allows it, and
+    so does autocast. Each thread has its own setting for denormals: this thread's is set, and workers copy it when they
+    begin; workers that began before are checked once.
     """
     flushes = denormals_are_zero()
     if flushes:

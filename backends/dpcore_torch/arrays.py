@@ -1,4 +1,4 @@
-"""Arrays of this backend: torch tensors on the CPU, which NumPy sees without a copy, and 16 bits a piece at a time."""
+"""Arrays of this backend: torch tensors on the CPU, which NumPy reads without a copy, and 16 bits piece by piece."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at_least_float32(array: torch.Tensor) -> torch.Tensor:
 
 
 class Widened:
-    """What stands for a tensor of bfloat16, which NumPy has not: a piece of it is the float32 array of its numbers."""
+    """Represents a tensor of bfloat16, which NumPy lacks: a piece of it is the float32 array of its numbers."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), tensor.dtype
@@ -51,7 +51,7 @@ class Widened:
 
 
 def view(tree: Any) -> Any:
-    """Return what NumPy sees of the tensors in a tuple, list or named tuple, or of one; what is no tensor as it is."""
+    """Return the tensors of a tuple, list or named tuple, or one tensor, as NumPy arrays; other values as they are."""
     if isinstance(tree, torch.Tensor):
         if tree.device.type != "cpu":
             raise BackendError(f"a tensor on device {str(tree.device)!r} under backend 'torch': must be on the CPU")

@@ -11,7 +11,7 @@ from dpcore.spec.check_rows import check_combined, check_rows, check_weighted_su
 from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import at_least_float32, view
 
-# Squares of longer rows are added in float32, over runs of so many.
+# Squares of longer rows are added in float32, over runs of this length.
 _SHORT, _RUN = 2048, 64
 # Entries that a thread widens to float64 at once: they stay in its processor's cache.
 _PIECE = 1 << 17
@@ -26,12 +26,12 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Scales = None) -> torch.Tenso
 
     Notes
     -----
-    Short rows are measured in float64. In others squares are added in float32 over runs of 64, and rooted: off by half
-    of gamma_66, 2.0e-6, and a rounding, 6e-8; products with a scale round by as much. Squares that underflow lose
-    2^-126 each: where the norm is above 2^-40 and d below 2^26 less than 2^-20 of all, half of which, 4.8e-7, is lost
-    in the root. By 2^-18 = 3.8e-6 the result is raised. Other norms are taken in float64. What is done for an example
-    follows from its own row: otherwise one example could raise the norms of all others, and so move the sum by as many
-    times 2^-18.
+    Short rows are measured in float64. In other rows squares are added in float32 over runs of 64, and the root is
+    taken. It is off by half of gamma_66, 2.0e-6, and a rounding, 6e-8; products with a scale round by as much. Squares
+    that underflow lose 2^-126 each. If the norm is above 2^-40 and d below 2^26, that is less than 2^-20 of their sum,
+    and the root loses half of it, 4.8e-7. The result is raised by 2^-18 = 3.8e-6. Other norms are taken in float64. An
+    example's arithmetic follows from its own row: otherwise one example could raise the norms of all others, and so
+    move the sum by their number times 2^-18.
     """
     check_rows(rows, scale)
     size = sum(block.shape[1] for block in rows)
@@ -104,9 +104,9 @@ def weighted_sum(
 def add_rows(
     block: torch.Tensor, total: torch.Tensor, weights: torch.Tensor | None = None, scale: torch.Tensor | None = None
 ) -> None:
-    """Add a block's rows, which are integers, or which float64 weights and rounding make so.
+    """Add a block's rows, which are integers, or become integers by float64 weights and rounding.
 
-    A row of weight 0 is left out, whatever it holds.
+    A row of weight 0 is left out, whatever its entries.
     """
     ones = torch.ones(len(block), dtype=torch.float64, device="cpu")
     unused = torch.empty(0, device="cpu") if weights is None else (weights == 0).nonzero()[:, 0]
@@ -121,7 +121,7 @@ def add_rows(
 
 
 def pieces(block: torch.Tensor, width: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Yield examples, columns, and these entries of a block in float64, in memory that the next ones overwrite."""
+    """Yield examples, columns, and these entries of a block in float64; the next ones overwrite their memory."""
     count, size = block.shape
     width = max(1, min(width, size))
     scratch = torch.empty(min(block.numel(), max(_piece(), width)), dtype=torch.float64, device="cpu")

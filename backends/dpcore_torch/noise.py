@@ -64,14 +64,14 @@ def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     below = (w0 & _THRESHOLDS).sub_(column & ~_COLUMNS).bitwise_right_shift_(31)
     region = column.bitwise_and_(_COLUMNS)
     region ^= own.bitwise_xor_(region).bitwise_and_(below)
-    # Memory that was just used lies in the cache: results go where nothing is needed any more.
+    # Memory that was just used lies in the cache: results overwrite values no longer needed.
     t = torch.bitwise_right_shift(w0, THRESHOLD_BITS + COLUMN_BITS - 2, out=own).bitwise_and_(_STAIRS - 4)
     t += torch.bitwise_and(w1, 3, out=below)
     t += torch.bitwise_right_shift(w1, 2 + FINE_BITS - STAIR_BITS, out=below).bitwise_and_(_STAIRS - 1)
-    # The sign of 510 - t, where the region's lowest bit, moved to the sign's place, says so.
+    # The sign of 510 - t, if the region's lowest bit, moved to the sign's place, is set.
     turned = torch.rsub(t, _STAIRS - 2)
     turned.bitwise_and_(torch.bitwise_left_shift(region, 31, out=t)).bitwise_right_shift_(31)
-    # -1 - k has the strip -1 - strip, and every bit of the place turned round.
+    # -1 - k has the strip -1 - strip, and every bit of the place inverted.
     sign = w0.bitwise_right_shift_(31)
     place = torch.bitwise_right_shift(w1, 2, out=below)
     place ^= turned.bitwise_xor_(sign)
@@ -80,5 +80,5 @@ def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 @lru_cache(maxsize=1)
 def _columns() -> torch.Tensor:
-    """Return each column's threshold, where it stands in a word, with the region beyond it in the lowest bits."""
+    """Return each column's threshold, at its place in a word, with the region beyond it in the lowest bits."""
     return torch.from_numpy(tables().columns.view(np.int32).copy())

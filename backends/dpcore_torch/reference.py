@@ -15,7 +15,7 @@ from dpcore_torch.arrays import view
 
 
 def on_tensors(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation of the reference that takes and gives tensors."""
+    """Return an operation of the reference that takes and returns tensors."""
 
     @wraps(operation)
     def run(*args: Any, **kwargs: Any) -> Any:

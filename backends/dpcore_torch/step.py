@@ -54,7 +54,7 @@ def step(
 
 
 class Draws:
-    """Normals of a row, drawn ahead of small tensors: a call costs more than their numbers do."""
+    """Normals of a row, drawn for several small tensors at once: a call costs more than their numbers."""
 
     def __init__(self, row: NoiseRow | None, slots: Sequence[Slot[torch.Tensor]], size: int) -> None:
         self.row = row
@@ -64,7 +64,7 @@ class Draws:
         self._first, self._drawn = 0, torch.empty(0, dtype=torch.float64, device="cpu")
 
     def of(self, slot: Slot[torch.Tensor]) -> torch.Tensor:
-        """Return the slot's normals, in memory that another may share but no other element."""
+        """Return the slot's normals; other normals may lie in the same memory, but not at these elements."""
         assert self.row is not None
         first, size = slot.first, slot.parameter.numel()
         if not (self._first <= first and first + size <= self._first + len(self._drawn)):

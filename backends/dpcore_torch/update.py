@@ -33,7 +33,7 @@ def move(
     step_number: int,
     square: torch.Tensor | None,
 ) -> None:
-    """Do what `update` does with what was checked: `step` checks all tensors at once."""
+    """Update without checks: `step` checks all tensors at once."""
     learning_rate, weight_decay, beta1, beta2, *_ = map(float, settings)
     x, g = parameter, direction
     if rule == "adamw":

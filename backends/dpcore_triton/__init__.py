@@ -1,4 +1,4 @@
-"""The GPU backend: Triton kernels on float32 torch tensors. What it must agree with is `dpcore_numpy`."""
+"""The GPU backend: Triton kernels on float32 torch tensors. It must agree with `dpcore_numpy`."""
 
 import sys
 from typing import TYPE_CHECKING, Final, cast

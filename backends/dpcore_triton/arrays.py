@@ -37,14 +37,14 @@ def zeros_like(array: torch.Tensor, dtype: str | None = None) -> torch.Tensor:
 
 def clear(arrays: Sequence[torch.Tensor]) -> None:
     """See `dpcore.spec.ops.Backend.clear`."""
-    if arrays:  # a few launches, however many there are
+    if arrays:  # a few launches, whatever the number of arrays
         with torch.no_grad():
             torch._foreach_zero_(list(arrays))
 
 
 @contextmanager
 def written_back(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Lend contiguous stand-ins of tensors that a kernel changes in place, and copy them back where they are copies."""
+    """Give contiguous tensors for those that a kernel changes in place; copy the copies among them back."""
     lent = [tensor.detach().contiguous() for tensor in tensors]
     yield lent
     for tensor, stand_in in zip(tensors, lent, strict=True):

@@ -48,7 +48,7 @@ Tensor = torch.Tensor
 
 AUTOMATIC_STABILITY = tl.constexpr(ops.AUTOMATIC_STABILITY)
 PSAC_STABILITY = tl.constexpr(ops.PSAC_STABILITY)
-# Examples of a program that takes factors: one of a thread, for a quotient in float64 is long.
+# Examples of a program that computes factors: one a thread, since a quotient in float64 takes long.
 EXAMPLES = COLUMNS // 4
 LARGEST = tl.constexpr(float(np.finfo(np.float64).max))
 
@@ -63,9 +63,9 @@ def clip_factors(
 ) -> tuple[Tensor, ...]:
     """See `dpcore.spec.ops.Backend.clip_factors`; `dpcore_numpy.clip` derives the factor.
 
-    The same float64 operations in the same order, so that weights have the same bits.
+    The float64 operations and their order are the same, so the weights have the same bits.
 
-    Nothing is read back from the device: the next kernel is started before the norms are known to the host.
+    Nothing is read back from the device: the next kernel starts before the host knows the norms.
     """
     check_factors(norms, rule, bounds, sizes, roundings, unit)
     device = common_device(norms=norms)
@@ -86,7 +86,7 @@ def clip_factors(
 
 
 def _stacked(norms: Sequence[Tensor]) -> Tensor:
-    """Return the norms of all groups one after the other: as they lie where `group_norms` made them, or a copy."""
+    """Return the norms of all groups one after the other: without a copy if `group_norms` made them."""
     first, size = norms[0], norms[0].shape[0] * 8
     if all(own.is_contiguous() and own.data_ptr() == first.data_ptr() + g * size for g, own in enumerate(norms)):
         return first.detach()
@@ -135,7 +135,7 @@ def weighted_sum(
     rows: Sequence[Tensor], weights: Sequence[Tensor], out: Sequence[Tensor], scale: Scales = None
 ) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
-    # Arrays seen before are checked by their description: a second look would find the same. Most weights are one.
+    # Arrays seen before are checked by their description only. Most groups have the same weights.
     given, different = present(scale), {id(vector): vector for vector in weights}
     number = {place: index for index, place in enumerate(different)}
     weight_of = tuple([number[id(vector)] for vector in weights])
@@ -145,7 +145,7 @@ def weighted_sum(
         check_weighted_sum(rows, weights, out, scale)
         read_as_float32(rows=rows)
         float32_only(scale=given)
-        device = common_device(rows=rows[:1])  # and all others are where it is
+        device = common_device(rows=rows[:1])  # the others are on the same device
         sums, lent = _sums(rows, weights, out, scale, device)
         made = device, sums, common_kind(rows)
         if key is not None and not lent:
@@ -158,7 +158,7 @@ def weighted_sum(
 def _sums(
     rows: Sequence[Tensor], weights: Sequence[Tensor], out: Sequence[Tensor], scale: Scales, device: torch.device
 ) -> tuple[Table, list[Tensor]]:
-    """Return the table of the launch, and the copies that it points to, to be kept until it is made."""
+    """Return the table of the launch, and the copies that it points to, which must live until the launch."""
     blocks, strides, widths = dense(rows)
     scales = vectors(scale, range(len(rows)))
     factors = {id(vector): contiguous(vector) for vector in weights}
@@ -184,11 +184,11 @@ def _sum_kernel(
     while start < examples:
         example = (start + tl.arange(0, ROWS)).to(tl.int64)
         weight = tl.load(weights + example, mask=example < examples, other=0.0)
-        # A row of weight 0 is not read: what it holds cannot matter, not even NaN.
+        # A row of weight 0 is not read: its entries cannot matter, not even NaN.
         mask = (weight != 0)[:, None] & inside[None, :]
         place = example[:, None] * stride + columns[None, :]
         values = numbers_at(block, kind, place, mask, KIND).to(tl.float64)
-        if SCALED:  # where the scale is infinite, a row that was not read must not become NaN
+        if SCALED:  # under an infinite scale a row that was not read must not become NaN
             values = tl.where(mask, values * scale.to(tl.float64)[None, :], 0.0)
         sums += nearest(weight[:, None] * values)
         start += ROWS

@@ -1,8 +1,8 @@
 """Correlated noise on a grid: one step of a recurrence, or of a sum over a ring of earlier vectors.
 
-Noise is in integers here, 2^bits times what the port's `correlate` takes and returns; states are as they are there. A
-loop over a ring's vectors goes around the elements of a thread: its sums stay in registers, whatever the number of
-vectors is, and each weight and address is read once for all of them.
+Noise is in integers here, 2^bits times the port's values; states are the port's. The loop over a ring's vectors is
+outside of that over a thread's elements: the sums stay in registers, whatever the number of vectors, and each weight
+and address is read once for all elements.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
@@ -88,10 +88,10 @@ def _recurrence_kernel(
 def ring_elements(
     n, ring, index, first, low, high, taps, place, ORDER: tl.constexpr, KEEPS: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """Take one step for a tuple of elements, each LANES further on than the one before; return its outputs.
+    """Take one step for a tuple of elements, each LANES after the previous one; return its outputs.
 
-    `ring` points to the addresses of the vectors, and `index` is where the first elements stand in them; those are
-    in the tensor whose places, from `first` on, lie in ``low <= place < high``. `taps` points to 2^bits, 2^-bits and
+    `ring` points to the addresses of the vectors, and `index` is the place of the first elements in them. Elements are
+    in the tensor if their places, from `first` on, lie in ``low <= place < high``. `taps` points to 2^bits, 2^-bits and
     `correlation_taps`.
     """
     r = ()

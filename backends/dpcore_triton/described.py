@@ -1,4 +1,4 @@
-"""Tensors as launches depend on them: the key under which what was made of them, and checked, is kept."""
+"""Descriptions of tensors, as far as launches depend on them: the keys of checks and tables that are kept."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _DTYPE = attrgetter("dtype")
 def places(tensors: Sequence[Tensor]) -> Hashable:
     """Return all that a launch can depend on: addresses, shapes, strides where one has gaps, dtypes and devices.
 
-    It is asked of every tensor at every step. So each attribute of all of them is read by one call: a loop in Python
-    takes three times as long. None where one is no tensor, which a check will name.
+    Every tensor is described at every step. So one call reads an attribute of all of them: a loop in Python takes three
+    times as long. None if one is no tensor; a check will name it.
     """
     try:
         strides = None if all(map(Tensor.is_contiguous, tensors)) else tuple(map(Tensor.stride, tensors))
         found = tuple(map(Tensor.data_ptr, tensors)), tuple(map(Tensor.size, tensors)), strides
-        # Of a CPU it is -1, and it makes no object, as `device` does. What is on no device has no address either.
+        # It is -1 on a CPU, and makes no object, as `device` does. A tensor on no device has no address either.
         devices = set(map(Tensor.get_device, tensors))
     except TypeError:
         return None
@@ -30,18 +30,18 @@ def places(tensors: Sequence[Tensor]) -> Hashable:
 
 
 def described(tensors: Sequence[Tensor], *others: Hashable) -> Hashable:
-    """Return a key of tensors and of what else is given, on the present stream; None where one is no tensor."""
+    """Return a key of tensors and further values, on the present stream; None if one is no tensor."""
     found = places(tensors) if tensors else None
     return None if found is None else (found, others, current_stream(tensors[0].device))
 
 
 def present(vectors: Sequence[Tensor | None] | None) -> list[Tensor]:
-    """Return those that are there."""
+    """Return those that are not None."""
     return [vector for vector in vectors or () if vector is not None]
 
 
 def pattern(vectors: Sequence[Tensor | None] | None) -> Hashable:
-    """Return how many they are, and which of them are there."""
+    """Return their number, and which of them are not None."""
     there = None if vectors is None else tuple([vector is not None for vector in vectors])
     return there if there is None or any(there) else len(there)
 

@@ -30,7 +30,7 @@ def recurrence(x: torch.Tensor, state: Sequence[torch.Tensor], coefficients: Fil
 
 
 def taps_of(coefficients: FilterCoefficients) -> tuple[float, ...]:
-    """Return the reciprocal of the normalizer, then b, then a: one argument of a kernel, never empty."""
+    """Return the reciprocal of the normalizer, then b, then a, as one argument of a kernel, never empty."""
     b, a, normalizer = coefficients
     return (float(1 / normalizer), *map(float, b), *map(float, a))
 
@@ -48,7 +48,7 @@ def _recurrence_kernel(row, taps, NB: tl.constexpr, ORDER: tl.constexpr, ELEMENT
 
 @jit
 def pointers(row, i, FIRST: tl.constexpr, COUNT: tl.constexpr, KIND: tl.constexpr = tl.float32):
-    """Return pointers to the elements `i` of the arrays whose addresses stand in columns of the table."""
+    """Return pointers to the elements `i` of the arrays whose addresses are in columns of the table."""
     found = ()
     for column in tl.static_range(FIRST, FIRST + COUNT):
         found += (tl.load(row + column).to(tl.pointer_type(KIND)) + i,)  # type: ignore[assignment]
@@ -66,7 +66,7 @@ def loaded(places, mask):
 
 @jit
 def store(places, values, mask):
-    """Store elements where the pointers point."""
+    """Store elements at the pointers."""
     for k in tl.static_range(len(places)):
         tl.store(places[k], values[k], mask=mask)
 

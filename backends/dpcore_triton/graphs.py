@@ -3,17 +3,17 @@
 Nothing is decided here about privacy: `Mechanism` calls `step` and `repeat` as it always does, having checked the step,
 written the ledger and marked the row as spent. A graph can only repeat launches on what they depend on:
 
-- **A graph is found by all that its launches were made from.** `step` makes its launches from a key, and from nothing
-  else (`dpcore_triton.step.plan`); `repeat` makes the key out of the function and all of its arguments: tensors by
-  address, shape, stride, dtype and device, everything else by its value. What has no such description is refused.
-- **What changes from step to step is written before each replay**: the row, scales, coefficients and settings of a step
-  go to the memory that its launch reads, by one copy that is ordered before it on the stream. It is a copy of pageable
-  memory, which CUDA takes before the call returns: the host cannot overwrite the numbers of a step that has not begun.
-- **Nothing is uploaded or freed under a graph**: a recording holds launches, not uploads, and keeps their tensors.
+- **A graph's key has all that its launches depend on.** `step` makes its launches from a key, and from nothing else
+(`dpcore_triton.step.plan`); `repeat` makes the key from the function and all of its arguments: tensors by address,
+shape, stride, dtype and device, everything else by its value. An argument without such a description is refused.
+- **Numbers that change from step to step are written before each replay**: the row, scales, coefficients and settings
+of a step go to the memory that its launch reads, by one copy before it on the stream. CUDA reads the copy's pageable
+memory before the call returns: the host cannot overwrite the numbers of a step that has not begun.
+- **Nothing is uploaded or freed under a graph**: a recording has launches, no uploads, and keeps their tensors.
 - **A stream has its own graphs**, since their memory is ordered with its kernels only.
 
-The first call of a key runs as ever, the second is recorded and captured, later ones are replayed. So what changes
-every time (the clip norm and the grid where it is adapted, a batch of another size) is never captured.
+The first call of a key runs as usual, the second is recorded and captured, later ones are replayed. So values that
+change every time (an adapted clip norm and its grid, the size of a batch) are never captured.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from dpcore_triton.step import plan, start
 
 T = TypeVar("T")
 
-# A capture waits for the device and empties torch's cache: there are so many, and one more for each so many replays.
+# A capture waits for the device and empties torch's cache. `FREE_CAPTURES` are allowed at first, and one more for every
+# `WORTH` replays.
 FREE_CAPTURES, WORTH = 16, 16
-_EXACT = (int, str, bytes, type(None))  # of one of these kinds, equal values are the same
+_EXACT = (int, str, bytes, type(None))  # equal values of these kinds are the same
 _PLAIN = (str, bytes, int, float, np.generic, type(None))
 
 
@@ -78,11 +79,12 @@ class Graph:
 
 
 class Graphs:
-    """The backend of one run: `step` and `repeat` are captured, and all else is as it is without."""
+    """The backend of one run: `step` and `repeat` are captured, and the rest is unchanged."""
 
     def __init__(self, backend: Any, most: int = 8) -> None:
         self._backend = backend
-        # Few: each keeps what its work allocates. Those of a key before a fork are never asked for again, and go first.
+        # Few: each keeps the memory that its work allocates. Those with a key from before a fork are not used again,
+        # and go first.
         self.kept = Kept[Graph](most)
         self._seen = Kept[bool](256)
         self.captured = self.found = 0
@@ -121,7 +123,7 @@ class Graphs:
         graph.run(lambda: start(planned, graph.numbers), device)
 
     def passes(self) -> Passes:
-        """Return what captures the passes of a run's model."""
+        """Return the object that captures the passes of a run's model."""
         return Passes()
 
     def repeat(self, work: Callable[..., T], *args: Any) -> T:
@@ -132,7 +134,7 @@ class Graphs:
         return work(*args) if graph is None else graph.run(lambda: work(*args), device)
 
     def _graph(self, key: Hashable) -> Graph | None:
-        """Return the graph of a key; None where the key is new, or captures were in vain too often."""
+        """Return the graph of a key; None if the key is new, or captures failed too often."""
         graph = self.kept.get(key)
         if graph is not None:
             self.found += 1
@@ -145,12 +147,12 @@ class Graphs:
 
 
 def described(value: Any) -> Hashable:
-    """Return all of an argument that launches can be made from.
+    """Return all of an argument on which launches can depend.
 
     Raises
     ------
     ArgumentTypeError
-        If it is of a kind that could hold something else at the next call.
+        If its kind may have other content at the next call.
     """
     kind = type(value)
     if issubclass(kind, torch.Tensor):
@@ -170,7 +172,7 @@ def described(value: Any) -> Hashable:
 
 
 def _described_each(values: Sequence[Any]) -> Hashable:
-    """Return the same of each value: of hundreds of one kind, attribute by attribute."""
+    """Return the same for each value; hundreds of one kind are described attribute by attribute."""
     kinds = tuple(map(type, values))
     if len(different := dict.fromkeys(kinds)) > 1:
         return "kinds", kinds, *[_described_each([v for v in values if type(v) is kind]) for kind in different]
@@ -181,7 +183,7 @@ def _described_each(values: Sequence[Any]) -> Hashable:
         return "each", kind, tuple(values)
     if issubclass(kind, _PLAIN):
         return "each", kind, tuple(map(repr, values))
-    if kind is tuple or kind is list:  # side by side: they are hundreds, of one tensor each
+    if kind is tuple or kind is list:  # side by side: there are hundreds, with one tensor each
         return "each", kind, tuple(map(len, values)), _described_each([part for value in values for part in value])
     if hasattr(kind, "__dataclass_fields__"):
         columns = ([getattr(value, name) for value in values] for name in kind.__dataclass_fields__)

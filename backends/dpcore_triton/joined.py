@@ -34,7 +34,7 @@ def joined_norms(norms: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
 
 
 def raising(count: int) -> float:
-    """Return what the rounded norm of so many vectors is raised by."""
+    """Return the factor that raises the rounded norm of `count` vectors."""
     return 1 + (count + 8) * 2.0**-53
 
 
@@ -58,11 +58,11 @@ def _joined_kernel(places, groups, found, examples, EXAMPLES: tl.constexpr):
         squares += share * share
         member += 1
     raised = total * tl.sqrt(squares) * number(row, 2)
-    # A vector alone keeps its norm.
+    # A single vector keeps its norm.
     tl.store(found + (group * examples + example), tl.where(stop == start + 1, first, raised), mask=mask)
 
 
 @jit
 def norm_at(places, member, example, mask):
-    """Return these examples' norms of a member."""
+    """Return a member's norms of these examples."""
     return tl.load(tl.load(places + member * 2 + 1).to(tl.pointer_type(tl.float64)) + example, mask=mask, other=0.0)

@@ -1,4 +1,4 @@
-"""What was made once and is kept for the next calls: the entries that were asked for last, whatever the thread."""
+"""A cache of the entries that were used last, by any thread."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ V = TypeVar("V")
 
 
 class Kept(Generic[V]):
-    """The `most` entries that were asked for last.
+    """The `most` entries that were used last.
 
-    A key may describe hundreds of tensors, so that it is looked up once a call.
+    A key may describe hundreds of tensors, so it is looked up once a call.
     """
 
     def __init__(self, most: int) -> None:
@@ -22,7 +22,7 @@ class Kept(Generic[V]):
         self._clock, self._lock = count(), Lock()
 
     def get(self, key: Hashable) -> V | None:
-        """Return an entry, which is the last now to be dropped; None where there is none."""
+        """Return an entry, now the last to be dropped; None if there is none."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -30,11 +30,11 @@ class Kept(Generic[V]):
         return entry[1]
 
     def put(self, key: Hashable, value: V) -> V:
-        """Keep a value, and drop the entry that nobody has asked for the longest where there are too many."""
+        """Keep a value; if there are too many, drop the entry that was not used for the longest time."""
         with self._lock:
             self._entries[key] = [next(self._clock)], value
             if len(self._entries) > self._most:
-                # A key's hash takes longer than a look at every clock.
+                # Hashing a key takes longer than comparing all clocks.
                 oldest, _ = min(self._entries.items(), key=lambda entry: entry[1][0][0])
                 del self._entries[oldest]
         return value

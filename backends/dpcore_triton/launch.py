@@ -1,9 +1,9 @@
 """Kernel launches: device or interpreter, tables of addresses, programs.
 
 Every kernel takes its tensors through a *table* in device memory, a row of integers (addresses, sizes) for each tensor,
-so that one launch covers a whole list of tensors, whatever their number. A second table says which row each program
-works on. Integers that change from call to call are never specialized, so that nothing is compiled again for another
-step, learning rate, key or size.
+so one launch covers a whole list of tensors, whatever their number. A second table has the row of each program.
+Integers that change from call to call are never specialized, so nothing is compiled again for another step, learning
+rate, key or size.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError
 
-# triton.jit reads this when it decorates: a process runs either the interpreter or the device, never both.
+# triton.jit reads this when it decorates a function: a process runs either the interpreter or the device, never both.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
 _KIND = "cpu" if INTERPRETED else "cuda"
 
 WARPS = 4
-# Cipher blocks (16 elements each) of a program. On the device a thread each: half a tile for four warps, chosen from
-# the compiled code (docs/kernels.md). The interpreter's time goes with the number of operations, hardly with their
-# width, so that there a program takes sixteen tiles.
+# Cipher blocks (16 elements each) of a program. On the device one a thread: half a tile for four warps, chosen from the
+# compiled code (docs/kernels.md). The interpreter's time depends on the number of operations, hardly on their width, so
+# a program takes sixteen tiles there.
 BLOCKS = 4096 if INTERPRETED else 128
-# Elements of a program of the operations that work on one tensor alone.
+# Elements of a program, in operations on one tensor alone.
 ELEMENTS = 65536 if INTERPRETED else 512
-# Examples and coordinates of a program of the clip stage.
+# Examples and coordinates of a program in the clip stage.
 ROWS = 32 if INTERPRETED else 4
 COLUMNS = 1024 if INTERPRETED else 512
 
@@ -41,7 +41,7 @@ COLUMNS = 1024 if INTERPRETED else 512
 def jit(function: Callable[..., Any]) -> Any:
     """Compile a helper of kernels: `triton.jit`, typed.
 
-    The interpreter takes helpers as they are: going through it again at each call costs a third of its time.
+    The interpreter gets helpers undecorated: entering it again at each call would cost a third of its time.
     """
     return function if INTERPRETED else triton.jit(function)
 
@@ -106,16 +106,16 @@ def common_device(**lists: Sequence[torch.Tensor]) -> torch.device:
 
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""What examples' arrays may lie in, as tables number it; all are read as float32."""
+"""The dtypes that examples' arrays may have, as tables number them; all are read as float32."""
 
 
 def read_as_float32(**lists: Sequence[Any]) -> None:
-    """Refuse what is neither float32 nor of 16 bits."""
+    """Refuse arrays that are neither float32 nor of 16 bits."""
     float32_only(KINDS, **lists)
 
 
 def float32_only(known: Container[torch.dtype] = (torch.float32,), /, **lists: Sequence[Any]) -> None:
-    """Refuse float64, which the kernels compute with only where float32 would lose digits."""
+    """Refuse float64 arrays: the kernels use float64 only where float32 would lose digits."""
     for name, tensors in lists.items():
         if all(getattr(tensor, "dtype", None) in known for tensor in tensors):
             continue
@@ -134,7 +134,7 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
 
 
-# Tables and numbers that are kept: a step of a model whose layers are clipped one by one takes several for each layer.
+# Tables and numbers that are kept: a step of a model with per-layer clipping takes several for each layer.
 KEPT = 4096
 
 Table = tuple[torch.Tensor, torch.Tensor, int]
@@ -146,7 +146,7 @@ Rows = Sequence[tuple[int, ...]] | NDArray[np.int64]
 def table(rows: Rows, programs: Sequence[int], device: torch.device) -> Table:
     """Put rows of integers on `device`: (rows, each led by its first program; row of each program; programs).
 
-    A table is kept for the next call, for its content is its key: the same tensors in the next step cost no transfer.
+    A table is kept under its content: the same tensors in the next step cost no transfer.
     """
     counts = tuple(programs)
     return rows_of(rows, counts, device), _row_of(counts, device, current_stream(device)), sum(counts)
@@ -154,13 +154,13 @@ def table(rows: Rows, programs: Sequence[int], device: torch.device) -> Table:
 
 def rows_of(rows: Rows, programs: Sequence[int], device: torch.device) -> torch.Tensor:
     """Put rows of integers on `device`, each led by the sum of the programs before it."""
-    # Its bytes are hashed and compared many times as fast as hundreds of tuples.
+    # Bytes are hashed and compared many times faster than hundreds of tuples.
     content = np.asarray(rows, dtype=np.int64).tobytes()
     return _table(content, tuple(programs), device, current_stream(device))
 
 
 def current_stream(device: torch.device) -> int:
-    """Return the number of the CUDA stream on which kernels are started now."""
+    """Return the number of the CUDA stream on which kernels start now."""
     return 0 if INTERPRETED else int(torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -175,7 +175,7 @@ def _table(content: bytes, programs: tuple[int, ...], device: torch.device, stre
 
 @lru_cache(maxsize=64)
 def _row_of(programs: tuple[int, ...], device: torch.device, stream: int) -> torch.Tensor:
-    # Four bytes a program: few are kept, and they do not depend on where the tensors lie.
+    # Four bytes a program: few are kept, and they do not depend on the tensors' addresses.
     del stream
     return upload(np.repeat(np.arange(len(programs), dtype=np.int32), programs), device)
 
@@ -188,7 +188,7 @@ def numbers(values: tuple[float, ...], device: torch.device, stream: int, dtype:
 
 
 class Launch(NamedTuple):
-    """A kernel with all that it is started with."""
+    """A kernel with all of its arguments."""
 
     function: Any
     grid: tuple[int, ...]
@@ -209,7 +209,7 @@ class Launch(NamedTuple):
 def launch(
     function: Any, grid: tuple[int, ...], device: torch.device, *args: Any, warps: int = WARPS, **meta: Any
 ) -> None:
-    """Start a kernel on the current stream of `device`; an empty grid is nothing to do."""
+    """Start a kernel on the current stream of `device`; with an empty grid do nothing."""
     if 0 in grid:
         return
     # Without fusion the device rounds each operation as the interpreter does. (Its default differs between versions.)
@@ -221,7 +221,7 @@ def launch(
 
 
 class _Told(local):
-    """To whom this thread tells its launches, and whether a recording overlooks the operations of torch meanwhile."""
+    """The lists that get this thread's launches, and whether recordings ignore torch's operations at present."""
 
     calls: list[Any] | None = None
     unseen = False
@@ -232,7 +232,7 @@ _told = _Told()
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Let a recording overlook operations: those inside of a launch, and uploads of what never changes."""
+    """Let recordings ignore operations: those inside of a launch, and uploads of constants."""
     before, _told.unseen = _told.unseen, True
     try:
         yield
@@ -251,5 +251,5 @@ def told(calls: list[Any]) -> Iterator[None]:
 
 
 def unseen() -> bool:
-    """Return whether a recording of this thread overlooks what torch does now."""
+    """Return whether recordings of this thread ignore torch's operations at present."""
     return _told.unseen

@@ -1,4 +1,4 @@
-"""Linear layers as one table: each kernel on their pairs takes all of them in one launch, whatever their number."""
+"""Linear layers as one table: each kernel on their pairs takes all layers in one launch."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FIELDS = tl.constexpr(8)
 
 
 class Layer(NamedTuple):
-    """What all kernels read of a layer, in the order of the table."""
+    """The numbers of a layer that all kernels read, in the order of the table."""
 
     p: int
     q: int
     total: int  #: T, its positions
-    first: int  #: of them, among those of all layers
+    first: int  #: its first position among those of all layers
     scale: int  #: address, 0 for none
 
 
@@ -37,14 +37,14 @@ class Layers(NamedTuple):
 
     parts: Parts
     rows: list[Layer]
-    kept: Sequence[Tensor | None]  #: what the addresses of scales point to
-    #: Of each layer's arrays, and whether all rows begin at multiples of 16 bytes and have multiples of 8 numbers.
+    kept: Sequence[Tensor | None]  #: the tensors at the scales' addresses
+    #: The dtype of each layer's arrays, and whether all rows begin at multiples of 16 bytes and have 8 k numbers.
     kinds: list[tuple[str, bool]]
 
     def start(self, function: Any, units: Sequence[int], copies: int, own: Any, *args: Any, **meta: Any) -> None:
         """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer.
 
-        A kernel that asks for the kind of the arrays has a launch for each kind.
+        A kernel that takes the kind of the arrays has a launch for each kind.
         """
         rows = [(*row, *numbers) for row, numbers in zip(self.rows, own, strict=True)]
         asks = "KIND" in function.arg_names
@@ -102,7 +102,7 @@ def layer_at(unit, layers, layer_of):
 
 @jit
 def located(layers, layer_of, examples):
-    """Return the row of a program's layer, and which of the layer's programs it is: one example's are neighbors."""
+    """Return the row of a program's layer, and its number in the layer: programs of one example are neighbors."""
     layer = layer_at(tl.program_id(0) // examples, layers, layer_of)
     return layer, (tl.program_id(0) - tl.load(layer) * examples).to(tl.int32)
 
@@ -121,7 +121,7 @@ def sizes_of(layer):
 
 @jit
 def scale_of(layer, row, column, p, q):
-    """Return these rows and columns of the layer's scale; ones where it has none."""
+    """Return these rows and columns of the layer's scale; ones if it has none."""
     where = tl.load(layer + 5)
     inside = (row < tl.where(where != 0, q, 0))[:, None] & (column < p)[None, :]
     at = where.to(tl.pointer_type(tl.float32)) + (row[:, None] * p + column[None, :])

@@ -1,7 +1,7 @@
 """Standard normals on a grid from the random stream, exactly (`dpcore.spec.rounded_normal`).
 
-All but 5 of 100,000 take two words and a look into a table of 4 KiB. Of a program's 2,048 elements none takes more in
-nine of ten programs; in the others every block of the cipher that has such elements draws one of them at a time.
+All but 5 of 100,000 elements take two words and a look into a table of 4 KiB. In nine of ten programs none of the 2,048
+elements takes more; in the others every block of the cipher with such elements draws one of them at a time.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
@@ -37,7 +37,7 @@ FINE_BITS, PLACES, FRACTION = (
     tl.constexpr(law.FRACTION_BITS),
 )
 REST, STRIPS, TRIALS = tl.constexpr(law.REST), tl.constexpr(law.STRIPS), tl.constexpr(law.TRIALS)
-# Where the tables stand in one piece of memory, in units of 4 bytes: columns, ends of hats, and four numbers a strip.
+# Places of the tables in one piece of memory, in units of 4 bytes: columns, ends of hats, and four numbers a strip.
 ENDS = tl.constexpr(2**law.COLUMN_BITS)
 NUMBERS = tl.constexpr(2**law.COLUMN_BITS + 2 * law.STRIPS)
 
@@ -105,7 +105,7 @@ def normals(cipher, counter, tables, bits, RNG: tl.constexpr):
 @jit
 def redrawn(z, negative, pending, attempt, cipher, counter, tables, bits, RNG: tl.constexpr):
     """Try to draw each block's first pending element from a block of its own; return what follows."""
-    # The place of the lowest bit, by the exponent of a float; -127, which is no word, where none is pending.
+    # The place of the lowest bit, by the exponent of a float; -127, which is no word, if none is pending.
     chosen = ((pending & -pending).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     block = cipher_block(cipher, counter, (2 + 16 * attempt + chosen).to(tl.uint32), RNG)
     accepted, k = of_rest(block, tables)
@@ -119,7 +119,7 @@ def redrawn(z, negative, pending, attempt, cipher, counter, tables, bits, RNG: t
 
 @jit
 def size_of(w0, w1, tables):
-    """Return k = floor(2^36 |Z|) from an element's first two words, and its region; for `REST` k is not right."""
+    """Return k = floor(2^36 |Z|) from an element's first two words, and its region; k is not valid for `REST`."""
     own = (w0 & COLUMNS).to(tl.int32)
     column = tl.load(tables + own)
     coarse = (w0 >> COLUMN_BITS).to(tl.int32)
@@ -140,11 +140,11 @@ def signed(k, negative, bits):
 
 @jit
 def of_rest(w, tables):
-    """Return whether a block's trials accept one, and the k of the first that does."""
+    """Return whether one of a block's trials accepts, and the k of the first that does."""
     accepted, found = w[0] != w[0], (w[0] ^ w[0]).to(tl.int64)
     ends = (tables + ENDS).to(tl.pointer_type(tl.uint64), bitcast=True)
     numbers = (tables + NUMBERS).to(tl.pointer_type(tl.float64), bitcast=True)
-    # Loops that stay loops: written out, their loads would take the compiler minutes.
+    # Loops that are not unrolled: otherwise the compiler would take minutes for their loads.
     for trial in range(TRIALS):
         u = word_of(w, 0, trial).to(tl.uint64) << 32 | word_of(w, 1, trial).to(tl.uint64)
         strip = (w[0] ^ w[0]).to(tl.int32)  # the ends that are not above u

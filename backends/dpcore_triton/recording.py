@@ -1,8 +1,8 @@
-"""Work on the device, recorded call by call while it runs, and repeated without the Python that led to it.
+"""Work on the device, recorded call by call while it runs, and repeated without the Python code around it.
 
-A recording holds every launch and every operation of torch that computes, with the very arguments they had, and keeps
-the tensors alive that they made. Repeating it makes the same calls again, on the same addresses: what changes must be
-in memory. In the interpreter the calls are made one by one; on the device they are captured as a CUDA graph.
+A recording has every launch and every operation of torch that computes, with the arguments themselves, and keeps their
+results alive. Repeating it makes the same calls again, on the same addresses: values that change must be in memory. In
+the interpreter the calls are made one by one; on the device they are captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dpcore_triton import launch
 Tensor = torch.Tensor
 T = TypeVar("T")
 
-# Of an operation whose next call may do something else, in the words of torch's own tags.
+# torch's tags of operations whose next call may do something else, and the reason.
 UNREPEATABLE: dict[Any, str] = {
     torch.Tag.data_dependent_output: "the host waits for its result",
     torch.Tag.dynamic_output_shape: "its shapes depend on values",
     torch.Tag.nondeterministic_seeded: "it draws random numbers",
 }
-if hasattr(torch.Tag, "cudagraph_unsafe"):  # of later versions
+if hasattr(torch.Tag, "cudagraph_unsafe"):  # in later versions
     UNREPEATABLE[torch.Tag.cudagraph_unsafe] = "torch says that no CUDA graph can hold it"
 _ALLOCATIONS = (
     torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_like, torch.ops.aten.new_empty,
@@ -46,7 +46,7 @@ class Operation(NamedTuple):
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: list[Tensor]  # those that are new: not a view of an argument, or it
+    outputs: list[Tensor]  # the new ones: neither arguments nor views of them
 
     def start(self) -> None:
         """Compute it again, into the same tensors."""
@@ -56,13 +56,13 @@ class Operation(NamedTuple):
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What was started on the device, in order; `unrepeatable` operations cannot be repeated."""
+    """The work started on the device, in order; `unrepeatable` operations cannot be repeated."""
 
     def __init__(self, unrepeatable: Mapping[Any, str] = UNREPEATABLE) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._unrepeatable = unrepeatable
         self.calls: list[launch.Launch | Operation] = []
-        self.kept: list[Tensor] = []  # so that no address is handed out again
+        self.kept: list[Tensor] = []  # so that no address is given to another tensor
         self.refused: str | None = None  # why this cannot be repeated
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,7 +84,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _made(function: Any, result: Any) -> list[Tensor]:
-    """Return the tensors among an operation's results that are no argument of it."""
+    """Return the tensors among an operation's results that are not its arguments."""
     results = result if isinstance(result, (tuple, list)) else [result]
     schema = function._schema.returns
     if len(schema) != len(results):  # one list of tensors, or nothing
@@ -99,14 +99,14 @@ def _made(function: Any, result: Any) -> list[Tensor]:
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Record what this thread starts in the block."""
+    """Record this thread's launches and operations in the block."""
     record = Recording()
     with launch.told(record.calls), record:
         yield record
 
 
 def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -> Callable[[], None]:
-    """Return what makes these calls again: on the device a CUDA graph, captured here; nothing is computed yet."""
+    """Return a function that repeats the calls: on the device a CUDA graph, captured here without computing."""
 
     @torch.no_grad()
     def start() -> None:
@@ -117,12 +117,12 @@ def repeated(calls: Sequence[launch.Launch | Operation], device: torch.device) -
 
 
 def captured(work: Callable[[], T], device: torch.device) -> tuple[Callable[[], None], T]:
-    """Capture what the work starts on the device; return what starts it again, and the result, with no values yet.
+    """Capture the work's calls on the device; return a function that repeats them, and the result without values.
 
     Raises
     ------
     RuntimeError
-        If it cannot be captured, or if that was tried in vain before in this process.
+        If it cannot be captured, or if an earlier capture of this process failed.
     """
     if _failed:
         raise RuntimeError("an earlier capture of this process failed")
@@ -138,7 +138,7 @@ def captured(work: Callable[[], T], device: torch.device) -> tuple[Callable[[], 
         ):
             result = work()
     except BaseException:
-        # torch's allocator may still route to the memory of a capture that never ended: no other may follow it.
+        # torch's allocator may still use the memory of a capture that never ended: no other capture may follow.
         _failed.append(True)
         raise
 
@@ -150,7 +150,7 @@ def captured(work: Callable[[], T], device: torch.device) -> tuple[Callable[[], 
 
 
 def beside(work: Callable[[], T], device: torch.device) -> T:
-    """Do some work on the stream of captures, where libraries then find the memory that they want for it."""
+    """Do some work on the stream of captures, so that libraries allocate the memory that they need there."""
     current, side = torch.cuda.current_stream(device), _side(device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -161,5 +161,5 @@ def beside(work: Callable[[], T], device: torch.device) -> T:
 
 @lru_cache
 def _side(device: torch.device) -> torch.cuda.Stream:
-    # One for all captures: for each stream a library keeps memory, within the graph that it was first used in.
+    # One stream for all captures: a library keeps memory for each stream, inside of the graph that first used it.
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -48,11 +48,11 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Launches:
-    """All that a step starts, but its key and its numbers: a function of the description alone."""
+    """All of a step's launches, except for key and numbers: a function of the description alone."""
 
     device: torch.device
     law: Tensor  # the tables of the noise
-    elements: tuple[int, int]  # of the stream, which it may draw: the first one, and how many
+    elements: tuple[int, int]  # of the stream that it may draw: the first one, and their number
     tables: tuple[tuple[Tensor, Tensor, int, dict[str, Any]], ...]  # of each launch: arguments, programs, constants
 
 
@@ -65,7 +65,7 @@ class Planned(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What `start` reads but the numbers: steps of one key make the same launches, addresses included."""
+        """All that `start` reads but the numbers: steps with equal keys make the same launches, addresses included."""
         return self.launches, self.ciphers
 
 
@@ -116,7 +116,7 @@ def plan(
     square: str,
     square_noise: NoiseRow | None,
 ) -> Planned:
-    """Check everything, but tensors seen before by their description only: a second look would find the same."""
+    """Check everything; tensors that were checked before, by their description only."""
     described = _described(slots)
     used = correlation if noise.scale else None
     ring, recurrence = (used, None) if isinstance(used, RingCoefficients) else (None, used)
@@ -159,7 +159,7 @@ def plan(
 def _grouped(settings: Sequence[UpdateSettings]) -> tuple[dict[UpdateSettings, int], tuple[int, ...]]:
     """Return the settings in use, numbered, and the number of each slot's.
 
-    Most slots share theirs: each object is looked up by its place first, which is quicker than by its nine numbers.
+    Most slots share theirs: each object is looked up by its id first, which is faster than by its nine numbers.
     """
     objects = {id(each): each for each in settings}
     group = {chosen: index for index, chosen in enumerate(dict.fromkeys(objects.values()))}
@@ -168,7 +168,7 @@ def _grouped(settings: Sequence[UpdateSettings]) -> tuple[dict[UpdateSettings, i
 
 
 def _described(slots: Sequence[Slot[Tensor]]) -> Hashable:
-    """Return all of the slots that a launch can depend on."""
+    """Return everything of the slots on which a launch can depend."""
     if not slots:
         return ()
     parameters, totals, firsts, filters, moments, displacements, noise, scales, squares = zip(*slots, strict=True)
@@ -217,13 +217,13 @@ def _row(slot: Slot[Tensor], group: int, correlated: bool) -> tuple[int, ...]:
 
 
 def _cipher(noise: NoiseRow, elements: tuple[int, int]) -> tuple[int, ...]:
-    """Return key, stream and 1: all that the cipher takes but its row, which is among the numbers."""
+    """Return key, stream and 1: all arguments of the cipher except the row, which is among the numbers."""
     words = cipher_words(noise.key, noise.row, noise.stream, *elements, noise.rng)
     return *words[:8], *words[9:]
 
 
 def _places(filters: Sequence[FilterCoefficients]) -> tuple[tuple[int, ...], ...]:
-    """Return where each filter's numbers stand: its first tap, the next one's, len(b), and the same of its state."""
+    """Return the places of each filter's numbers: its first tap, the next one's, len(b), and the same of its state."""
     found, tap, state = [], 0, 0
     for coefficients in filters:
         taps, order = len(taps_of(coefficients)), order_of(coefficients)
@@ -237,6 +237,6 @@ def _length(part: Any) -> int | None:
 
 
 def _narrow(slot: Slot[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors of a slot that are float32."""
+    """Return a slot's tensors that must be float32."""
     optional = [array for array in (slot.displacement, slot.scale, slot.square) if array is not None]
     return (slot.parameter, *slot.filter_state, *slot.moments, *optional)

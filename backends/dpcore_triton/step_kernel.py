@@ -1,4 +1,4 @@
-"""The kernel of `dpcore_triton.step`: what a program does with its elements."""
+"""The kernel of `dpcore_triton.step`."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dpcore_triton.step_numbers import FIRST_WIDE, WIDE
 from dpcore_triton.stream import LANES, counters, interior, load_at, locate, places, store_at
 from dpcore_triton.update import UPDATE_NUMBERS, scalars, settings_of, update_elements
 
-# Elements of a thread that are loaded together: the most of 4, 2 and 1 that leave, with the normals, so few registers.
+# Elements of a thread that are loaded together: the largest of 4, 2 and 1 for which, with the normals, the registers
+# suffice.
 MOST_LOADED = tl.constexpr(52)
 
-# Of the noise and of the square's: what stays the same from step to step.
+# The constants of the noise and of the square's noise.
 CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_stream", "one")
 SQUARE_CIPHER = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "square_stream", "square_one")
 
@@ -33,7 +34,7 @@ def step_kernel(
 ):  # fmt: skip
     """Draw the noise of a program's elements, then take their step.
 
-    What changes from step to step is read from `numbers`, where `dpcore_triton.step_numbers` puts it.
+    Values that change from step to step are read from `numbers`, which `dpcore_triton.step_numbers` fills.
     """
     row, start = locate(rows, row_of, 9 + RING_ORDER + NOISE_ORDER + ORDER + MOMENTS, BLOCKS)
     z_square, z = None, None
@@ -79,10 +80,10 @@ def step_words(
     RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
     ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr, DISPLACED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Step the 16 elements of each block, so many at a time that their loads travel together.
+    """Step the 16 elements of each block, in groups whose loads travel together.
 
-    Pointers come from integers, so that no load may pass a store: all of a group's loads come before its stores. Inside
-    of a tensor nothing is masked.
+    Pointers come from integers, so the compiler moves no load across a store: all of a group's loads come before its
+    stores. Inside of a tensor nothing is masked.
     """
     if RING is not None:
         z = ring_elements(z, ring[0], ring[1], place, low, high, correlation, ring[2], RING_ORDER, RING, MASKED)
@@ -117,7 +118,7 @@ def step_words(
 
 @jit
 def load_each(pointers_, shift, place, low, high, MASKED: tl.constexpr):
-    """Return the elements that lie `shift` further on than the pointers."""
+    """Return the elements `shift` after the pointers."""
     values = ()
     for k in tl.static_range(len(pointers_)):
         values += (load_at(pointers_[k] + shift, place + shift, low, high, MASKED),)  # type: ignore[assignment]
@@ -126,7 +127,7 @@ def load_each(pointers_, shift, place, low, high, MASKED: tl.constexpr):
 
 @jit
 def store_each(pointers_, values, shift, place, low, high, MASKED: tl.constexpr):
-    """Store elements that lie `shift` further on than the pointers."""
+    """Store elements `shift` after the pointers."""
     for k in tl.static_range(len(pointers_)):
         store_at(pointers_[k] + shift, values[k], place + shift, low, high, MASKED)
 
@@ -137,7 +138,7 @@ def step_elements(
     RULE: tl.constexpr, NOISE_NB: tl.constexpr, NOISE_ORDER: tl.constexpr, SCALED: tl.constexpr, FILTERS: tl.constexpr,
     ORDER: tl.constexpr, SQUARE: tl.constexpr, GENERAL: tl.constexpr,
 ):  # fmt: skip
-    """Return the new parameter and states, given the total, these, and a scale and a square where there are any."""
+    """Return the new parameter and states, given the total, the old ones, and a scale and a square if there are any."""
     total, states = read[0], read[1 : 1 + STATES]
     wide, noise_taps, taps, settings = numbers[0], numbers[1], numbers[2], numbers[3]
     integers, kept = total, states[1 : 1 + NOISE_ORDER]

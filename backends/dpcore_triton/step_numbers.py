@@ -1,8 +1,8 @@
-"""What changes from step to step: rows, places, scales, coefficients and settings, side by side in one piece of memory.
+"""The numbers that change from step to step, in one piece of memory: rows, places, scales, coefficients, settings.
 
-All else that a step's launch takes stays the same while the tensors do. So a launch that is recorded once is the launch
-of every later step: it reads that step's numbers where these were put. A row that were an argument of a recorded launch
-would be drawn again in every replay, and noise that is added to two sums hides neither.
+A step's launch has no other arguments that change, as long as the tensors stay. So a launch that is recorded once is
+the launch of every later step: it reads that step's numbers from this memory. If the row were an argument of a recorded
+launch, it would be drawn again in every replay, and noise that is added to two sums hides neither.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dpcore_triton.correlate import correlation_taps
 from dpcore_triton.filter import taps_of
 from dpcore_triton.update import update_numbers
 
-# Places, in units of 4 bytes: rows and bits of the noise and of the square's, a ring's place, and 0; then numbers of 8
-# bytes: those of `WIDE`, 2^bits, 2^-bits and the taps of the correlation; then float32 numbers: the taps of the filters
-# and the numbers of each group of settings.
+# Places, in units of 4 bytes: rows and bits of the noise and of the square's noise, a ring's place, and 0; then numbers
+# of 8 bytes: those of `WIDE`, 2^bits, 2^-bits and the taps of the correlation; then float32 numbers: the taps of the
+# filters and the numbers of each group of settings.
 WIDE = tl.constexpr(6)
 FIRST_WIDE = tl.constexpr(3)
 """Step of the grid / batch size; 1 / step of the square's grid, and this step."""
@@ -39,7 +39,7 @@ def step_numbers(
     groups: Sequence[UpdateSettings],
     step_number: int,
 ) -> NDArray[np.int32]:
-    """Return the bits of a step's numbers; `groups` are the settings that are in use."""
+    """Return the bits of a step's numbers; `groups` are the settings in use."""
     place = correlation.place if isinstance(correlation, RingCoefficients) else 0
     integers = np.array([noise.row, squared.row, noise.bits, squared.bits, place, 0], dtype=np.uint32)
     square_step = step_of(squared.scale, squared.bits)

@@ -15,8 +15,8 @@ from dpcore_triton.launch import BLOCKS, default_device, jit, kernel, launch, ta
 LANES = tl.constexpr(spec.LANES)
 TILE = tl.constexpr(spec.TILE)
 
-# Key and stream travel as kernel arguments: they sit in constant memory, cost no register, and no copy of the key is
-# left behind in recycled device memory. (The fused step reads its row from memory.)
+# Key and stream are kernel arguments: they are in constant memory, cost no register, and no copy of the key stays in
+# recycled device memory. (The fused step reads its row from memory.)
 CIPHER = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream", "one")
 
 
@@ -33,7 +33,7 @@ def words(
 
 
 def cipher_words(key: bytes, row: int, stream: int, start: int, size: int, rng: str) -> tuple[int, ...]:
-    """Return key, row, stream and 1 as kernels take them: bits of signed integers, so that their type never changes."""
+    """Return key, row, stream and 1 for kernels: as bits of signed integers, so that their type never changes."""
     check_key(key)
     check_range(row, stream, start, size, rng)
     return *struct.unpack("<10i", key + struct.pack("<II", row, stream)), 1
@@ -58,8 +58,8 @@ def _words_kernel(
     store_words(out, block, place, low, high, BLOCKS)
 
 
-# A row of the table begins: first program, first element, number of elements. A tensor's blocks are counted from the
-# start of the tile that holds its first element; `start` is the first of a program's blocks, which may be part of a
+# A row of the table begins with: first program, first element, number of elements. A tensor's blocks are counted from
+# the start of the tile with its first element; `start` is the first of a program's blocks. A program may take part of a
 # tile, a tile or several. A place is an element counted from the start of the program's first tile.
 
 
@@ -81,7 +81,7 @@ def counters(row, start, BLOCKS: tl.constexpr):
 def places(row, start, BLOCKS: tl.constexpr):
     """Return the place of each block's word 0, the bounds of places in the tensor, and the index of place 0 in it.
 
-    Word w lies ``w * LANES`` places further. The index of place 0 is negative where the tensor begins inside a tile.
+    Word w lies ``w * LANES`` places further. The index of place 0 is negative if the tensor begins inside a tile.
     """
     origin = start // LANES * TILE - tl.load(row + 1) % TILE
     low = tl.maximum(-origin, 0).to(tl.int32)
@@ -98,7 +98,7 @@ def inside(place, low, high):
 
 @jit
 def load_at(pointer, place, low, high, MASKED: tl.constexpr):
-    """Load the elements at places; only at a tensor's edge a mask is needed."""
+    """Load the elements at places; a mask is needed at a tensor's edge only."""
     if MASKED:
         return tl.load(pointer, mask=inside(place, low, high))
     else:
@@ -140,8 +140,8 @@ def cipher_block(cipher, counter, part, RNG: tl.constexpr):
         return chacha20_block(cipher, counter, part)
 
 
-# The cipher's additions multiply by `one`, an argument of 1 that the compiler does not know to be 1: so they become
-# multiply-adds, which the device starts beside the exclusive ors and rotations, on the pipe of the multipliers.
+# The cipher's additions multiply by `one`, an argument whose value 1 is unknown to the compiler. So they become
+# multiply-adds, which run on the multipliers' pipe, in parallel with the exclusive ors and rotations.
 
 
 @jit

@@ -98,7 +98,7 @@ def settings_of(derived):
 
 @jit
 def scalars(place, COUNT: tl.constexpr):
-    """Return so many numbers that lie one after the other."""
+    """Return this number of consecutive numbers."""
     found = ()
     for k in tl.static_range(COUNT):
         found += (tl.load(place + k),)  # type: ignore[assignment]
@@ -112,7 +112,7 @@ def update_elements(RULE: tl.constexpr, x, g, square, moments, settings, GENERAL
     if RULE == "adamw":
         x *= keep
     elif RULE != "accelerated":
-        # Without decay an infinite parameter must not turn the direction into NaN.
+        # Without decay an infinite parameter must not make the direction NaN.
         g = tl.where(decay != 0, g + decay * x, g)
 
     if RULE == "sgd":
@@ -138,9 +138,9 @@ def update_elements(RULE: tl.constexpr, x, g, square, moments, settings, GENERAL
         return x - _quotient(rate * m, v * unbias2, bias, floor2, eps, GENERAL), m, v
 
 
-# Root and quotient are the device's fast ones: at most 2^-23 and 2 ulps off (PTX: sqrt.approx.ftz.f32, div.full.f32),
-# where `tests/agreement/agreement.py` grants 16. Rounded correctly, both take an eighth of Adam's instructions. The
-# fast root takes u below 2^-126 for 0, which is lost beside an eps of `FAST_EPS`; a smaller one goes the general way.
+# Root and quotient are the device's fast ones: at most 2^-23 and 2 ulps off (PTX: sqrt.approx.ftz.f32, div.full.f32);
+# `tests/agreement/agreement.py` allows 16. Rounded correctly, both would take an eighth of Adam's instructions. The
+# fast root takes u below 2^-126 for 0. An eps of `FAST_EPS` or more hides that; a smaller eps takes the general way.
 # The interpreter rounds correctly.
 @jit
 def _quotient(numerator, u, bias, floor2, eps, GENERAL: tl.constexpr):

@@ -77,7 +77,8 @@ def from_description(described: Mapping[str, Any]) -> Sampler | None:
     known = {item.name for item in fields(_KINDS[name.replace(" ", "-")])} - {"batch_size"}
     try:
         settings = {key: described[key] for key in known}
-        return sampler(name, batch_size=described["expected_batch_size"], **settings)
+        made = sampler(name, batch_size=described["expected_batch_size"], **settings)
+        return UserSampler.of_digest(made, described) if "users_sha256" in described else made
     except KeyError as cause:
         raise DataError(f"the sampler ({name}) lacks {cause}") from cause
     except DpcoreError as cause:

@@ -1,7 +1,7 @@
 """User-level privacy: a sampler draws users, and each user's examples make one vector."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -64,6 +64,18 @@ class UserSampler(Sampler):
         )
         object.__setattr__(self, "sha256", hashlib.sha256(users.astype("<i8").tobytes()).hexdigest())
 
+    @classmethod
+    def of_digest(cls, sampler: Sampler, described: Mapping[str, Any]) -> "UserSampler":
+        """Return the sampler of a description, equal to the one described; it has no users, and cannot draw."""
+        made = object.__new__(cls)
+        vars(made).update(
+            sampler=sampler,
+            max_examples_per_user=described["max_examples_per_user"],
+            sha256=described["users_sha256"],
+            example_count=described["examples"],
+        )
+        return made
+
     unit_of_privacy = "user"
     # As the sampler of the users.
     dataset_size = _of_users("dataset_size", "The number of users.")
@@ -80,7 +92,7 @@ class UserSampler(Sampler):
     event = _of_users("event", "The event of the sampler of the users.")
     banded_event = _of_users("banded_event", "Likewise, under banded noise.")
 
-    @property
+    @cached_property
     def example_count(self) -> int:
         """The number of examples; indices are in [0, example_count)."""
         return int(self.user_of_example.size)

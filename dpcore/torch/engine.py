@@ -26,11 +26,11 @@ from dpcore.torch.randomness import step_seed
 
 
 class Engine(Loop):
-    """The sum of a step of a torch model, and its release: joins per-example gradients, parameters and the mechanism.
+    """The sum of a step of a torch model, and its release.
 
-    `summed` says that a whole sum waits for its release. `microbatch_size` changes the order of summation, and which
-    example gets which dropout mask. It is smaller than the `planned_microbatch_size` after a step for which the memory
-    was not enough.
+    It joins per-example gradients, parameters and the mechanism. `summed` says that a whole sum waits for its release.
+    `microbatch_size` changes the order of summation, and which example gets which dropout mask. After a step that ran
+    out of memory it is smaller than `planned_microbatch_size`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Engine(Loop):
         self.summed = self._swapped = False
 
     def plan_microbatches(self, size: int) -> None:
-        """Take so many examples at once, as long as the memory is enough."""
+        """Take `size` examples at once, or fewer if memory runs out."""
         self.microbatch_size: int = size
         self.planned_microbatch_size = size
 
@@ -52,16 +52,16 @@ class Engine(Loop):
         """Clip every example's vector and add it to the mechanism's sum; nothing leaves it yet.
 
         After an exception the same batch may be tried again: a step's noise depends on its number only, and none was
-        released. Out of memory, it is tried again here with half the micro-batch.
+        released. If memory runs out, this function itself tries again with half the micro-batch.
 
         Notes
         -----
-        The sum begins anew, so that no example counts twice. Dropout masks follow from the place of a micro-batch's
-        first example, so that examples get other ones in the second attempt. Nothing of the first one was released, and
-        what a step takes of memory follows from shapes, not from the masks' values: whichever split is the last, its
-        masks are independent and identically distributed, which is all that `dpcore.torch.randomness` asks for.
-        That memory was short may tell of the size of the batch, which is secret under Poisson sampling. So the warning
-        names no size that follows from it, and a checkpoint holds the planned micro-batch.
+        The sum starts from zero again, so that no example counts twice. Dropout masks follow from the place of a
+        micro-batch's first example, so the second attempt has other masks. Nothing of the first attempt was released,
+        and the memory of a step follows from shapes, not from the masks' values. So the masks of the last split,
+        whichever it is, are independent and identically distributed. `dpcore.torch.randomness` requires no more. A lack
+        of memory may reveal the size of the batch, which is secret under Poisson sampling. So the warning names no size
+        that follows from it, and a checkpoint stores the planned micro-batch.
         """
         self.take_up_parameters()
         first = self.mechanism.first_example() * self.views
@@ -75,18 +75,18 @@ class Engine(Loop):
                 micro = batches.tree_map(lambda t: t[part], batch)
                 place = first + part.start
                 seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
-                # Full micro-batches recur, and what a batch of the expected size leaves over. The place tells points
-                # apart; their weights, which may change from step to step, move no gradient.
+                # Full micro-batches recur, and so does the rest of a batch of the expected size. Displacement and lag
+                # identify the point; its weight may change from step to step, and moves no gradient.
                 recurs = batches.size(micro) in (self.microbatch_size, expected % self.microbatch_size)
                 regular = (point.displacement, point.lag) if recurs else None
                 return [block.map(self.to_array) for block in self.gradient(at, micro, seed, regular=regular)]
 
             return rows
 
-        asked = None if public is None else lambda: self._public_gradient(public)
+        public_gradient = None if public is None else lambda: self._public_gradient(public)
         while True:
             try:
-                self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), asked)
+                self.sum_clipped(self.working.arrays(), blocks_at, batches.size(batch), public_gradient)
                 return
             except Exception as cause:
                 if not is_out_of_memory(cause):
@@ -119,7 +119,7 @@ class Engine(Loop):
             torch.cuda.empty_cache()
 
     def release(self, settings: Sequence[UpdateSettings]) -> None:
-        """Let the mechanism add noise, filter and move the parameters."""
+        """Let the mechanism add noise, filter, and move the parameters."""
         self.summed = False
         try:
             self.release_sum(self.working.arrays(), settings)
@@ -130,15 +130,15 @@ class Engine(Loop):
         """Refuse a public batch that is missing, not wanted, or empty."""
         wanted = self.mechanism.plan.method.update.second_moment == "public"
         if wanted and public is None:
-            told = "=None: must be a batch of public data, since the method's second moment is made of its gradient"
+            problem = "=None: must be a batch of public data, since the method's second moment is made of its gradient"
         elif not wanted and public is not None:
-            told = ": must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
-            told += "'side_information') uses public data. A batch is one argument: private.step((inputs, labels))"
+            problem = ": must be None for this method; only second_moment='public' (dp_adam's and dp_adagrad's variant "
+            problem += "'side_information') uses public data. A batch is one argument: private.step((inputs, labels))"
         elif public is not None and batches.size(public) == 0:
-            told = ": must have at least one example"
+            problem = ": must have at least one example"
         else:
             return
-        raise ArgumentError(f"public{told}")
+        raise ArgumentError(f"public{problem}")
 
     def _public_gradient(self, public: Tree) -> list[Any]:
         """Return the mean gradient of a public batch at the present parameters, neither clipped nor noised."""
@@ -149,8 +149,8 @@ class Engine(Loop):
             micro = batches.tree_map(lambda t: t[start : start + self.microbatch_size].to(device), public)  # noqa: B023
             # Masks of their own: those of the private batch's places stay unknown.
             seed = step_seed(self.mechanism.keys, "public dropout", self.mechanism.step, start)
-            found = self.gradient(values, micro, seed, synthetic=True)
-            blocks = [block.map(self.to_array) for block in found]
+            gradients = self.gradient(values, micro, seed, synthetic=True)
+            blocks = [block.map(self.to_array) for block in gradients]
             none = [None] * len(blocks)
             norms = norms_of(backend, blocks, [range(len(blocks))], none)[0]
             largest = float(norms.max())
@@ -158,7 +158,7 @@ class Engine(Loop):
             weight = 2.0**40 / (largest if 0 < largest < math.inf else 1.0)
             weights, sums = backend.zeros_like(norms) + weight, [backend.zeros_like(total) for total in totals]
             add_sums(backend, blocks, [weights] * len(blocks), sums, none)
-            totals = [total + found / weight for total, found in zip(totals, sums, strict=True)]
+            totals = [total + added / weight for total, added in zip(totals, sums, strict=True)]
         means = (self.working.to_tensor(total) / count for total in totals)
         return [self.working.to_array(mean.to(self.working.dtype)) for mean in means]
 
@@ -170,7 +170,7 @@ class Engine(Loop):
         return self.working.to_array(tensor)
 
     def check_not_swapped(self, call: str) -> None:
-        """Refuse what needs the training values while `averaged` shows others."""
+        """Refuse a call that needs the training values while `averaged` shows others."""
         if self._swapped:
             raise PrivacyError(
                 f"{call}: the model holds its averaged values, not those it is trained at; leave private.averaged() "
@@ -178,7 +178,7 @@ class Engine(Loop):
             )
 
     def take_up_parameters(self) -> None:
-        """Take up what the user did to the parameters; refuse a model that is another one, or was moved or cast."""
+        """Take up the user's changes of the parameters; refuse another model, or one that was moved or cast."""
         self.gradient.values.settle()
         named = {name: p for name, p in self.gradient.model.named_parameters() if p.requires_grad}
         pairs = zip(self.working.names, self.working.parameters, strict=True)

@@ -1,4 +1,4 @@
-"""Builds a private run from a model, its data and a method: the plan, its parts, and what is refused before a step."""
+"""Builds a private run from a model, its data and a method: the plan, its parts, and the first checks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from dpcore.torch.run import PrivateOptimizer, PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
 
 _CAPTURED = "dpcore: {} is captured as a graph and proved; equal models do not wait for it again"
-_PATIENCE = 5.0  # seconds of set-up, after which a line says so
+_PATIENCE = 5.0  # seconds; a longer set-up is reported by a line
 
 
 @explained
@@ -94,79 +94,80 @@ def make_private(
     ----------
     model : torch.nn.Module
         On its device already. Parameters with ``requires_grad`` are trained, the others left alone. Modules that mix
-        examples, or that keep anything between calls, are refused, and then the model is as it was.
+        examples, or that keep anything between calls, are refused; the model is then unchanged.
     data : Dataset, or tuple or mapping of torch.Tensor or numpy.ndarray
         A map-style dataset (of Hugging Face, too; a list of examples is one) or ``(inputs, *targets)``; its number of
         examples is taken to be public.
     method : Method
-        As ``dpcore.methods.disk(...)`` returns, with its `batch_size` (the expected one).
+        For example ``dpcore.methods.disk(...)``, with its expected `batch_size`.
     target_epsilon, target_delta : float, optional
-        With `target_epsilon` the noise multiplier is calibrated; otherwise the method must have one. `target_delta` is
-        where epsilon is stated.
+        With `target_epsilon` the noise multiplier is calibrated; otherwise the method must have one. Epsilon is stated
+        at `target_delta`.
     epochs, steps : int, optional
         Length of the plan; give one. An epoch is dataset size / batch size steps, rounded up.
     loss : callable
         ``loss(output, *targets)`` of a batch; called with one example at a time. It may keep nothing between calls.
     sampling : str or Sampler
-        What draws the batches, and what is accounted: a name of `dpcore.sampling.NAMES`, or an object. Correlated noise
-        needs "fixed-order" or "shuffled", or, where the strategy is banded, "cyclic-poisson"; separately released
-        second moments need a hard maximum of examples in a batch, which "poisson" has not.
-        `dpcore.sampling.UserSampler` makes a user the unit of privacy.
+        It draws the batches, and its event is accounted: a name of `dpcore.sampling.NAMES`, or an object. Correlated
+        noise needs "fixed-order" or "shuffled", or "cyclic-poisson" if the strategy is banded. Separately released
+        second moments need a hard maximum of examples in a batch; "poisson" has none. `dpcore.sampling.UserSampler`
+        makes a user the unit of privacy.
     max_batch_size, groups : int, optional
-        Of "truncated-poisson" (by default what is passed with a probability below 1e-6 a step), and of
-        "cyclic-poisson".
+        `max_batch_size` is for "truncated-poisson"; by default a batch would exceed it with a probability below 1e-6 a
+        step. `groups` is for "cyclic-poisson".
     accountant : str, optional
-        Used to calibrate; must cover the run in any case. By default the one that needs least noise.
+        The accountant that calibrates; it must cover the run in any case. By default the one that needs least noise.
     params : iterable, optional
         Parameter groups as for a torch optimizer, each with its own lr, weight_decay, momentum or betas and eps; by
         default one group of all trained parameters. The method's schedule multiplies every group's lr.
     max_memory : int or str, optional
-        Cap on what the sum over a micro-batch takes, by the sizes in the proved graph (else those of the gradients),
-        in bytes or as "1 GiB"; by default half of what the machine, or the model's device, has free now. Where it is
-        not enough in a step, the step is tried again with half the micro-batch.
+        Limit on the memory of the sum over a micro-batch, in bytes or as "1 GiB". The memory is estimated from the
+        sizes in the proved graph, or without proof from those of the gradients. By default half of the memory that the
+        machine, or the model's device, has free now. If a step runs out of memory, it is tried again with half the
+        micro-batch.
     microbatch_size : int, optional
-        Examples differentiated at once, instead of what fits `max_memory`. Which dropout mask an example gets depends
-        on this split; without dropout it changes nothing but rounding.
+        Number of examples differentiated at once, instead of one that fits `max_memory`. The split decides which
+        dropout mask an example gets; without dropout it changes nothing but rounding.
     gradients : {"auto", "pairs", "one-by-one"}
-        How each example's gradient is found: from the graph of the model's operations, proved to keep the examples
-        apart; or example by example, which every model bears and which is slow. "auto" takes the first that can be
-        taken, and "pairs" means proved, or an error.
+        How each example's gradient is found: "pairs" runs the graph of the model's operations, proved to keep the
+        examples apart; "one-by-one" takes one example at a time, which is slow and works for every model. "auto" takes
+        "pairs" if there is a proof; "pairs" without a proof is an error.
     collate_fn : callable, optional
-        For a dataset, instead of torch's default_collate; one row for every example, of shapes that do not depend on
-        the others.
+        For a dataset, instead of torch's default_collate. It returns one row for every example, with a shape that does
+        not depend on the other examples.
     num_workers : int
-        Batches of a dataset that are read ahead while steps run, each in a process of its own with a copy of the data
-        set. With a ledger only as far as steps are reserved.
+        Number of batches of a dataset that are read ahead while steps run, each in a process of its own with a copy of
+        the dataset. With a ledger, only reserved steps are read ahead.
     augmentations : int
-        K, times that each drawn example of a dataset is read. The mean of its K gradients is clipped as one, so that
+        K: each drawn example of a dataset is read K times. The mean of its K gradients is clipped as one vector, so
         more views cost no privacy.
     cuda_graphs : bool or "model"
-        Repeat the launches of norms, sums and the step as CUDA graphs, where they are those of an earlier step: under
-        backend "triton" alone, in one process. It changes no bit. With "model" the model's passes, too, where its graph
+        Repeat the launches of norms, sums and the step as CUDA graphs, if they equal those of an earlier step. It needs
+        the backend "triton" and one process, and changes no bit. "model" also repeats the model's passes, if its graph
         is proved; captured passes keep their memory.
     compile : bool, optional
-        Let torch.compile make kernels of the proved graph; by default where the model was given to torch.compile. It
-        takes minutes once, for all sizes of batches, and a C++ compiler on a CPU.
+        Let torch.compile make kernels of the proved graph; by default if the model was given to torch.compile. It takes
+        minutes, once for all sizes of batches, and needs a C++ compiler on a CPU.
     precision : {"bf16"}, optional
         Let forward passes and losses run in bfloat16 by torch's autocast, in this call and in every step, whatever
-        autocast is around them. By default what is around this call, which must be around every step, too.
+        autocast is around them. By default the autocast around this call counts; it must be around every step, too.
     example_batch : batch, optional
-        Two examples or more in the form of a batch, to try the model on where made-up values would be out of its
-        range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
+        Two examples or more in the form of a batch, on which the model is tried. Needed if made-up values would be out
+        of its range, as with ids above 1 or sorted offsets. Its values must be **public**: errors may quote them.
     key : bytes, optional
         32 secret bytes; by default from the operating system. See `dpcore.spec.keys.RunKeys.new`, also for `exact_key`.
     ledger : path or dpcore.ledger.Ledger, optional
         Every step is reserved there before its batch is drawn, and training stops before it would cross the ledger's
-        budget. With it, a checkpoint knows what was released after it was saved.
+        budget. Releases after a checkpoint was saved are known from it.
     data_id : str, optional
-        A name for the data, by which a ledger tells that its runs saw the same. Tensors need none: they are
-        fingerprinted.
+        A name for the data; a ledger compares it to see whether its runs have the same data. Tensors need none: they
+        are fingerprinted.
     run_name : str, optional
-        What the ledger calls the run; by default the model's class and the method.
+        The run's name in the ledger; by default the model's class and the method.
     process_group : torch.distributed.ProcessGroup, optional
-        The processes that train the model together, each with the same model and data; by default those that
-        `torch.distributed.init_process_group` set up. Each reads and clips its share of a batch, and draws the noise of
-        the parameters that it owns.
+        The processes that train the model together, each with the same model and data; by default those of
+        `torch.distributed.init_process_group`. Each reads and clips its share of a batch, and draws the noise of its
+        own part of the parameters.
 
     Returns
     -------
@@ -189,17 +190,18 @@ def make_private(
     DeltaWarning
         If `target_delta` is at least 1/n.
     TrainingWarning
-        If `data` hold values that are not finite, or inputs far from 1 in size; from the first step on, if a model with
-        dropout is in eval mode. Such a sentence is about **private** data: it is for the one who starts the run,
-        changes nothing of it, and is written nowhere.
+        If `data` have values that are not finite, or inputs far from 1 in size; from the first step on, if a model with
+        dropout is in eval mode. Such a sentence is about **private** data: it is for the one who starts the run. It
+        does not change the run and is written nowhere.
 
     Notes
     -----
-    Only shapes and dtypes of the data are read here, and for a TrainingWarning tensors, or in half a second up to 64
-    examples of a dataset; the model is tried out on synthetic values, or `example_batch`. On a CPU with glibc the
-    process keeps freed memory for the next step (`mallopt`), unless an environment variable says how memory is kept.
+    Only shapes and dtypes of the data are read here; for a TrainingWarning also the values of tensors, or of up to 64
+    examples of a dataset, for half a second at most. The model is tried out on synthetic values, or `example_batch`. On
+    a CPU with glibc the process keeps freed memory for the next step (`mallopt`), unless an environment variable
+    configures that.
     """
-    # What costs nothing comes first: the data are read and the model is tried once all the rest fits together.
+    # Cheap checks come first: the data are read and the model is tried only if all the rest fits together.
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
     check_method(method)
@@ -246,11 +248,11 @@ def make_private(
     with told_if_slow(lambda: _CAPTURED.format(type(model).__name__), _PATIENCE):
         try_out(gradient, example, frozen, gradients)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
-    for told in _slow(gradient, gradients):
-        warnings.warn(told, SpeedWarning, stacklevel=3)
+    for remark in _slow(gradient, gradients):
+        warnings.warn(remark, SpeedWarning, stacklevel=3)
     _check_classes(gradient, source)
-    for told in remarks(source, loss) if peers.rank == 0 else ():
-        warnings.warn(told, TrainingWarning, stacklevel=3)
+    for remark in remarks(source, loss) if peers.rank == 0 else ():
+        warnings.warn(remark, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)
     rehearsal.check_grid()
     if size is None:
@@ -263,22 +265,22 @@ def make_private(
 
 
 def _slow(gradient: PerExampleGradient, gradients: str) -> Iterator[str]:
-    """Yield what to warn of, where the model's graph does not run; what needs one is left out."""
+    """Yield warnings if the model's graph does not run; turn off CUDA graphs of its passes, which need one."""
     if gradient.way == WAYS[0]:
         return
     if gradients == "auto":
         yield f"gradients='auto': takes {gradient.way!r}, which is slower, since {gradient.reasons[WAYS[0]]}"
     if gradient.repeated is not None:
         gradient.repeated = None
-        told = f"not repeated, since only proved graphs are, and {gradient.way!r} runs the model itself"
-        yield f"cuda_graphs='model': the model's passes are {told}"
+        why = f"not repeated, since only proved graphs are, and {gradient.way!r} runs the model itself"
+        yield f"cuda_graphs='model': the model's passes are {why}"
     if gradient.proved.compiled:
-        told = f"not compiled, since only proved graphs are, and {gradient.way!r} runs the model as it was written"
-        yield f"compile: the model is {told}"
+        why = f"not compiled, since only proved graphs are, and {gradient.way!r} runs the model as it was written"
+        yield f"compile: the model is {why}"
 
 
 def _check_classes(gradient: PerExampleGradient, source: Data) -> None:
-    """Refuse tensors with labels that are no classes of the model, under torch's loss over classes."""
+    """Refuse labels in tensors that are no classes of the model, under torch's loss over classes."""
     loss = gradient.loss
     if gradient.classes is None or source.tensors is None:
         return
@@ -292,13 +294,13 @@ _PIECE = 1 << 22
 
 
 def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -> None:
-    """Refuse integer labels that are neither in [0, classes) nor `ignore_index`; labels of other kinds are passed over.
+    """Refuse integer labels that are neither in [0, classes) nor `ignore_index`; other labels pass.
 
     Notes
     -----
     Whether it raises depends on the data: one example can decide whether there is a run. The error is for the one who
-    starts the run, and holds the data; it names no value, place or number of labels. It is not private: keep it with
-    the data, and start no run by itself where it failed once.
+    starts the run, and has the data; it names no value, place or number of labels. It has no guarantee: keep it with
+    the data, and let no program start another run after it.
     """
     if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
         return
@@ -322,7 +324,7 @@ def open_ledger(ledger: Any) -> Ledger:
 def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str | None, run_name: str | None) -> None:
     """Give the engine's mechanism an account in the ledger; nothing is written before the first batch is drawn.
 
-    Of several processes the first has the ledger; the others give None.
+    Of several processes the first passes the ledger, the others None.
     """
     for name, value, wanted in (
         ("data_id", data_id, "a name that changes when the data do"),
@@ -336,10 +338,12 @@ def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str 
         assert ledger is not None
         fingerprint = _fingerprint(source, ledger.salt, data_id)
         known = {run.dataset for run in ledger.runs() if run.dataset}
-        if fingerprint and known and fingerprint not in known:  # told before it is paid for, as by the total later
-            told = different_data(len(known) + 1)
+        if fingerprint and known and fingerprint not in known:  # said before the run is paid for
+            remark = different_data(len(known) + 1)
             warnings.warn(
-                f"ledger={str(ledger.path)!r}: {told} Other people need another ledger.", TrainingWarning, stacklevel=5
+                f"ledger={str(ledger.path)!r}: {remark} Other people need another ledger.",
+                TrainingWarning,
+                stacklevel=5,
             )
         account = LedgerAccount(
             ledger,
@@ -347,7 +351,7 @@ def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str 
             name=run_name or f"{type(engine.gradient.model).__name__}, {mechanism.plan.method.name}",
             dataset=fingerprint,
         )
-        # A process that ends in good order gives back what it reserved and did not release.
+        # A process that ends normally gives back the steps that it reserved and did not release.
         atexit.register(_close, weakref.ref(account))
         return account
 
@@ -356,9 +360,9 @@ def attach(ledger: Ledger | None, engine: Engine, source: Data, *, data_id: str 
 
 
 def _fingerprint(data: Data, salt: bytes, data_id: str | None = None) -> str:
-    """Return an HMAC of the data, or of the caller's name for them; empty for a dataset that nobody named.
+    """Return an HMAC of the data, or of the caller's name for them; empty for a dataset without a name.
 
-    Keyed by the ledger's salt: the bare digest of private data would let anybody test a guess of them.
+    Its key is the ledger's salt: a plain digest of private data would let anybody test a guess of them.
     """
     if data_id is not None:
         return hmac.new(salt, f"named {data.length} {data_id}".encode(), "sha256").hexdigest()
@@ -376,12 +380,12 @@ def _close(reference: weakref.ref[LedgerAccount]) -> None:
         return
     try:
         account.close()
-    except DataError as error:  # moved or damaged since: the process ends with a sentence, and nothing is given back
+    except DataError as error:  # moved or damaged since: nothing is given back, and a sentence says so
         warnings.warn(f"the steps that were reserved stay counted: {error}", stacklevel=1)
 
 
 def sampler_of(method: Method, examples: int, sampling: str | Sampler, **options: int | None) -> Sampler:
-    """Return the sampler for so many examples, given by name with its options, or as an object."""
+    """Return the sampler for this number of examples, given by name with its options, or as an object."""
     if isinstance(sampling, str):
         if method.batch_size is None:
             raise ArgumentError("batch_size=None: give the method its expected batch size, as in disk(batch_size=256)")
@@ -395,15 +399,15 @@ def sampler_of(method: Method, examples: int, sampling: str | Sampler, **options
             "PoissonSampler(dataset_size=..., batch_size=...); what torch's samplers draw is not accounted"
         )
     if sampling.example_count != examples:
-        told = f"dataset_size={sampling.example_count}: must be"
+        problem = f"dataset_size={sampling.example_count}: must be"
         if sampling.unit_of_privacy != "example":
-            told = f"user_of_example of length {sampling.example_count}: must name the user of each of the"
-        raise ArgumentError(f"sampling.{told} {examples}, the number of examples of the data")
+            problem = f"user_of_example of length {sampling.example_count}: must name the user of each of the"
+        raise ArgumentError(f"sampling.{problem} {examples}, the number of examples of the data")
     return sampling
 
 
 def plan_of(method: Method, sampler: Sampler, epochs: int | None, steps: int | None, names: tuple[str, ...]) -> Plan:
-    """Return the plan of so many epochs or steps; the noise multiplier may still be missing."""
+    """Return the plan of `epochs` or `steps`; the noise multiplier may still be missing."""
     if (epochs is None) == (steps is None):
         raise ArgumentError(f"epochs={epochs!r}, steps={steps!r}: give exactly one of them")
     if steps is None:
@@ -412,7 +416,7 @@ def plan_of(method: Method, sampler: Sampler, epochs: int | None, steps: int | N
 
 
 def with_noise(plan: Plan, target_epsilon: float | None, target_delta: float | None, accountant: str | None) -> Plan:
-    """Return the plan with a noise multiplier: the method's, or what is calibrated to the target."""
+    """Return the plan with a noise multiplier: the method's, or one calibrated to the target."""
     if target_delta is not None:
         validate.open_unit(target_delta=target_delta)
     given = plan.method.noise.noise_multiplier
@@ -453,7 +457,7 @@ def assembled(
     """Return a run's engine, with a mechanism of these keys, the loader of its batches, and its optimizer."""
     layout, parameters = layout_of(working), working.arrays()
     device = working.parameters[0].device
-    if device.type == "cuda":  # the mechanism asks the machine itself, and knows no devices
+    if device.type == "cuda":  # the mechanism looks at the machine's memory only
         check_vectors(plan, layout, parameters, peers, *free_memory(device))
     mechanism = Mechanism(plan, layout, parameters, backend=backend, keys=keys, peers=peers)
     loader = PrivateLoader(source, mechanism)

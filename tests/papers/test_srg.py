@@ -121,10 +121,11 @@ def test_the_default_strategy_is_the_tree_and_none_where_gradients_are_independe
     assert methods.accelerated_srgd(lr=0.1, variant="independent").noise.strategy is None
 
 
-def test_accelerated_srgd_without_noise_is_nesterovs_method() -> None:
+@pytest.mark.parametrize("variant", ["accelerated", "independent"])
+def test_accelerated_srgd_without_noise_is_nesterovs_method(variant: str) -> None:
     """Nesterov's three sequences as Allen-Zhu and Orecchia write them, with steps 1/beta and eta_t / beta."""
     lr = 0.02
-    method = methods.accelerated_srgd(lr=lr, max_grad_norm=1e9, noise_multiplier=0.0)
+    method = methods.accelerated_srgd(lr=lr, variant=variant, max_grad_norm=1e9, noise_multiplier=0.0)
     y = z = START.copy()
     path = [START.copy()]
     for t in range(T):

@@ -39,19 +39,18 @@ def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
     """Return a plan with the expected statement, and the findings taken on trust; DataError if there is none."""
     method, findings = statement.method, list[Finding]()
     try:
-        sampler = sampling.from_description(statement.sampler)
+        sampler: Any = sampling.from_description(statement.sampler)
         plan: type[Plan] = Plan
         more: dict[str, Any] = {}
         update = _update(method["update"], findings)
-        if sampler is None:
+        known = sampler is not None
+        if not known:
             plan, more = StatedEvents, {"stated": statement}
-            drawing: Any = StatedSampler(statement, _largest_batch(statement, update, findings))
-        else:
-            drawing = sampler if "users_sha256" not in statement.sampler else StatedUsers(sampler, statement.sampler)
+            sampler = StatedSampler(statement, _largest_batch(statement, update, findings))
         _check_digests(statement.sampler, findings)
-        noise = _noise(statement, findings)
-        if sampler is not None and isinstance(noise.strategy, Digest):
-            wide = min(noise.strategy.wide, sampler.amplified_bands or 2, statement.steps_planned)
+        noise, described = _noise(statement, findings), method["noise"].get("strategy")
+        if known and described is not None and described["kind"] not in _STRATEGIES:
+            wide = min(int(described.get("bands", 2)), sampler.amplified_bands or 2, statement.steps_planned)
             plan, more = DigestPlan, {"sensitivities": _stated_sensitivities(statement), "wide": wide}
             others = statement.event.get("events", ())[1:]
             more["left"] = float(others[0].get("sensitivity", 0.0)) if others else 0.0
@@ -63,7 +62,7 @@ def rebuilt(statement: Statement) -> tuple[Plan, list[Finding]]:
             settings = {name: value for name, value in method["query"].items() if name != "kind"}
             query = Preconditioned(**{**settings, "query": saying(Plain, settings["query"])})
         made = Method(update=update, query=query, clip=clip, noise=noise, batch_size=method["batch_size"])
-        return plan(made, drawing, statement.steps_planned, tensors, **more), findings
+        return plan(made, sampler, statement.steps_planned, tensors, **more), findings
     except KeyError as cause:
         raise DataError(f"{cause.args[0]!r} is missing") from cause
     except (DpcoreError, TypeError) as cause:
@@ -118,7 +117,10 @@ def _noise(statement: Statement, findings: list[Finding]) -> Any:
         strategy = _made(_STRATEGIES, described)
         if strategy is None:
             findings.append(Finding("strategy", TRUSTED, f"{described['kind']}: only a digest of its matrix is stated"))
-            strategy = Digest(described, str(_first(statement.event_planned).get("strategy", "")))
+            # Its settings are in the order of the name that the event gives it, whatever their order in the statement.
+            name = ", " + str(_first(statement.event_planned).get("strategy", "")).partition("(")[2]
+            ordered = sorted(described.items(), key=lambda item: name.find(f", {item[0]}="))
+            strategy = saying(Identity, dict(ordered))
         rest = (strategy,)
     if said["kind"] == kind.__name__:
         return kind(sigma, *rest)
@@ -174,9 +176,6 @@ def _largest_batch(statement: Statement, update: Any, findings: list[Finding]) -
 
 # Stand-ins for parts that a description does not contain: each describes itself, and acts, as the statement states.
 
-# Fields that `dpcore.sampling.UserSampler` states in addition to the settings of its sampler of users.
-_OF_USERS: Final = ("unit", "examples", "max_examples_per_user", "users_sha256")
-
 
 def saying(kind: type, description: Mapping[str, Any], *settings: Any, **named: Any) -> Any:
     """Return a stage of that kind with a statement's description of it."""
@@ -213,23 +212,6 @@ class StatedClip:
 
     def describe(self) -> dict[str, Any]:
         return dict(self.description)
-
-
-@dataclass(frozen=True)
-class Digest(Identity):
-    """Stands for a matrix that is not known, under the name that a statement's event gives it."""
-
-    description: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
-
-    @property
-    def wide(self) -> int:
-        return int(self.description.get("bands", 2))
-
-    def describe(self) -> dict[str, Any]:
-        # In the order in which the name has them, whatever the order in which the statement was written down.
-        settings = ", " + self.name.partition("(")[2]
-        return dict(sorted(self.description.items(), key=lambda item: settings.find(f", {item[0]}=")))
 
 
 @dataclass(frozen=True)
@@ -294,18 +276,6 @@ class StatedSampler(sampling.Sampler):
     def describe(self) -> dict[str, Any]:
         if self.said.get("sampler") != sampling.FixedBatches.kind:
             return dict(self.said)
-        known = ("dataset_size", "expected_batch_size", "steps_per_epoch", "batches_sha256", *_OF_USERS)
+        known = ("dataset_size", "expected_batch_size", "steps_per_epoch", "batches_sha256",
+                 "unit", "examples", "max_examples_per_user", "users_sha256")  # fmt: skip
         return sampling.FixedBatches([[0]]).describe() | {name: self.said[name] for name in known if name in self.said}
-
-
-class StatedUsers(sampling.UserSampler):
-    """A sampler of users, of whose examples there is a digest."""
-
-    def __init__(self, sampler: sampling.Sampler, said: Mapping[str, Any]) -> None:
-        for name, value in (("sampler", sampler), ("said", said), ("sha256", said["users_sha256"])):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "max_examples_per_user", said["max_examples_per_user"])
-
-    @property
-    def example_count(self) -> int:
-        return self.said["examples"]  # type: ignore[attr-defined, no-any-return]

@@ -9,14 +9,14 @@ A graph is a list of ATen operations in order. Each of its values gets one of th
   gradients of parameters, where `dpcore.torch.gradients.sources` finds the parts again.
 
 A rule for each kind of operation derives the marks of its results from those of its arguments, or raises. The proof is
-an induction over the operations: if a rule is right for every operation, then each example's part of each gradient is a
-function of that example alone. The rules are the only part of dpcore that this guarantee trusts, and every rule has a
+an induction over the operations: if the rules of all operations are right, then each example's part of each gradient is
+a function of that example alone. This guarantee trusts no other part of dpcore than the rules, and every rule has a
 property test (`tests/unit/torch/gradients/test_rules.py`): replacing one example leaves the bits of all other rows.
 
 The graph is captured at a number of examples that is a prime and divides no other size (`capture.COUNTS`). So a size
-that the prime divides counts examples: the one of the marked dimension does, and no other one. The same graph serves
-every number of examples. That number enters as a size (`SIZES`) and nowhere else, so an example's gradient does not
-depend on how many others there are.
+that the prime divides counts examples; the marked dimension has such a size, and no other dimension has. The same graph
+serves every number of examples. That number enters as a size (`SIZES`) and nowhere else, so an example's gradient does
+not depend on the number of the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ SUM = Sum()
 class Places(NamedTuple):
     """The mark of ``arange(B)``: entry ``(o B + i) inner + j`` along the dimension of this axis is the number i.
 
-    As an index it takes each example's own row. All else would tell the examples, or their number, apart.
+    As an index it takes each example's own row. In any other use results would depend on the places, or on their
+    number.
     """
 
     axis: Axis
@@ -67,7 +68,7 @@ RULES: dict[str, Rule] = {}
 """The rule of an operation by its name without overload."""
 
 CREATES: set[str] = set()
-"""Operations that may make rows for the examples out of values without examples."""
+"""Operations that may make rows for the examples from values without examples."""
 
 ONE_NUMBER = ("zeros_like", "ones_like", "full_like", "empty_like")
 """Operations that read the shape of a tensor and not its values."""
@@ -90,7 +91,7 @@ def rule(*names: str, creates: bool = False) -> Callable[[Rule], Rule]:
 
 
 def has_rule(operation: Any) -> bool:
-    """Whether the proof knows an operation, or the one that does the same out of place."""
+    """Whether an operation, or the same one out of place, has a rule."""
     return name_of(operation).removesuffix("_") in RULES or torch.Tag.pointwise in operation.tags
 
 
@@ -128,7 +129,7 @@ class Op:
         return self.of(self.arguments[name])
 
     def of(self, value: Any) -> Mark:
-        """Return the mark of a node, None for what is no node."""
+        """Return the mark of a node; None for anything else."""
         mark: Mark = self.marks.get(value) if isinstance(value, Node) else None
         return mark
 
@@ -183,7 +184,7 @@ class Op:
 
 
 def _size_at(node: Node, dim: int, rank: int) -> int:
-    """Return the size of a tensor along a dimension of what it is broadcast to, which has this rank."""
+    """Return the size of a tensor along a dimension of the shape, of this rank, to which it is broadcast."""
     shape = shape_of(node)
     place = dim - (rank - len(shape))
     return shape[place] if place >= 0 else 1
@@ -196,12 +197,12 @@ def _is_tensor(node: Node) -> bool:
 def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[dict[Node, Marks], list[Node]]:
     """Return the marks of all values of a graph, and the operations in which examples were first added up.
 
-    The operations change nothing in place. `given` has the marks of placeholders, None where it has none.
+    The operations change nothing in place. `given` has the marks of placeholders; a missing one is None.
 
     Raises
     ------
     Mixes
-        If an operation combines several examples otherwise than by adding up what goes to parameters' gradients.
+        If an operation combines several examples, except by a sum that goes to parameters' gradients.
     NotProved
         If an operation has no rule, or is used in a way that its rule does not cover.
     """
@@ -218,7 +219,7 @@ def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[
                 marks[node] = _followed(node, marks, count)
             except NotProved as reason:
                 raise reason.at(node) from None
-            except Exception as cause:  # a rule that meets what it was not written for proves nothing
+            except Exception as cause:  # a rule that fails on its arguments proves nothing
                 raise NotProved(f"{name_of(node.target)} is used in a way that its rule does not cover").at(
                     node
                 ) from cause
@@ -262,9 +263,9 @@ def _result(op: Op, inputs: Sequence[Marks]) -> Marks:
     if all(mark is None for mark in inputs) and op.name not in CREATES:
         return None
     if op.name in ONE_NUMBER and all(mark is None or mark is SUM for mark in inputs):
-        return None  # a sum has no dimension of examples, and its values do not enter
+        return None  # only the shape is read, and a sum has no dimension of examples
     if all(mark is None or mark is SUM for mark in inputs) and any(mark is SUM for mark in inputs):
-        # What leads from sums to a parameter's gradient is applied to each example's part by `sources`.
+        # `sources` applies the operations between sums and a parameter's gradient to each example's part.
         several = isinstance(op.node.meta["val"], (tuple, list))
         return [SUM] * len(op.node.meta["val"]) if several else SUM
     return _rule_of(op)(op)
@@ -280,7 +281,7 @@ def _rule_of(op: Op) -> Rule:
 
 
 def _check_sizes(op: Op, mark: Mark, value: torch.Tensor) -> None:
-    """Refuse a result of which any size but that of the examples' dimension counts examples."""
+    """Refuse a result with a size, other than that of the examples' dimension, that counts examples."""
     known = [d for d, size in enumerate(value.shape) if op.is_known(size)]
     if not isinstance(mark, Axis):
         if known:
@@ -311,7 +312,7 @@ def counted_in(op: Op, tree: Any) -> bool:
 
 
 def _placed(op: Op) -> Marks:
-    """Return the mark of what is made of the examples' places."""
+    """Return the mark of a value made of the examples' places."""
     value = op.node.meta["val"]
     if op.name in _KEEP_PLACES and value.dtype in (torch.int32, torch.int64):
         given = {node: m.axis if isinstance(m, Places) else m for node, m in op.marks.items()}
@@ -354,7 +355,7 @@ rule(
 
 @rule("_prelu_kernel_backward", "log_sigmoid_forward", "native_dropout", "rrelu_with_noise_functional")
 def _several(op: Op) -> Marks:
-    """Several results, entry by entry; one without entries holds nothing."""
+    """Several results, entry by entry; one without entries has no mark."""
     mark = _pointwise(op)
     return [mark if value.numel() else None for value in op.node.meta["val"]]
 
@@ -368,7 +369,7 @@ _SOUGHT = {
 
 @rule(*_SOUGHT)
 def _found_in(op: Op) -> Marks:
-    """Entry by entry, each looked for among values that all share."""
+    """Entry by entry; each entry is looked up among values that all examples share."""
     sought, among = _SOUGHT[op.name]
     op.no_examples(*among)
     if any(len(shape_of(node)) > 1 for node in op.tensors(*among)) and op.name == "searchsorted":
@@ -384,7 +385,7 @@ def _created(op: Op) -> Marks:
 
 
 def _new_rows(op: Op, found: Sequence[int]) -> Mark:
-    """Return the mark of a result that has rows for the examples along these dimensions, where it takes none."""
+    """Return the mark of a result with new rows for the examples along these dimensions."""
     if len(found) > 1:
         raise NotProved(f"{op.name} gives one row for each pair of examples")
     return Axis(found[0], 1, op.out[found[0]] // op.count) if found else None
@@ -442,7 +443,7 @@ def _permuted(op: Op) -> Marks:
 
 
 def order_of(node: Node) -> list[int]:
-    """Return which dimension of what it takes each dimension of a transposed value is."""
+    """Return, for each dimension of a transposed value, the argument's dimension that it was."""
     given: Any = node.args[1:]
     rank = len(shape_of(node))
     order = list(range(rank))
@@ -462,7 +463,7 @@ def _unsqueezed(op: Op) -> Marks:
 def _squeezed(op: Op) -> Marks:
     mark, shape = op.mark("self"), shape_of(op["self"])
     given = op.arguments.get("dim")
-    dims = [] if given == [] else _dimensions(given, len(shape))  # no dimension is none here
+    dims = [] if given == [] else _dimensions(given, len(shape))  # an empty list means no dimension here, not all
     return _without(mark, [d for d in dims if shape[d] == 1])
 
 
@@ -489,11 +490,11 @@ _APART = {
     "select", "slice", "slice_copy", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind",
     "split_copy", "split_with_sizes_copy", "select_backward", "slice_backward",
 }  # fmt: skip
-"""Operations that take some examples out of the batch: code may treat each one alone all the same."""
+"""Operations that take some examples out of the batch; the code may still treat each one alone."""
 
 
 def _along(op: Op, dims: Any, nodes: Sequence[Node] | None = None) -> Marks:
-    """Return the mark of values (of self), entry by entry but along some dimensions, none of which may hold examples."""
+    """Return the mark of an operation that runs along some dimensions, none the examples', and else entry by entry."""
     nodes = [op["self"]] if nodes is None else nodes
     mark, rank = op.broadcast(nodes), max(len(shape_of(node)) for node in nodes)
     if isinstance(mark, Axis) and mark.dim in _dimensions(dims, rank):
@@ -510,12 +511,12 @@ def _dimensions(given: Any, rank: int) -> list[int]:
 
 
 def _without(mark: Mark, gone: Sequence[int]) -> Mark:
-    """Return the mark where these dimensions are left out, none of which holds the examples."""
+    """Return the mark without these dimensions; none of them is the examples'."""
     return mark._replace(dim=mark.dim - sum(d < mark.dim for d in gone)) if isinstance(mark, Axis) else mark
 
 
 def _beside(mark: Mark, new: int) -> Mark:
-    """Return the mark where a dimension was put in, which has this number in the result."""
+    """Return the mark after a dimension was inserted; it has this number in the result."""
     return mark._replace(dim=mark.dim + (new <= mark.dim)) if isinstance(mark, Axis) else mark
 
 
@@ -569,7 +570,7 @@ def _scattered_part(op: Op) -> Marks:
 
 
 def _joined_marks(op: Op, pieces: Sequence[Mark], dim: int) -> Marks:
-    """Return the mark of pieces side by side along `dim`; a piece without examples must not tell their places apart."""
+    """Return the mark of pieces side by side along `dim`; a piece without examples must not depend on their places."""
     found = set(pieces) - {None}
     if len(found) != 1:
         raise Mixes(f"{op.name} joins different examples")
@@ -653,14 +654,14 @@ _ALONG: dict[str, Callable[[Op], Any]] = {
         op[name] for name in ("dim", "dims", "dimension") if name in op.arguments
     ),
     "unfold_backward": lambda op: [op["dim"] % len(op.out), -1],
-    # A law over the last dimension, or pairs of numbers in it.
+    # A distribution over the last dimension, or pairs of numbers in it.
     "multinomial _sample_dirichlet _dirichlet_grad view_as_complex": lambda _: -1,
-    # Each matrix alone. None of eigenvectors, singular vectors, QR, LU and ranks: rounding may decide them, and rounding
-    # may depend on the number of rows.
+    # Each matrix alone. Eigenvectors, singular vectors, QR, LU and ranks have no rule: rounding may decide them, and
+    # rounding may depend on the number of rows.
     "tril triu _linalg_det _linalg_slogdet linalg_inv_ex linalg_cholesky_ex linalg_matrix_exp linalg_solve_triangular "
     "_cdist_forward _cdist_backward": lambda _: [-1, -2],
 }
-"""The dimensions that operations run along; entry by entry else."""
+"""The dimensions that operations run along; along the others they go entry by entry."""
 
 for _names, _dims in _ALONG.items():
     rule(*_names.split())(lambda op, dims=_dims: _along(op, dims(op), op.tensors()))  # type: ignore[misc]
@@ -731,8 +732,8 @@ def _vector_product(op: Op) -> Marks:
 def _layer(names: str, free: Callable[[Op], slice], own: str = "", shared: str = "", *, sums: bool = False) -> None:
     """Register the rule of operations that treat each example alone.
 
-    The arguments `own`, by default all tensors that are not `shared`, hold the examples along one and the same of their
-    `free` dimensions. With `sums` all results but the first one add the examples' parts up.
+    The arguments `own`, by default all tensors that are not `shared`, have the examples along the same one of their
+    `free` dimensions. With `sums` all results except the first are sums of the examples' parts.
     """
 
     def alone(op: Op) -> Marks:
@@ -773,7 +774,7 @@ _layer("dpcore::head dpcore::head_inputs", _first, "", "weight bias")
 
 @rule("dpcore::head_weight", "dpcore::head_bias")
 def _of_head(op: Op) -> Marks:
-    """The rows' parts added up, each of one row of every other argument."""
+    """A sum of the rows' parts; each part is made of one row of every other argument."""
     return SUM if isinstance(RULES["dpcore::head"](op), Axis) else None
 
 
@@ -800,7 +801,7 @@ for _last, _names in [
       "_batch_norm_with_update_functional",
       "native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")  # fmt: skip
 def _batch_norm(op: Op) -> Marks:
-    """With given statistics channel by channel; with its own where the examples are channels (instance norm)."""
+    """Channel by channel with given statistics; with its own only if the examples are channels (instance norm)."""
     mark, given, results = op.mark("input"), op.arguments.get, op.node.meta["val"]
     gradient = given("grad_out", given("grad_output"))
     if gradient is not None and op.of(gradient) != mark:
@@ -914,7 +915,7 @@ def _put(op: Op) -> Marks:
     given = [index for index in op["indices"] if index is not None]
     masks = len(given) == len(op["indices"]) == 1 and given[0].meta["val"].dtype is torch.bool
     if masks and values is None and math.prod(shape_of(op["values"])) == 1 and not op["accumulate"]:
-        # ``self[mask] = number``: entry by entry, and the mask's dimensions are the first ones of what it fills.
+        # ``self[mask] = number``: entry by entry; the mask's dimensions are the first ones of `self`.
         if not isinstance(whole, Axis) or op.of(given[0]) != (whole if whole.dim < len(shape_of(given[0])) else None):
             raise Mixes(f"{op.name} fills the examples by a mask that is not their own")
         return whole
@@ -932,8 +933,8 @@ def _put(op: Op) -> Marks:
 def _index_mark(op: Op, whole: Mark, rank: int, writes: bool = False) -> tuple[Axis, int, bool]:
     """Return the mark of ``self[indices]``, its rank, and whether writing there would add examples up.
 
-    Indices that are tensors are broadcast against each other; their dimensions stand where the first of them stood, or
-    in front where others lie between them.
+    Indices that are tensors are broadcast against each other; their dimensions take the place of the first of them, or
+    come first if other indices lie between them.
     """
     indices = list(op["indices"]) + [None] * (rank - len(op["indices"]))
     if any(i is not None and i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices):

@@ -1,4 +1,4 @@
-"""Proved graphs of this process, by what they depend on: equal models pay for one capture, as in a sweep of settings."""
+"""The proved graphs of this process: equal models, as in a sweep of settings, are captured once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dty
 
 
 def get(key: Hashable, make: Callable[[], Any]) -> Any:
-    """Return the graph of a key, made where there is none."""
+    """Return the graph of a key; make it if there is none."""
     if key in _known:
         _known.move_to_end(key)
         return _known[key][1]
@@ -61,8 +61,8 @@ def python_state(roots: Sequence[Any]) -> Hashable:
                 if kind in _PLAIN:
                     found.append(value)
                 elif _is_kept(kind):
-                    # A tensor that is no buffer is a constant of the graph, and a function may stand for forward. The
-                    # objects themselves are kept: another one may get the number of one that is gone.
+                    # A tensor that is no buffer is a constant of the graph, and a function may replace forward. The
+                    # objects themselves are kept, since a new object may get the id of a deleted one.
                     found.append(_Same(value))
             if root is not roots[0]:
                 found += [_Same(value) for value in (*module._buffers.values(), *module._parameters.values())]
@@ -76,18 +76,18 @@ def python_state(roots: Sequence[Any]) -> Hashable:
 
 @cache
 def _is_kept(kind: type) -> bool:
-    """Whether it is a tensor's class or a function's; asked of each class once, since torch's own answer is slow."""
+    """Whether it is a tensor's class or a function's; computed once a class, since torch's own answer is slow."""
     return issubclass(kind, (torch.Tensor, FunctionType, MethodType))
 
 
 def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Hashable, ...]:
-    """Return what is equal for models that have one graph: modules, their attributes, tensors' forms, and the loss."""
+    """Return a key, equal for models with equal graphs: modules, their attributes, tensors' forms, and the loss."""
     met: dict[int, int] = {}
     parts: list[Hashable] = [tuple(names), _value(loss, met) if not isinstance(loss, nn.Module) else None]
     device = next(model.parameters()).device
     parts += [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type), torch.is_grad_enabled()]
     numbers: dict[int, int] = {}  # ties
-    modules: dict[int, int] = {}  # a module may stand in several places
+    modules: dict[int, int] = {}  # a module may be in several places
     for root in (model, loss):
         if not isinstance(root, nn.Module):
             continue
@@ -116,14 +116,14 @@ _TORCHS = frozenset(vars(nn.Module())) - {"training"} | {
 
 
 _OBJECTS = 10_000
-"""Beyond so many objects, a further one is taken for another one than any else."""
+"""Beyond this number of objects, every further one counts as unequal to all others."""
 
 
 def _value(value: Any, met: dict[int, int]) -> Hashable:
-    """Return what is equal for equal values; for one that cannot be compared by its parts, the object itself.
+    """Return a key, equal for equal values; the object itself if it cannot be compared by its parts.
 
-    An object with nothing but attributes, as a configuration, is compared by them. `met` numbers such objects, so that
-    one in two places is no pair of equal ones.
+    An object with nothing but attributes, such as a configuration, is compared by them. `met` numbers such objects, so
+    that one object in two places differs from two equal ones.
     """
     kind: Any = type(value)
     if kind in _PLAIN:
@@ -149,13 +149,13 @@ class _Attributes:
 
 @cache
 def _has_only_attributes(kind: type) -> bool:
-    """Whether objects of a class hold nothing beside their `__dict__`."""
+    """Whether objects of a class have nothing but their `__dict__`."""
     plain = kind.__basicsize__ == _Attributes.__basicsize__ and not kind.__itemsize__
     return plain and kind.__dictoffset__ == _Attributes.__dictoffset__
 
 
 class _Same:
-    """Equal for one and the same object alone, which it keeps alive."""
+    """Equal for the same object only, which it keeps alive."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

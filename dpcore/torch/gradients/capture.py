@@ -1,7 +1,7 @@
-"""A model and its loss as one graph: parameters, buffers and a batch to the gradient of the sum of the examples' losses.
+"""A model and its loss as one graph, from parameters, buffers and a batch to the gradient of the summed losses.
 
-The model's Python code runs once, on tensors that have shapes and no values or memory. Nothing of the data reaches it, at
-this time or later: a step runs the graph. So state that Python keeps, a branch on a value, a file, cannot carry one
+The model's Python code runs once, on tensors that have shapes and no values or memory. Nothing of the data reaches it,
+now or later: a step runs the graph. So no state that Python keeps, no branch on a value and no file can carry one
 example's values to another one.
 """
 
@@ -45,7 +45,7 @@ from dpcore.torch.model.functional import Leaves, first_line, places, refuse_cha
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
 """Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example.
 
-Twice the next one is the other number at which the code is looked at, so that one is odd and one is even.
+The code also runs at twice the next number, so that one number is odd and one is even.
 """
 
 RANDOM = torch.Tag.nondeterministic_seeded
@@ -56,15 +56,15 @@ _DEVICE = torch.ops.prim.device.default
 class Captured:
     """A model's graph.
 
-    It takes trained parameters, then what else the model holds, then the batch's tensors; it returns the gradients, of
-    which some may be None. The digest is equal for graphs that compute the same. `check_numbers` runs the code again at
-    another number of examples, and raises NotCaptured where it makes other use of that number than as a size.
+    It takes trained parameters, then the model's other tensors, then the batch's tensors; it returns the gradients,
+    some of which may be None. The digest is equal for graphs that compute the same. `check_numbers` runs the code again
+    at another number of examples, and raises NotCaptured if the code uses that number otherwise than as a size.
     """
 
     graph: Graph
-    constants: nn.Module  # holds the tensors that the graph reads as attributes
+    constants: nn.Module  # has the tensors that the graph reads as attributes
     count: int  # of examples, when it was captured
-    held: tuple[str, ...]  # the model's own tensors that the graph reads beside trained parameters
+    held: tuple[str, ...]  # the model's own tensors that the graph reads, trained parameters excluded
     parameters: int  # how many placeholders are trained parameters
     batch: int  # and the batch's
     digest: str
@@ -91,9 +91,9 @@ def capture(
 ) -> Captured:
     """Return the graph of a model in its present modes, for batches in the form of `example`.
 
-    `names` are the trained parameters, and `loss` is that of one example. Of `example` only shapes, dtypes and devices
-    are read. `made` notes the tensors that the code is given and makes, and `forward` gives the context of the forward
-    pass and the loss. Raises NotCaptured if the code does what a graph cannot hold.
+    `names` are the trained parameters, and `loss` is that of one example. Only shapes, dtypes and devices of `example`
+    are read. `made` records the tensors that the code gets and makes, and `forward` gives the context of the forward
+    pass and the loss. Raises NotCaptured if a graph cannot express what the code does.
     """
     named = dict(model.named_parameters())
     trained, _ = places(model, names)
@@ -175,10 +175,11 @@ def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tup
 
 
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the numbers that the code gives to operations, and refuses those that follow the number of examples.
+    """Records the numbers that the code passes to operations, and refuses those that follow the number of examples.
 
-    Given what was noted at another number, each number must be the same, or a multiple of the number of examples both
-    times, which the proof takes for a size. So a number made of it otherwise, as its root, is found.
+    Compared with the record of a run at another number of examples, each number must be the same, or both times a
+    multiple of the number of examples, which the proof takes for a size. So a number computed otherwise, such as its
+    root, is found.
     """
 
     def __init__(self, count: int, tracer: _Tracer, earlier: _Numbers | None = None) -> None:
@@ -187,14 +188,14 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, list[Any]]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is _DEVICE and isinstance(args[0], FakeTensor):  # torch asks for it at every turn
+        if function is _DEVICE and isinstance(args[0], FakeTensor):  # torch reads it all the time
             return args[0].fake_device
         kwargs = kwargs or {}
         found: list[Any] = []
         for given in (*args, *kwargs.values()):
             found += map(_number, given) if isinstance(given, (list, tuple)) else [_number(given)]
         self.calls.append((function, found))
-        # What torch itself calls from here on is no code of the user's, and need not be looked at.
+        # torch's own calls from here on are no code of the user's, and need no check.
         with torch._C.DisableTorchFunction():
             result = function(*args, **kwargs)
         self.tracer.made.note(result, "" if self.earlier else self.tracer.last)
@@ -222,7 +223,7 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _number(leaf: Any) -> Any:
-    """Return what tells a number, or a tensor that has values, from others; None for what is neither."""
+    """Return a key of a number, or of a tensor that has values; None for anything else."""
     if isinstance(leaf, torch.Tensor):
         if isinstance(leaf, FakeTensor) or type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
             return None
@@ -232,12 +233,12 @@ def _number(leaf: Any) -> Any:
 
 
 def value_digest(tensor: torch.Tensor) -> str:
-    """Return what tells a tensor's values from others."""
+    """Return a key of a tensor's values."""
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(batches.content(tensor)).hexdigest()}"
 
 
 def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
-    if hasattr(tensor, "full_tensor"):  # of a sharded model the graph takes whole tensors
+    if hasattr(tensor, "full_tensor"):  # the graph of a sharded model takes whole tensors
         with fake:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)  # type: ignore[return-value]
     return fake.from_tensor(tensor.detach(), static_shapes=True)
@@ -245,7 +246,7 @@ def _faked(fake: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let Python not look for cycles meanwhile: it would do so often while a graph grows, and find none."""
+    """Turn the garbage collector off meanwhile: it would run often while a graph grows, and find no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -283,9 +284,9 @@ class _Replaced(Leaves):
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes every operation into a graph, with the module and the user's line that it comes from.
 
-    It also notes from which state of the generator each draw is made. A gradient checkpoint runs a part of the model
-    again from the state that the generator had. Its draws then have the states that the first ones had, and are the same
-    masks (`_same_masks`).
+    It also records the state of the generator before each draw. A gradient checkpoint runs a part of the model again
+    from the generator's earlier state. Its draws then have the states of the first ones, and are the same masks
+    (`_same_masks`).
     """
 
     def __init__(self, model: nn.Module, made: Made) -> None:
@@ -312,7 +313,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(kind is not FakeTensor for kind in types):
-            return NotImplemented  # such a class says itself of which operations its own are made
+            return NotImplemented  # such a class splits its own operations into others
         if function in _SIZES:
             return function(*args, **kwargs)
         if not has_rule(function):
@@ -321,7 +322,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = made_of(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if function is torch.ops.aten.lift_fresh.default:  # what is made of a constant may be written to
+        if function is torch.ops.aten.lift_fresh.default:  # the copy of a constant may be written to
             function = torch.ops.aten.lift_fresh_copy.default
         self.last = self.where()
         if RANDOM in function.tags:
@@ -358,7 +359,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._constants[id(tensor)][1]
 
     def _follow(self, result: Any, node: Node) -> Any:
-        """Note which node gives a result; return the result's form, which nothing changes later."""
+        """Record which node gives a result; return the result's form, which does not change later."""
         form: Any = result
         if isinstance(result, torch.Tensor):
             self._nodes[result] = node
@@ -405,9 +406,9 @@ def _advance(states: set[str]) -> str:
 
 @contextmanager
 def _in_place_of_torchs() -> Iterator[None]:
-    """Let gradient checkpoints read and set the state of the generator itself: a tensor without memory holds none.
+    """Let gradient checkpoints read and set the generator's own state, which a tensor without memory cannot store.
 
-    And let torch's transformers take a mask as it is: they read its values only to save computing where it is causal.
+    Also let torch's transformers take a mask as it is: they read its values only to compute less if it is causal.
     """
     ours: list[tuple[Any, str, Any]] = [
         (torch, "get_rng_state", _state),
@@ -449,14 +450,14 @@ def _where(names: dict[nn.Module, str]) -> str:
 
 
 def _functional(root: nn.Module, graph: Graph, inputs: Sequence[Any], fake: FakeTensorMode) -> tuple[nn.Module, Graph]:
-    """Return the graph without operations that change a tensor in place; what they wrote to inputs stays, at the end.
+    """Return the graph without operations in place; their writes to inputs remain, at the end.
 
-    What is made of a constant may be written to, so constants are inputs while the graph is made.
+    Copies of constants may be written to, so constants are inputs while the graph is made.
     """
     for node in graph.nodes:
         if node.target in _DROPPING and list(node.args[0].users) == [node] and node.args[0].target in _FRESH:
             node.target = _DROPPING[node.target]
-            node.args = node.args if len(node.args) > 1 else (*node.args, 0.5)  # what bernoulli_ has by default
+            node.args = node.args if len(node.args) > 1 else (*node.args, 0.5)  # bernoulli_'s default
     if not any(_writes(node) for node in graph.nodes):
         return root, graph
     module, constants = GraphModule(root, graph), dict(root.named_buffers())
@@ -482,12 +483,12 @@ _DROPPING = {
     torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
     torch.ops.aten.div_.Scalar: torch.ops.aten.div.Scalar,
 }
-"""What dropout does to memory of its own, and the operation that gives a new tensor."""
+"""Operations in place that dropout does on its own memory, and those that give a new tensor."""
 _FRESH = {torch.ops.aten.empty_like.default, torch.ops.aten.bernoulli.p}
 
 
 class _Given(Interpreter):
-    """Runs a graph with other values in the place of its constants."""
+    """Runs a graph with other values instead of its constants."""
 
     def __init__(self, module: GraphModule, constants: dict[str, Any]) -> None:
         super().__init__(module)
@@ -503,7 +504,7 @@ def _writes(node: Node) -> bool:
 
 
 def _same_masks(root: nn.Module, graph: Graph, random: Sequence[str]) -> None:
-    """Let a draw that was made twice from one state be made once."""
+    """Merge draws that were made from the same state."""
     draws = [n for n in graph.nodes if RANDOM in getattr(n.target, "tags", ())]
     if len(draws) != len(random):
         raise NotCaptured("random numbers are drawn in a way that a graph does not show")
@@ -520,7 +521,7 @@ def _same_masks(root: nn.Module, graph: Graph, random: Sequence[str]) -> None:
 
 
 def _values(root: nn.Module, graph: Graph, states: dict[Node, str]) -> dict[Node, int]:
-    """Return a number for each value of a graph, equal for those that the same operations make of the same values."""
+    """Return a number for each value of a graph, equal for equal operations on equal values."""
     numbers: dict[Node, int] = {}
     known: dict[Any, int] = {}
     for node in graph.nodes:
@@ -541,7 +542,7 @@ _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.
 
 
 def _clean(graph: Graph) -> None:
-    """Leave out operations that give what they take, and errors that one example's values would raise for all."""
+    """Remove operations that return their argument, and errors that one example's values would raise for all."""
     for node in list(graph.nodes):
         if node.target is torch.ops.aten._linalg_check_errors.default:
             graph.erase_node(node)
@@ -554,7 +555,7 @@ def _clean(graph: Graph) -> None:
 
 
 def _copies(node: Node) -> bool:
-    """Whether a node writes all of one tensor into another one of its kind, and gives that one."""
+    """Whether a node copies a whole tensor into another one of the same kind, and returns that one."""
     if node.target is not torch.ops.aten.copy.default:
         return False
     kinds = [(value.meta["val"].shape, value.meta["val"].dtype) for value in node.args[:2]]  # type: ignore[union-attr]
@@ -562,7 +563,7 @@ def _copies(node: Node) -> bool:
 
 
 def _refuse_written(graph: Graph, model: nn.Module, names: Sequence[str]) -> None:
-    """Refuse what the model keeps in its own tensors; what it writes to its copy of the batch is dropped."""
+    """Refuse writes to the model's own tensors; drop those to its copy of the batch."""
     held = [node for node in graph.nodes if node.op == "placeholder"]
     number = {node: place for place, node in enumerate(held)}
     for node in list(graph.nodes):
@@ -585,10 +586,10 @@ def _not_captured(cause: Exception, where: str) -> NotCaptured:
 
 
 def _digest(root: nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], count: int) -> str:
-    """Return what is equal for graphs that compute the same.
+    """Return a digest, equal for graphs that compute the same.
 
-    What follows from constants alone counts by its values: a table that the code keeps is computed in one capture, and a
-    constant of the next one.
+    Values that follow from constants alone count as constants: a table that the code keeps is computed in one capture,
+    and is a constant in the next one.
     """
     constants: dict[Node, torch.Tensor] = {}
     numbers: dict[Node, str] = {}
@@ -611,7 +612,7 @@ def _digest(root: nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], count
 
 
 def _constant(root: nn.Module, node: Node, constants: dict[Node, torch.Tensor], count: int) -> torch.Tensor | None:
-    """Return the value of a node that depends on nothing which is given to the graph; None for others, and large ones."""
+    """Return the value of a node that depends on no input of the graph; None for other nodes, and for large values."""
     if node.op == "get_attr":
         held = getattr(root, str(node.target))
         return held if isinstance(held, torch.Tensor) and held.layout is torch.strided else None
@@ -643,10 +644,10 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 _DEEP = 6
-"""A cache's result may be a tensor, or what holds one through so many objects and containers."""
+"""A cached result may be a tensor, or lead to one through at most this number of objects and containers."""
 
 _ENDS = (FunctionType, MethodType, ModuleType, type, nn.Module)
-"""What leads to nearly everything, and is no result."""
+"""Kinds of objects that lead to nearly everything, and are no results."""
 
 
 class Made:
@@ -656,13 +657,13 @@ class Made:
         self._notes: list[tuple[weakref.ref[torch.Tensor], str]] = []
 
     def note(self, result: Any, where: str = "") -> None:
-        """Note the tensors of an operation's result; they are not kept alive."""
+        """Record the tensors of an operation's result, without keeping them alive."""
         for leaf in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(leaf, torch.Tensor):
                 self._notes.append((weakref.ref(leaf), where))
 
     def empty_caches(self) -> None:
-        """Empty the caches of functools that hold such tensors; those with others alone stay as they are."""
+        """Empty the caches of functools that have such tensors; other caches stay as they are."""
         alive = {id(tensor) for ref, _ in self._notes if (tensor := ref()) is not None}
         if alive:
             for cache in [each for each in gc.get_objects() if type(each) is _lru_cache_wrapper]:
@@ -670,10 +671,10 @@ class Made:
                     cache.cache_clear()
 
     def refuse_left(self, model: nn.Module) -> None:
-        """Refuse a model whose code has put such a tensor where it stays."""
+        """Refuse a model whose code has stored such a tensor permanently."""
         if not self._left():
             return
-        gc.collect()  # cycles keep some alive that nothing leads to
+        gc.collect()  # cycles keep unreachable ones alive
         for where in self._left():
             raise ArgumentError(
                 f"model={type(model).__name__}: its code keeps a tensor of one call for later ones where it cannot be "

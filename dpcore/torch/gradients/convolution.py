@@ -3,14 +3,14 @@
 Notes
 -----
 With T places of the output, patches of p numbers and q channels, rows are q p numbers of each example, and the product
-that makes them takes T p q multiplications: as many as the weight gradient of a plain step, and in one call of the
-library's convolution, with the examples as groups, nearly as fast. Pairs are T (p + q) numbers, and norms by inner
-products of rows take T^2 (p + q); their sum takes T p q in float64. So ``r = q p / (T (p + q))`` says how much larger
-rows are, and how much more their norms cost.
+that makes them takes T p q multiplications. A plain step's weight gradient takes as many; one call of the library's
+convolution, with the examples as groups, is nearly as fast. Pairs are T (p + q) numbers, and norms by inner products of
+rows take T^2 (p + q); their sum takes T p q in float64. So ``r = q p / (T (p + q))`` is how much larger rows are, and
+how much more their norms cost.
 
-Rows are slow where they are large: their memory costs more than their arithmetic. Pairs are taken from r = `_PAIRS` on,
-which is between what trials on one core found faster by rows (up to 1) and by pairs (from 3.6). On a CPU rows are made
-in chunks of `_CHUNK` bytes, whose memory is used again.
+Large rows are slow: their memory costs more than their arithmetic. Pairs are taken from r = `_PAIRS` on. In trials on
+one core rows were faster up to r = 1, and pairs from r = 3.6 on. On a CPU rows are made in chunks of `_CHUNK` bytes,
+whose memory is reused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def weight_block(
     q, p = shape[0], math.prod(shape[1:])
     places = len(x) // examples * math.prod((x if transposed else e).shape[2:])
     if groups == 1 and q * p >= _PAIRS * places * (p + q):
-        # A transposed convolution is the gradient of one: input and output gradient change their parts.
+        # A transposed convolution is the gradient of a convolution: input and output gradient are exchanged.
         narrow, wide = (x, e) if transposed else (e, x)
         columns = _patches(wide, shape[2:], narrow.shape[2:], stride, padding, dilation)
         rows = narrow.flatten(2).mT.reshape(examples, -1, q)
@@ -54,7 +54,7 @@ def weight_block(
     step = max(1, _CHUNK // (math.prod(shape) * rows.element_size())) if rows.device.type == "cpu" else examples
     each = (t.reshape(examples, -1, *t.shape[1:]) for t in (e, x))
     for part, *folded in zip(torch.split(rows, step), *(torch.split(t, step) for t in each), strict=True):
-        # Only the weight's shape counts; one expanded from a number would be copied.
+        # Only the weight's shape counts. A tensor expanded from one number would be copied.
         weight = e.new_empty(len(part) * q, *shape[1:])
         part.copy_(torch.ops.aten.convolution_backward(
             *(t.transpose(0, 1).flatten(1, 2) for t in folded), weight, None, stride, padding, dilation,

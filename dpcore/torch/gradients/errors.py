@@ -1,4 +1,4 @@
-"""Why a model's graph is not taken."""
+"""Why a model's graph is not used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.fx import Node
 
 
 class NotProved(Exception):
-    """There is no proof that the examples stay apart: another way of finding gradients must be taken."""
+    """There is no proof that the examples stay apart: gradients must be found in another way."""
 
     def at(self, node: Node) -> Self:
         """Return the same reason with the line of the user's code that made an operation."""

@@ -1,13 +1,13 @@
 """A linear layer into the cross-entropy of its outputs, without the outputs: the head of a language model.
 
 The gradient by the logits ``z = W a + b`` of one position is ``e = g 1_y + h - (g + V h) softmax(z)``, with the numbers g
-and h that the loss gives its label y and all V classes alike (0 without label smoothing). So it follows from the position's
-input a, from g and h, and from the log-normalizer of its logits. The logits are made `CHUNK` classes at a time: once for
-the log-normalizer and for ``W^T softmax(z)``, of which the gradient by a is made; and again where norms are taken, and for
-the clipped sum. No memory grows with positions times V.
+and h that the loss gives its label y and all V classes alike (0 without label smoothing). So it follows from the
+position's input a, from g and h, and from the log-normalizer of its logits. The logits are made `CHUNK` classes at a
+time: once for the log-normalizer and for ``W^T softmax(z)``, from which the gradient by a follows; again for the norms,
+and again for the clipped sum. No memory grows with positions times V.
 
-`without_logits` finds these operations in a captured graph and puts those of this file in their place; the proof then
-follows the graph that has them. Where the logits are used for anything else, the graph stays as it is.
+`without_logits` finds these operations in a captured graph and replaces them by those of this file; the proof then
+follows the new graph. If the logits are used for anything else, the graph stays as it is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _head(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     for first in range(0, len(weight), CHUNK):
         last = min(first + CHUNK, len(weight))
         z = _logits(inputs, weight, bias, first, last)
-        top = z.amax(1).clamp_(min=torch.finfo(z.dtype).min)  # infinities are no difference of two
+        top = z.amax(1).clamp_(min=torch.finfo(z.dtype).min)  # a difference of two infinities would be NaN
         top = torch.maximum(top, largest) if first else top
         z.sub_(top[:, None]).exp_()
         some, mean = z.sum(1), (z.to(weight.dtype) @ weight[first:last]).to(z.dtype)
@@ -78,7 +78,7 @@ def _head_inputs(means: Tensor, weight: Tensor, labels: Tensor, own: Tensor, oth
 
 
 def _sum(of_bias: bool, inputs: Tensor, weight: Tensor, bias: Tensor | None, *rows: Tensor | None) -> Tensor:
-    """Return the gradient by the weight or the bias: all rows as one example's. A graph's source stands in its place."""
+    """Return the gradient by the weight or the bias, all rows as one example's. In a graph its source replaces it."""
     names = ("inputs", "normalizers", "labels", "own", "others")
     one: dict[str, Any] = {n: None if x is None else x[None] for n, x in zip(names, (inputs, *rows), strict=True)}
     part = Softmax(**one, weight=weight, bias=bias, of_bias=of_bias, rows=len(inputs))
@@ -131,9 +131,9 @@ class Softmax:
     weight : (V, p) tensor
     bias : (V,) tensor or None
     of_bias : bool
-        It is the bias that the gradient is of.
+        Whether the gradient is the bias's.
     rows : int
-        T of one example, of which a unit may have several.
+        T of one example; a unit may have several examples.
     point_weight : float
     """
 
@@ -177,8 +177,8 @@ class Softmax:
     def _gradients(self, inputs: Tensor, first: int, last: int) -> Tensor:
         """Return e for some classes, (B, T, last - first).
 
-        Each example of many rows is a product of its own, from the begin of a cache line on: for another number of
-        examples a library may choose another kernel. Of few rows all are one product, as in the forward pass.
+        Each example with many rows is a product of its own, and starts at a cache line: for another number of examples
+        a library may choose another kernel. Examples with few rows are one product, as in the forward pass.
         """
         normalizers, labels, own = (torch.as_tensor(x).flatten() for x in (self.normalizers, self.labels, self.own))
         others = None if self.others is None else torch.as_tensor(self.others).flatten()
@@ -235,7 +235,7 @@ MAKERS |= dict.fromkeys(("dpcore::head_weight", "dpcore::head_bias"), source_of)
 
 
 class _Loss(NamedTuple):
-    """What the loss gives back of each row: numbers `own` at `labels`, and `others` at all classes."""
+    """The loss's gradient for each row: numbers `own` at `labels`, and `others` at all classes."""
 
     labels: Node
     own: Node
@@ -243,7 +243,7 @@ class _Loss(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """A head that was found: what it takes, and the operations that take the gradient by its logits."""
+    """A head that was found: its inputs, and the operations that take the gradient by its logits."""
 
     inputs: Node
     weight: Node
@@ -255,7 +255,7 @@ class _Head(NamedTuple):
 
 
 def without_logits(graph: Graph, marks: dict[Node, Any], count: int) -> Graph | None:
-    """Return the graph with the heads' operations of this file, or None where no head is found in it.
+    """Return the graph with the heads' operations of this file, or None if no head is found in it.
 
     `marks` are those of `dpcore.torch.gradients.axis.follow`, of a graph that was captured at `count` examples.
     """
@@ -264,7 +264,7 @@ def without_logits(graph: Graph, marks: dict[Node, Any], count: int) -> Graph | 
     own = {copies[node]: mark for node, mark in marks.items() if node in copies}
     for node in found.nodes:
         if _is(node, "ones_like") and shape_of(node) == (count,):
-            # The losses' own values go nowhere: the gradient of their sum begins with ones.
+            # The losses' own values are not used: the gradient of their sum begins with ones.
             value = node.meta["val"]
             node.target, node.args = aten.ones.default, ([count],)
             node.kwargs = {"dtype": value.dtype, "device": value.device}
@@ -319,7 +319,7 @@ def _is(node: Node, *names: str) -> bool:
 
 
 def _moves(node: Node) -> bool:
-    """Whether an operation leaves a value's entries as they are, but for their places and a cast."""
+    """Whether an operation changes nothing of a value but its entries' places and dtype."""
     return _is(node, *SAME_ORDER, *_TURNS)
 
 
@@ -327,7 +327,7 @@ _TURNS = ("t", "transpose", "permute")
 
 
 def _moved(node: Node, dim: int | None, classes: int) -> int | None:
-    """Return where the classes lie after such an operation, None where the other dimensions change their order.
+    """Return where the classes lie after such an operation; None if the other dimensions change their order.
 
     All others, in order, count the rows of the head.
     """
@@ -352,7 +352,7 @@ def _turned(node: Node) -> tuple[Node, bool]:
 
 
 def _loss(node: Node, dim: int, classes: int) -> _Loss | None:
-    """Return what a gradient by log-probabilities is made of: numbers at labels, and one for all classes."""
+    """Return the parts of a gradient by log-probabilities: numbers at labels, and one for all classes."""
     given = cast("tuple[Any, ...]", node.args)
     if _is(node, "scatter_add") and given[1] % len(shape_of(node)) == dim and is_zero(given[0]):
         labels, own = given[2:4]
@@ -371,7 +371,7 @@ def _loss(node: Node, dim: int, classes: int) -> _Loss | None:
 
 
 def _uniform(node: Node, dim: int) -> Node | None:
-    """Return what is the same for all classes."""
+    """Return the number that is the same for all classes."""
     if not _is(node, "expand"):
         return None
     before, after = shape_of(node.args[0]), shape_of(node)
@@ -380,7 +380,7 @@ def _uniform(node: Node, dim: int) -> Node | None:
 
 
 def _ends(node: Node, dim: int, classes: int) -> Iterator[tuple[Node, Node, int | None]]:
-    """Yield what takes a gradient by logits, the value that it takes, and where the classes lie in that one."""
+    """Yield the operations that take a gradient by logits, the value taken, and where the classes lie in it."""
     for user in node.users:
         place = _moved(user, dim, classes) if _moves(user) else None
         if place is None:
@@ -390,7 +390,7 @@ def _ends(node: Node, dim: int, classes: int) -> Iterator[tuple[Node, Node, int 
 
 
 def _takes(head: _Head, user: Node, gradient: Node, dim: int | None) -> bool:
-    """Note an operation that makes a gradient of that by the logits; return whether it is one."""
+    """Record an operation that makes a gradient from that by the logits; return whether it is one."""
     given, flat = user.args, len(shape_of(gradient)) == 2
     if _is(user, "sum") and flat and dim == 1 and given[1:2] == ([0],) and head.bias is not None:
         head.by_bias.append(user)
@@ -410,7 +410,7 @@ def _takes(head: _Head, user: Node, gradient: Node, dim: int | None) -> bool:
 
 
 def _last_turned(node: Node, turned: bool) -> Node | None:
-    """Return the last of the values that a matrix is turned to and fro as, and that is turned or not."""
+    """Follow a matrix through its transpositions; return the last value, and whether it is transposed."""
     last, now = None, node
     while _turned(now)[0] is node:
         last = now if _turned(now)[1] == turned else last
@@ -421,7 +421,7 @@ def _last_turned(node: Node, turned: bool) -> Node | None:
 
 
 def _replace(node: Node, head: _Head) -> None:
-    """Put the operations of this file in the place of those that a head was found as."""
+    """Replace a head's operations by those of this file."""
     graph, ours = node.graph, torch.ops.dpcore
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:

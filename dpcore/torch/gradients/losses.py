@@ -1,8 +1,8 @@
 """Losses of the examples of a batch, each as for a batch of one.
 
-A loss is written for a batch and divides by what is in it. It is called here with one example at a time, by vmap over the
-outputs of the whole batch. Where the model itself computes the loss, from labels among its inputs, the loss functions
-of torch that it calls give one number for each example instead of their mean: a batch of one would have got just that.
+A loss is written for a batch and divides by its size. It is called here with one example at a time, by vmap over the
+outputs of the whole batch. If the model itself computes the loss, from labels among its inputs, the loss functions of
+torch that it calls give one number for each example instead of their mean, just as for a batch of one.
 
 All of this is a part of the captured graph, whose proof covers it.
 """
@@ -37,7 +37,7 @@ LOSSES = frozenset({
 def losses_inside(function: Any, args: Any, kwargs: Any, count: int) -> torch.Tensor | None:
     """Return the examples' losses (B,) of a loss function that a model calls on all of them.
 
-    None for what is no loss function, or gives what each example needs without this.
+    None if it is no loss function, or already gives each example's loss.
     """
     if function not in LOSSES:
         return None
@@ -65,7 +65,7 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
     Raises
     ------
     NotCaptured
-        If the output has no dimension that counts the examples, or several.
+        If no dimension of the output counts the examples, or several do.
     """
     leaves = list(batches.leaves(output))
     places, dims = [], []
@@ -90,13 +90,13 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
 
 
 def in_float32(output: Any) -> Any:
-    """Return a tree with its tensors of 16 bits in float32, as autocast casts for losses; under vmap it does not."""
+    """Return a tree with its 16-bit tensors in float32, as autocast does for losses, except under vmap."""
     leaves = batches.leaves(output)
     return _with_tensors(output, (t.float() if t.is_floating_point() and t.itemsize == 2 else t for t in leaves))
 
 
 def _with_tensors(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Return a tree with other tensors; all else in it stays."""
+    """Return a tree with other tensors; the rest of it stays."""
     if isinstance(tree, torch.Tensor):
         return next(tensors)
     found = batches.parts(tree)
@@ -104,7 +104,7 @@ def _with_tensors(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def check_targets(loss: Callable[..., Any], targets: Sequence[Any]) -> None:
-    """Refuse a third tensor of the data under the default loss, which would take it for the weights of classes."""
+    """Refuse a third tensor of the data under the default loss, which would take it for class weights."""
     if loss is F.cross_entropy and len(targets) > 1:
         raise ArgumentError(
             f"data with {len(targets) + 1} parts: the default loss, cross_entropy, takes an output and one target; give "
@@ -133,15 +133,15 @@ def loss_failed(loss: Callable[..., Any], targets: int, why: str) -> str:
 
 
 class Calls(TorchFunctionMode):
-    """Refuses losses that are another function for a batch of one, and what torch.func cannot survive."""
+    """Refuses losses that are another function for a batch of one, and assignments that would crash torch.func."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.classes: int | None = None  # of the model's output, where a loss over classes was called
+        self.classes: int | None = None  # of the model's output, if a loss over classes was called
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # A tensor of torch.func's in the place of the data would crash Python.
+        # A tensor of torch.func in the place of the data would crash Python.
         if function == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
             raise ArgumentError("model or loss assigns a tensor's .data: keep nothing between calls")
         if function in (F.cross_entropy, F.nll_loss):
@@ -155,7 +155,7 @@ class Calls(TorchFunctionMode):
                 )
             if known["input"].dim() > 1 and known["input"].shape[1] == 1:
                 raise ArgumentError(
-                    "loss=cross_entropy for a model with one output, of which it is constant: give loss= the function "
+                    "loss=cross_entropy for a model with one output, for which it is constant: give loss= the function "
                     "to train by, for example torch.nn.functional.mse_loss or binary_cross_entropy_with_logits"
                 )
             _check_labels(known["input"], target)
@@ -164,7 +164,7 @@ class Calls(TorchFunctionMode):
 
 
 def _check_labels(output: torch.Tensor, target: torch.Tensor) -> None:
-    """Refuse labels of a dtype or shape that a loss over classes does not take; of floats it takes probabilities."""
+    """Refuse labels of a dtype or shape that a loss over classes does not take; floats must be probabilities."""
     if target.is_floating_point():
         if target.shape != output.shape:
             raise ArgumentError(

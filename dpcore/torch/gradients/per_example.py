@@ -3,10 +3,10 @@
 "pairs": the graph of the model's operations runs on a whole micro-batch; it was proved to keep the examples apart
 (`dpcore.torch.gradients.proved`). "one-by-one": the model sees one example after the other, and a row of every gradient is
 formed. For an example i and a point x both give the gradient of ``loss(model(inputs_i[None]), *targets_i[None])``.
-Not by `torch.func.vmap` of the model: it rounds otherwise for another number of examples, and where rounding decides a
-result (the eigenvectors of equal eigenvalues) one example would change the gradients of all others.
-Points are values handed over at the call; the model's own parameters are never changed and nothing is stored on them
-(adding a displacement in place and subtracting it again drifts).
+`torch.func.vmap` of the model is not used: its rounding depends on the number of examples. Where rounding decides a
+result (the eigenvectors of equal eigenvalues), one example would change the gradients of all others. A point's values
+are arguments of the call; the model's own parameters are never changed and nothing is stored on them (adding a
+displacement in place and subtracting it again drifts).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 Loss = Callable[..., torch.Tensor]
 
 WAYS = ("pairs", "one-by-one")
-"""The fast one, and the one that every model bears."""
+"""The fast one, and the one that works for every model."""
 
 
 class PerExampleGradient:
@@ -58,12 +58,13 @@ class PerExampleGradient:
     ``loss(output, *targets)`` is called with batches of one example, so a mean and a sum over the batch are the same.
     `way` is one of `WAYS`; `dpcore.torch.gradients.per_example` chooses it, and proves what "pairs" needs.
 
-    `names` are the parameters' in `named_parameters` order, tied ones once; `draws` says whether model or loss drew
-    random numbers in a call on synthetic examples; `roots` are looked at for state that model and loss keep, and
-    `passed_over` are large objects that are not, such as the data. `example` may be the caller's public examples.
+    `names` are the parameters' names in `named_parameters` order, tied ones once. `draws` says whether model or loss
+    drew random numbers in a call on synthetic examples. `roots` are searched for state that model and loss keep;
+    `passed_over` are large objects that are not searched, such as the data. `example` may be the caller's public
+    examples.
     """
 
-    free = True  # to run the model's code when it likes: of a sharded model no process has all parameters
+    free = True  # may run the model's code at any time; not for a sharded model, all of whose parameters no process has
 
     def __init__(self, model: torch.nn.Module, loss: Loss, way: str = "pairs") -> None:
         if not isinstance(model, torch.nn.Module):
@@ -86,7 +87,7 @@ class PerExampleGradient:
         self._synthetic = False
         self._device = next(model.parameters(), torch.empty(0)).device
         self.autocast = precision.around(self._device)  # of the forward pass
-        self._given = False  # whether it was given, whatever is around
+        self._given = False  # whether the caller chose it; the surrounding autocast then does not count
         self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         if not self.names:
             raise ArgumentError(
@@ -121,20 +122,20 @@ class PerExampleGradient:
 
         `point` has a value for each of `names`; it need not be the model's present parameters. The same `seed` gives
         the same dropout masks for the same batch at another point, as two-point queries need. A `synthetic` batch is
-        made up, so that an error may quote torch's words; of private data they may show values. Where passes are
-        `repeated`, the blocks of a `regular` micro-batch lie where those of the next one of the same name will be.
+        made up, so an error may quote torch's words, which may show values. If passes are `repeated`, the blocks of a
+        `regular` micro-batch lie where those of the next one of the same name will be.
         """
         self._calls += not synthetic
-        # Where a proved graph runs, no Python code does that could keep anything.
+        # With a proved graph no Python code runs that could keep anything.
         if synthetic or self._calls & (self._calls - 1) or self.way == "pairs":
             return self._gradients(point, batch, seed, synthetic, regular)
-        # Calls 1, 2, 4, 8, ... are looked at: what synthetic examples did not provoke shows on the first real ones.
+        # Calls 1, 2, 4, 8, ... are checked: real examples may provoke what synthetic ones did not.
         before = self.held()
         result = self._gradients(point, batch, seed, synthetic)
         after = self.held()
         if before.changed(after) is not None:
             before.restore()
-            # What follows from parameters and shapes alone is left by made-up examples as well.
+            # State that follows from parameters and shapes alone is also left by made-up examples.
             self._gradients(point, self._made_up(batch), seed, synthetic=True)
             path = after.changed(self.held())
             if path is not None:
@@ -143,7 +144,7 @@ class PerExampleGradient:
         return result
 
     def _made_up(self, batch: Tree) -> Tree:
-        """Return a batch of as many examples with none of its values."""
+        """Return a batch of the same form and size, without the values."""
         if isinstance(self.example, batches.Public):
             return batches.synthetic(self.example, batches.size(batch))
         return batches.tree_map(torch.zeros_like, batch)
@@ -154,7 +155,7 @@ class PerExampleGradient:
         return tuple(dict.fromkeys(source.operation for program in programs for source in program.sources[place]))
 
     def held(self) -> Snapshot:
-        """Return what model and loss hold at this moment, beside parameters."""
+        """Return the present state of model and loss, parameters excluded."""
         return Snapshot(self.roots, [*self.model.parameters(), *self.passed_over])
 
     def _gradients(
@@ -183,11 +184,11 @@ class PerExampleGradient:
         return guarded(lambda: program(*inputs))
 
     def guarded(self, function: Callable[[], T], seed: bytes, synthetic: bool) -> T:
-        """Call a function with the generators set from `seed`; what it raises becomes a sentence of ours."""
+        """Call a function with the generators set from `seed`; its errors become sentences of ours."""
         self._synthetic = synthetic
         device = next(self.model.parameters()).device
         try:
-            # A proved graph has no draw of NumPy or Python.
+            # A proved graph draws nothing by NumPy or Python.
             with seeded(device, seed, others=synthetic or self.way != "pairs") as drew:
                 result = function()
                 if synthetic:
@@ -197,7 +198,7 @@ class PerExampleGradient:
         except FAILURES as cause:
             if is_out_of_memory(cause):
                 raise
-            # Of private data torch's words may show values.
+            # torch's words may show values of private data.
             raise ArgumentError(self._failure(cause, synthetic)) from (cause if synthetic else None)
         return result
 
@@ -236,8 +237,8 @@ def is_compiled(model: torch.nn.Module) -> bool:
 class OneByOne:
     """Rows of the gradients of a model's loss for its trained parameters, which have the names of `values`.
 
-    The examples are taken one after the other, by autograd on batches of one: no example is where another one's gradient
-    is made, and their number and order decide nothing.
+    autograd takes the examples one after the other, as batches of one: no other example is present when a gradient is
+    made, and number and order of the examples do not matter.
     """
 
     def __init__(self, model: nn.Module, loss: ExampleLoss, values: Values) -> None:
@@ -280,10 +281,10 @@ class OneByOne:
 
 @uncollected()
 def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = (), way: str = "auto") -> None:
-    """Take the faster way that this model bears, or the one that is asked for; refuse the model where there is none.
+    """Take the requested way, by default the fastest that works for this model; refuse the model if none does.
 
-    Of the batch `example` only shapes, dtypes and devices are read, unless it is `batches.Public`. The model is looked at
-    in training mode and, last, in the mode it is in, but for `frozen` modules. It is left as it was.
+    Only shapes, dtypes and devices of the batch `example` are read, unless it is `batches.Public`. The model is tried
+    in training mode and then in its present mode, except for `frozen` modules. It is left as it was.
     """
     gradient.example = example
     check_hooks(gradient.model)
@@ -307,14 +308,14 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
 
 
 def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, ...] = ()) -> None:
-    """Capture the model in all modes, and let it run by graphs that are proved to keep the examples apart.
+    """Capture the model in all modes, and prove that its graphs keep the examples apart.
 
     Raises
     ------
     NotProved
         If there is no proof, with the operation and the line of code.
     ArgumentError
-        If the model writes to what it holds, keeps anything, or gives no gradient.
+        If the model writes to its own tensors, keeps anything, or gives no gradient.
     """
     proved, gradient.way = gradient.proved, "pairs"
     for _ in modes(gradient.model, frozen):
@@ -332,18 +333,18 @@ def prove(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module, 
         proved.forget()
         blocks = gradient(gradient.parameters(), made, synthetic=True)
         warnings.warn(
-            f"compile: not done, and the run goes on without ({refusal.__cause__})", SpeedWarning, stacklevel=2
+            f"compile: not done, and the run continues without ({refusal.__cause__})", SpeedWarning, stacklevel=2
         )
-    # The smallest first: rows of a table for each example are many.
+    # The smallest first: each example has many rows of a table.
     if proved.changes_state or not any(b.rows().any() for b in sorted(blocks, key=lambda b: math.prod(b.shape))):
-        # Caches are filled once, which is no fault: the model's own code says what is one.
+        # Filling a cache once is no fault; only the model's own code shows whether it was one.
         gradient.way = WAYS[-1]
         try_state(gradient, example)
         gradient.way = "pairs"
 
 
 def modes(model: nn.Module, frozen: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Put a model into training mode and then into the one that it is in, which parts of it may not share."""
+    """Put a model into training mode, and then into its present mode, which may differ between its parts."""
     if not model.training:
         with in_mode(model, True, frozen):
             yield
@@ -361,7 +362,7 @@ def check_hooks(model: nn.Module) -> None:
 
 
 def check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:
-    """Refuse trained tensors that the model holds, say in a list of layers, and does not know as its parameters."""
+    """Refuse trained tensors that the model keeps, say in a list of layers, without registering them as parameters."""
     for path, value, first in walk({"model": model}, [*model.parameters(), *passed_over]):
         if isinstance(value, torch.Tensor) and not first and value.requires_grad and value.is_leaf:
             raise ArgumentError(
@@ -372,11 +373,12 @@ def check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:
 
 
 def try_state(gradient: PerExampleGradient, example: Tree) -> None:
-    """Differentiate unlike examples, from the same start and one after the other: all must leave the same.
+    """Differentiate unlike examples, from one start and one after the other: all must leave the same state.
 
-    What is filled once, from shapes alone, does. It must not tell the first example from later ones, either.
+    A cache filled once, from shapes alone, passes. The first example must not be treated otherwise than later ones,
+    either.
     """
-    whole = Snapshot(gradient.roots, gradient.passed_over)  # with parameters: here the model's own code runs
+    whole = Snapshot(gradient.roots, gradient.passed_over)  # parameters included, since the model's own code runs here
     try:
         _compare(gradient, example)
     finally:
@@ -393,7 +395,7 @@ def _compare(gradient: PerExampleGradient, example: Tree) -> None:
     start.restore()
     try:
         others = gradient(point, trial_batch(example, 3, other=True, label=1), synthetic=True)
-    except ArgumentError:  # 1 may be no label of this loss; all else comes up again
+    except ArgumentError:  # 1 may be no label of this loss; any other error comes up again
         others = gradient(point, trial_batch(example, 3, other=True), synthetic=True)
     if not any(block.rows().any() for block in (*first, *others)):
         raise ArgumentError(
@@ -411,5 +413,5 @@ def _compare(gradient: PerExampleGradient, example: Tree) -> None:
         then, before = now.rows(), once.rows()
         largest = before.nan_to_num(0, 0, 0).abs().max().item()
         if not torch.allclose(then, before, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
-            told = "depends on whether others came before it; model and loss must not tell the first from later ones"
-            raise ArgumentError(f"gradient of {name!r} of one example: {told}")
+            why = "depends on whether others came before it; model and loss must not tell the first from later ones"
+            raise ArgumentError(f"gradient of {name!r} of one example: {why}")

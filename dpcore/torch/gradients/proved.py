@@ -1,4 +1,4 @@
-"""A proved graph as it runs: operands of the examples' gradients, for any number of examples."""
+"""Proved graphs as they run: they give the operands of the examples' gradients, for any number of examples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MASKED = {
     "convolution_backward", "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
     "_fused_rms_norm_backward",
 }  # fmt: skip
-"""Operations that give a parameter's gradient beside that of their input, unless told not to."""
+"""Operations that give a parameter's gradient in addition to that of their input, unless it is turned off."""
 
 
 _SQUEEZED = torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim
@@ -48,10 +48,10 @@ Gathers = Callable[[Graph, list[Node]], None]
 
 
 class Program:
-    """Blocks of the examples' gradients, of a graph that is proved to keep the examples apart, or NotProved is raised.
+    """Makes blocks of the examples' gradients by a proved graph; raises NotProved if there is no proof.
 
-    Nothing of the captured graph is changed. `gathers`, given the graph that runs and its placeholders, puts what gathers
-    a sharded model's parameters into it.
+    The captured graph is not changed. `gathers` takes the graph that runs and its placeholders, and inserts the
+    operations that gather a sharded model's parameters.
     """
 
     def __init__(self, captured: Captured, gathers: Gathers | None = None, lean: bool = False) -> None:
@@ -81,7 +81,7 @@ class Program:
         self.classes: int | None = None  # of the model's output, under a loss over classes
         self.held_names = captured.held
         self.operations = sum(node.op == "call_function" for node in graph.nodes)
-        # A tensor that lies in a closure belongs to one model.
+        # A tensor in a closure belongs to one model.
         self.shareable = gathers is None and not any(node.op == "get_attr" for node in graph.nodes)
         self._device = places[0].meta["val"].device
         self._module = self._rewritten(captured, operands, marks)
@@ -97,7 +97,7 @@ class Program:
     def __call__(
         self, point: Sequence[torch.Tensor], held: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]
     ) -> list[Block]:
-        """Return one block for each parameter; what is given are `Inputs`."""
+        """Return one block for each parameter; the arguments are `Inputs`."""
         examples = len(batch[0])
         if examples == 0:
             return [Rows(torch.zeros(0, math.prod(shape), device=self._device)) for shape in self.shapes]
@@ -107,13 +107,13 @@ class Program:
     def compile(self) -> None:
         """Let torch.compile make kernels of the graph, one set for all numbers of examples above 1.
 
-        Random numbers are drawn as without, so that a seed gives the same masks.
+        A seed gives the same masks as without torch.compile.
         """
         self.run = torch.compile(self._module, dynamic=True, options={"fallback_random": True})
 
     @cached_property
     def obstacle(self) -> str | None:
-        """Why it cannot be repeated by kernels of one device alone: the host would read or draw a value, and once."""
+        """Why kernels of one device alone cannot repeat it: the host would read or draw a value, and only once."""
         for node in self._module.graph.nodes:
             for value in tree_leaves(node.meta.get("val")) if node.users else ():
                 if not isinstance(value, torch.Tensor):
@@ -126,7 +126,7 @@ class Program:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What a call takes of memory, and the sum over its blocks."""
+        """The memory of a call and of the sum over its blocks."""
         return Footprint.of(self._module.graph, self.count, self.blocks)
 
     @cached_property
@@ -137,7 +137,7 @@ class Program:
         return max((shape_of(node)[0] // self.count for node in products), default=1)
 
     def _as_written(self) -> AbstractContextManager[None]:
-        """Leave out autocast, whose casts are operations of the graph."""
+        """Turn autocast off: its casts are operations of the graph."""
         kind = self._device.type
         return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -154,7 +154,7 @@ class Program:
     def _rewritten(self, captured: Captured, operands: list[Node], marks: dict[Node, Any]) -> GraphModule:
         """Return the graph that gives the operands, for the number of examples that is its first argument.
 
-        A size that counts examples is k times their number, for the k that it had when the graph was captured.
+        A size that counts examples is k times their number, with the k of the capture.
         """
         needed, pending = set[Node](), list(operands)
         fixed = set(captured.places[: len(captured.places) - captured.batch])  # lie as when the graph was captured
@@ -199,7 +199,7 @@ class Program:
                     args = map_arg(args, copied)
                 target = _RUN.get(node.target, node.target)
                 copies[node] = graph.call_function(target, args, kwargs)
-                if "empty" in name_of(node.target):  # what lay in that memory may be of other examples
+                if "empty" in name_of(node.target):  # that memory may have had other examples' numbers
                     copies[node] = graph.call_function(torch.ops.aten.zero.default, (copies[node],))
             else:
                 continue
@@ -209,7 +209,7 @@ class Program:
 
 
 def _named(node: Node, copied: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return an operation's arguments, with sizes for another number of examples; numbers that are no sizes stay."""
+    """Return an operation's arguments, with sizes for another number of examples; other numbers stay."""
     name, schema = name_of(node.target), node.target._schema  # type: ignore[union-attr]
 
     def own(argument: str, tree: Any) -> Any:
@@ -217,7 +217,7 @@ def _named(node: Node, copied: Callable[[Any], Any]) -> tuple[tuple[Any, ...], d
             return copied(tree)
         return map_arg(tree, copied)
 
-    if name == "squeeze":  # of one example the examples' dimension has size 1, and stays
+    if name == "squeeze":  # a single example's dimension has size 1, and stays
         shape = shape_of(node.args[0])
         dims = [d % len(shape) for d in _dims(node, len(shape))]
         return (copied(node.args[0]), [d for d in dims if shape[d] == 1]), {}
@@ -231,7 +231,7 @@ def _dims(node: Node, rank: int) -> Sequence[int]:
 
 
 def _without_sums(node: Node, args: tuple[Any, ...], marks: Any) -> tuple[Any, ...]:
-    """Let an operation leave out the gradients of parameters, whose operands are taken in their place."""
+    """Let an operation leave out the gradients of parameters, which their operands replace."""
     if name_of(node.target) not in _MASKED or not isinstance(marks, list) or SUM not in marks:
         return args
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -241,7 +241,7 @@ def _without_sums(node: Node, args: tuple[Any, ...], marks: Any) -> tuple[Any, .
 
 
 Inputs = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]]
-"""Values of the trained parameters, what the model holds else, and the batch's tensors."""
+"""Values of the trained parameters, the model's other tensors, and the batch's tensors."""
 
 _FORMS = 8
 """Graphs of this many forms of batch and modes are kept at one time."""
@@ -250,9 +250,9 @@ _FORMS = 8
 class ProvedGradient:
     """The graphs of a model's loss, by the forms of batches and the modes of the model.
 
-    `loss` is the user's own, which tells equal models from others, and `loss_of` that of one example's output and its
-    targets. `values` put the trained parameters in place, and `held` snapshots what model and loss hold. `prove`, and
-    `current` for a batch of another form, raise NotProved where there is no proof, with the operation and the line.
+    `loss` is the user's own, by which equal models are recognized; `loss_of` is that of one example's output and its
+    targets. `values` put the trained parameters in place, and `held` snapshots the state of model and loss. `prove`,
+    and `current` for a batch of another form, raise NotProved if there is no proof, with the operation and the line.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class ProvedGradient:
         self.lean = False  # whether heads are taken without their logits
         self.compiled = False  # whether torch.compile makes kernels of the graphs
         self.precision: torch.dtype | None = None  # see `dpcore.torch.model.precision`
-        self.changes_state = False  # whether the code changed anything that lasts while it was captured
+        self.changes_state = False  # whether the code changed anything lasting during the capture
 
     @property
     def draws(self) -> bool:
@@ -285,7 +285,7 @@ class ProvedGradient:
         return self._program(self._form(batch), batch)
 
     def current(self, point: Sequence[torch.Tensor], batch: Tree, real: bool) -> tuple[Program, Inputs]:
-        """Return the graph for a batch, and what it takes; `real`: the batch is of the data, and no made-up one."""
+        """Return the graph for a batch, and its inputs; `real`: the batch is of the data, not made up."""
         form = self._form(batch)
         self._calls += real
         if real and form in self.programs and _is_power_of_four(self._calls):
@@ -294,11 +294,11 @@ class ProvedGradient:
         return program, (point, self._held(program), list(batches.leaves(batch)))
 
     def digest(self) -> str:
-        """Return what tells the model's graphs, and the values of their constants, from those of another model or loss."""
+        """Return a digest of the model's graphs and their constants; another model or loss has another one."""
         return " ".join(program.digest for program in self.programs.values())
 
     def _form(self, batch: Tree) -> Hashable:
-        """Return all that a graph depends on but values: the batch's form, and what the modules' Python code reads."""
+        """Return all that a graph depends on, values excluded: the batch's form, and the modules' Python state."""
         return cache.structure(batch), cache.python_state([self.model, self.loss])
 
     def _program(self, form: Hashable, batch: Tree) -> Program:
@@ -356,9 +356,9 @@ class ProvedGradient:
         self.programs, self._readers = {}, {}
 
     def _check_current(self, form: Hashable, batch: Tree) -> None:
-        """Capture the model again, and refuse one that computes something else by then.
+        """Capture the model again, and refuse it if it now computes something else.
 
-        It would be no leak: what runs is the graph that was proved. But it would be another model than the user's.
+        It would be no leak, since the proved graph runs. But it would be another model than the user's.
         """
         if self._proved(batch).digest != self.programs[form].digest:
             raise ArgumentError(
@@ -367,7 +367,7 @@ class ProvedGradient:
             )
 
     def _held(self, program: Program) -> list[torch.Tensor]:
-        """Return what the graph reads of the model beside trained parameters, as it is now."""
+        """Return the present values of the model's tensors that the graph reads, trained parameters excluded."""
         readers = self._readers.get(program)
         if readers is None:
             readers = []
@@ -384,7 +384,7 @@ def _is_power_of_four(number: int) -> bool:
 
 
 def _changed(before: Snapshot, snapshot: Callable[[], Snapshot]) -> bool:
-    """Whether something lasting is otherwise; what holds tensors without values cannot be compared, and is."""
+    """Whether something lasting changed; tensors without values cannot be compared, and count as changed."""
     try:
         return before.changed(snapshot()) is not None
     except Exception:  # noqa: BLE001 - such tensors raise of many kinds

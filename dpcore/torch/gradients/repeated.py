@@ -1,8 +1,8 @@
 """A model's proved graphs, repeated as CUDA graphs.
 
-A proved graph is a list of operations on tensors that are given: no Python decides anything in between, nothing else
-is read, and random numbers are drawn by torch's generator. So a replay on other values is the graph itself, where all of
-it is on one device. What the backend captures, and where its inputs lie, is in `dpcore_triton.passes`.
+A proved graph is a list of operations on its inputs: no Python decides anything in between, nothing else is read, and
+torch's generator draws the random numbers. So a replay on other values is the graph itself, if all of it is on one
+device. `dpcore_triton.passes` says what the backend captures, and where its inputs lie.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpcore.torch.gradients.proved import Inputs, Program
 from dpcore.torch.model.functional import Values
 
 CAPTURES = 8
-"""So many at first, and one more for each so many replays: a capture waits for the device."""
+"""Captures allowed at first, and replays that allow one more: a capture waits for the device."""
 
 
 class RepeatedPasses:
@@ -37,9 +37,9 @@ class RepeatedPasses:
         inputs: Inputs,
         guarded: Callable[[Callable[[], Any]], Any],
     ) -> list[Block]:
-        """Return ``program(*inputs)`` as it is inside of `guarded`, which sets the generators.
+        """Return ``program(*inputs)``, run inside of `guarded`, which sets the generators.
 
-        The result lies where that of the next call of the same name and form will be.
+        The result lies where that of the next call with the same name and form will be.
         """
         if self.refused is None and program.obstacle is not None:
             self._refuse(program.obstacle)
@@ -48,7 +48,7 @@ class RepeatedPasses:
             found = guarded(lambda: program(*inputs))
             return found
         point, held, batch = inputs
-        # Values that were made for this call lie elsewhere at the next one: they are handed over with the batch.
+        # Values made for this call will lie elsewhere at the next one: they are passed like the batch.
         lasting = {parameter.data_ptr() for parameter in self._values.parameters()}
         made = [place for place, value in enumerate(point) if value.data_ptr() not in lasting]
         given = [*batch, *(point[place] for place in made)]
@@ -72,7 +72,7 @@ class RepeatedPasses:
             self._replayed += 1
             found = guarded(lambda: one.replay(given))
         else:
-            one.seen = True  # once as ever, so that libraries have what they allocate at a first call
+            one.seen = True  # the first call runs as usual, since libraries allocate in it
             found = guarded(lambda: program(*inputs))
         return found
 

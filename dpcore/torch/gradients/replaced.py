@@ -1,10 +1,11 @@
-"""What stands for some functions of torch while a graph is captured: operations that the proof follows.
+"""Replacements for some functions of torch while a graph is captured: operations that the proof follows.
 
-Bags of embeddings are lookups and sums, each example's own. Recurrent layers are one operation of the graph each: the loop
-over time runs inside of it, in both directions. torch's own layer gives the gradient of its weights summed over the examples, and unrolled it is tens of thousands of
-operations for a sequence of a thousand. Here the products with the input weight are one product of all times; the
-recurrent part is one operation that returns, going back, the gradient by what the gates are made of at every time. The
-gradients of both weights and biases are products and sums of these, outside of it, where the proof finds them.
+Bags of embeddings are lookups and sums, each example's own. A recurrent layer is one operation of the graph, with the
+loop over time inside, in both directions. torch's own layer sums the gradient of its weights over the examples.
+Unrolled it would be tens of thousands of operations for a sequence of a thousand. Here the products with the input
+weight are one product over all times. The recurrent part is one operation; its backward pass returns the gradient by
+the gates' inputs at every time. The gradients of both weights and biases are products and sums of these, outside of the
+operation, where the proof finds them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _forward(
     """Return all outputs (T, N, H), all cells of an LSTM (T, N, H), and the gates after their nonlinearity (T, N, G).
 
     `inputs` (T, N, G) is the inputs' part of the gates, biases included; `weight` (H, G); `bias` (G,) is added to the
-    state's part, which a GRU's reset gate multiplies. Of a GRU the gates end with the state's part of the new one.
+    state's part, which a GRU's reset gate multiplies. A GRU's gates end with the state's part of the new gate.
     """
     times, examples, width = inputs.shape
     size = hidden.shape[-1]
@@ -169,7 +170,7 @@ class _Recurrence(torch.autograd.Function):
             ctx.kind, gradient, last_hidden, last_cell, outputs, cells, gates, hidden, cell, weight, bias, ctx.back
         )
         inner = inner if ctx.kind == "gru" else into
-        # The state before each time: the first one, and the outputs but for the last.
+        # The state before each time: the first state, then all outputs but the last.
         states = torch.cat((outputs[1:], hidden) if ctx.back else (hidden, outputs[:-1]))
         by_weight = states.flatten(0, 1).t() @ inner.flatten(0, 1) if ctx.needs_input_grad[4] else None
         by_bias = inner.sum((0, 1)) if ctx.needs_input_grad[5] else None
@@ -222,7 +223,7 @@ def layer_of(kind: str, x: Tensor, states: Sequence[Tensor], weights: Sequence[T
         inputs, inner = F.linear(x, w_ih, None if b_ih is None else b_ih + b_hh), w_hh.new_zeros(w_hh.shape[0])  # type: ignore[operator]
     hidden = states[0]
     cells = states[1] if len(states) > 1 else torch.zeros_like(hidden)
-    inputs, hidden, cells = (each.to(w_hh.dtype) for each in (inputs, hidden, cells))  # autocast makes 16 bits of some
+    inputs, hidden, cells = (each.to(w_hh.dtype) for each in (inputs, hidden, cells))  # autocast casts some
     return _Recurrence.apply(kind, inputs, hidden, cells, w_hh.t(), inner, backward)  # type: ignore[no-untyped-call]
 
 
@@ -232,14 +233,14 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return what ``torch.nn.functional.embedding_bag`` does for bags (N, T): the sum of found rows, or their mean."""
+    """Return the result of ``torch.nn.functional.embedding_bag`` for bags (N, T): the sum or the mean of their rows."""
     if input.dim() != 2 or mode == "max" or max_norm is not None or scale_grad_by_freq:
         raise NotCaptured("embedding_bag has a rule for bags of one length alone, summed or averaged, of a fixed table")
     found = F.embedding(input, weight)
     kept = torch.ones_like(input) if padding_idx is None else input != padding_idx % len(weight)
     factors = kept.to(found.dtype) if per_sample_weights is None else kept * per_sample_weights
     total = (found * factors.unsqueeze(2)).sum(1)
-    # Of a bag of padding alone the mean is 0.
+    # The mean of a bag with nothing but padding is 0.
     return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -248,4 +249,4 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     **{getattr(torch._VF, kind): partial(layers, kind) for kind in GATES},
     **{getattr(torch._VF, f"{kind}_cell"): partial(cell, kind) for kind in GATES},
 }
-"""What is called in the place of torch's functions while a graph is captured."""
+"""Replacements for torch's functions while a graph is captured."""

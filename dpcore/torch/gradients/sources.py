@@ -1,11 +1,11 @@
 """From a proved graph to blocks: each example's part of a gradient, found where the examples were added up.
 
 In the graph of a plain step a parameter's gradient ends in an operation that adds the examples up: ``e^T a`` for a weight,
-``sum(e)`` for a bias. The operation itself is not run. Its operands are what a block of the clip stage is made of
-(`dpcore.stages.clipping.blocks`): norms and the clipped sum take its place.
+``sum(e)`` for a bias. The operation itself is not run. Its operands make a block of the clip stage
+(`dpcore.stages.clipping.blocks`), from which norms and the clipped sum are taken.
 
-What the graph does to such a sum before it is the gradient (a transposition, the way back through a normalized weight) is
-done to each example's part: to the operands where they can carry it, else to the part itself.
+The graph may change such a sum before it is the gradient (a transposition, the way back through a normalized weight).
+The same is done to each example's part: to its operands if that is possible, otherwise to the part itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dpcore.torch.gradients.errors import NotProved
 
 Tensor = torch.Tensor
 
-# From this many rows of an example on, its matrix is formed where it is at most _ROWS times as large as the rows of both
-# sides: one product forms it, where norms and sums by pairs take one each.
+# From this number of rows of an example on, its matrix is formed if it is at most _ROWS times as large as the rows of
+# both sides. One product forms it; norms and sums by pairs take one product each.
 _MANY, _ROWS = 24, 1.75
 
 _VIEWS = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
 RESHAPED: dict[Any, Any] = dict.fromkeys(_VIEWS, torch.ops.aten.reshape.default)
-"""What runs in the place of a view: a kernel may lay a tensor out in memory otherwise than was foretold for the capture."""
+"""Operations in the place of views: a kernel may lay a tensor out in memory otherwise than in the capture."""
 
 
 class Source(NamedTuple):
-    """One part of a parameter's gradient: the values that it is made of, and what makes a block of them."""
+    """One part of a parameter's gradient: its values, and the function that makes a block of them."""
 
     values: tuple[Node, ...]
     block: Callable[[Sequence[Tensor], int], Block]
@@ -45,13 +45,13 @@ class Source(NamedTuple):
 
 
 class Finder:
-    """Finds the sources of gradients in a graph whose values have these `marks` and were captured at `count` examples."""
+    """Finds the sources of gradients in a graph with these `marks`, captured at `count` examples."""
 
     def __init__(self, marks: dict[Node, Any], ends: Sequence[Node], count: int) -> None:
         self.marks, self.ends, self.count = marks, set(ends), count
 
     def sources(self, gradient: Node | None, shape: Sequence[int]) -> list[Source]:
-        """Return the sources of the gradient of a parameter of this shape; none where it is 0."""
+        """Return the sources of the gradient of a parameter of this shape; none if it is 0."""
         if gradient is None or is_zero(gradient):
             return []
         if self.marks[gradient] is None:
@@ -65,7 +65,7 @@ class Finder:
         return found
 
     def _parts(self, node: Node) -> list[tuple[Node, list[Node | _Piece]]]:
-        """Return the ends that a gradient is the sum of, each with the operations from there on, in order."""
+        """Return the ends whose sum a gradient is, each with the operations that follow it, in order."""
         if self._end(node) is not None:
             return [(node, [])]
         taken = [i for i in node.all_input_nodes if self.marks[i] is SUM]
@@ -90,7 +90,7 @@ class Finder:
         return [(end, [*chain, node]) for end, chain in self._parts(taken[0])]
 
     def _end(self, node: Node) -> tuple[Node, int] | None:
-        """Return the operation of which a node is an end, and which of its results it is."""
+        """Return the operation whose result a node is, and which of its results."""
         if node in self.ends:
             return node, 0
         if getattr(node.target, "__name__", "") == "getitem" and node.args[0] in self.ends:
@@ -98,7 +98,7 @@ class Finder:
         return None
 
     def _plain(self, end: Node, chain: Sequence[Node | _Piece]) -> Source | None:
-        """Return the source of an end that is the gradient as it is, in the same order in memory."""
+        """Return the source of an end that is the gradient itself, in the same order in memory."""
         if self._end(end) is None or any(
             isinstance(node, _Piece) or name_of(node.target) not in SAME_ORDER for node in chain
         ):
@@ -116,10 +116,10 @@ class Finder:
         return source or _general(op, which)
 
     def _linear(self, end: Node, chain: Sequence[Node | _Piece], shape: Sequence[int]) -> Source | None:
-        """Return the source of a matrix product, where what follows can be done to its factors.
+        """Return the source of a matrix product, if its factors can take the operations that follow.
 
-        `sides` says of each dimension of the present value whether it is the product's rows (0), its columns (1), or of
-        size 1 (None).
+        `sides` says for each dimension of the present value whether it is the product's rows (0), its columns (1), or
+        has size 1 (None).
         """
         found = self._end(end)
         if found is None or name_of(found[0].target) not in ("mm", "bmm"):
@@ -172,7 +172,7 @@ class Finder:
         return Source((left, right), block, "linear")  # type: ignore[arg-type]
 
     def _carried(self, gradient: Node, shape: Sequence[int]) -> Source:
-        """Return the source of a gradient that several ends lead to, or that an end leads to by other operations.
+        """Return the source of a gradient with several ends, or with other operations between an end and it.
 
         Those operations run on each example's parts, by vmap.
         """
@@ -222,12 +222,13 @@ class Finder:
 
 
 def lies_anyhow(operation: Any) -> bool:
-    """Whether an operation's kernels go by the strides of whatever they are given: views, and what is entry by entry.
+    """Whether an operation's kernels follow the strides of their arguments, as views and operations entry by entry do.
 
     Others may read memory in the order of the indices, whatever the strides say: `native_group_norm_backward` does on a
-    CPU. There other examples' numbers may lie. torch's own backward pass makes such tensors contiguous where they are not,
-    and so does the graph, but for the strides of its capture, which tensors without values had. Kernels give others at
-    times, and users give batches of others. So every other operation gets tensors that lie as they did then.
+    CPU. Other examples' numbers may lie there. torch's own backward pass makes such tensors contiguous if they are not,
+    and so does the graph, but for the strides of its capture, which tensors without values had. Kernels sometimes
+    return other strides, and users' batches may have other ones. So every other operation gets tensors that lie as they
+    did then.
     """
     if not hasattr(operation, "_schema"):
         return True
@@ -236,7 +237,7 @@ def lies_anyhow(operation: Any) -> bool:
 
 
 def as_captured(copy: Node, node: Node) -> Node:
-    """Return a value of the graph that runs, in memory as it lay when the graph was captured, if that had no gaps."""
+    """Return a value with the layout in memory that it had when the graph was captured, if that had no gaps."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.dim():
         return copy
@@ -256,7 +257,7 @@ def as_captured(copy: Node, node: Node) -> Node:
 
 
 class _Piece(NamedTuple):
-    """A value that is a part of what an operation gives: from `start` on along `dim`."""
+    """A value that is a part of an operation's result: from `start` on along `dim`."""
 
     node: Node
     dim: int
@@ -264,7 +265,7 @@ class _Piece(NamedTuple):
 
 
 def _sliced(node: Node) -> _Piece | None:
-    """Return where the gradient of a slice lies; None where it has gaps."""
+    """Return where the gradient of a slice lies; None if it has gaps."""
     given: Any = (*node.args, 1)[:6]
     size, dim, start, step = given[1], given[2] % len(shape_of(node)), given[3] or 0, given[5]
     start = max(start + size[dim], 0) if start < 0 else start
@@ -275,7 +276,7 @@ SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_co
 
 
 def stacked(tensor: Tensor, mark: Axis, examples: int) -> Tensor:
-    """Return a tensor's rows as (B, T, ...): the examples first, with what each has along their dimension."""
+    """Return a tensor's rows as (B, T, ...): the examples first, then each one's T entries along their dimension."""
     moved = tensor.movedim(mark.dim, 0)
     if mark.outer == 1:
         return moved.unflatten(0, (examples, mark.inner))  # type: ignore[no-untyped-call, no-any-return]
@@ -286,7 +287,7 @@ def stacked(tensor: Tensor, mark: Axis, examples: int) -> Tensor:
 def product(rows: Tensor, columns: Tensor) -> Block:
     """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, q) and (B, T, p).
 
-    Its rows where they are small, as those of a vector always are, its pairs where not.
+    Rows if they are small, as those of a vector always are; otherwise pairs.
     """
     times, q, p = rows.shape[1], rows.shape[2], columns.shape[2]
     if min(q, p) == 1 or (times >= _MANY and q * p <= _ROWS * times * (q + p)):
@@ -307,7 +308,7 @@ def _of_sum(op: Op, _: int) -> Source:
     mark: Any = op.mark("self")
     rank = op.rank("self")
     dims = [d % rank for d in op.arguments.get("dim") or range(rank)]
-    # After `stacked` the examples are dimension 0 and what each has along theirs is dimension 1.
+    # After `stacked` the examples are dimension 0, and each example's entries are dimension 1.
     others = [d for d in range(rank) if d != mark.dim]
     gone = (1, *(2 + others.index(d) for d in dims if d != mark.dim))
 
@@ -329,7 +330,7 @@ def _of_convolution(op: Op, which: int) -> Source:
         gradient = values[0]
         if which == 2:
             return Rows(stacked(gradient, mark, examples).flatten(3).sum((1, 3)))
-        # Each example's rows side by side, where they lay apart.
+        # Each example's rows side by side, if they lay apart.
         x, gradient = (stacked(value, mark, examples).flatten(0, 1) for value in (values[1], gradient))
         return weight_block(shape, x.to(gradient.dtype), gradient, examples, *form)
 
@@ -407,7 +408,7 @@ _MOVES = {*SAME_ORDER, "expand", "t", "transpose", "permute", "select_backward",
 
 
 def is_zero(node: Node) -> bool:
-    """Whether a value is made as 0 everywhere."""
+    """Whether a value is 0 everywhere by construction."""
     while node.op == "call_function" and name_of(node.target) in _MOVES:
         node = node.args[0]  # type: ignore[assignment]
     if node.op != "call_function":
@@ -458,4 +459,4 @@ MAKERS: dict[str, Callable[[Op, int], Source | None]] = {
     "embedding_dense_backward": _of_embedding,
     "index_put": _of_index,
 }
-"""What makes the source of an operation that adds examples up, and of which of its results; `_general` else."""
+"""The function that makes the source of an operation's result; `_general` for operations that are not listed."""

@@ -323,7 +323,11 @@ def test_a_sampler_is_made_by_name_and_again_from_what_it_says(name: str) -> Non
         assert sampler(spelling, dataset_size=110, batch_size=10.0, **settings, sample_rate=None) == expected
     assert from_description(json.loads(json.dumps(expected.describe()))) == expected
     assert foreign(expected) is None
-    assert foreign(UserSampler(expected, [i % 110 for i in range(200)], 2)) is None
+    users = UserSampler(expected, [i % 110 for i in range(200)], 2)
+    again = from_description(json.loads(json.dumps(users.describe())))
+    assert again == users
+    assert again.describe() == users.describe()
+    assert foreign(again) is foreign(users) is None
 
 
 @pytest.mark.parametrize(("name", "given", "said"), [

@@ -326,8 +326,8 @@ def test_an_example_without_a_label_to_learn_from_contributes_exactly_nothing() 
         (model(), (DATA[0], DATA[1].float()), "must be numbers of classes, labels.long()"),
         (model(), (DATA[0], DATA[1].int()), r"labels of dtype torch.int32: must be of int64, labels.long\(\)"),
         (model(), (DATA[0], DATA[1][:, None]), r"labels of shape \(n, 1\): must be \(n,\).*labels.squeeze\(1\)"),
-        (nn.Linear(5, 1), (DATA[0], DATA[1].float()), "one output, of which it is constant: give loss="),
-        (nn.Linear(5, 1), (DATA[0], DATA[0][:, :1]), "one output, of which it is constant: give loss="),
+        (nn.Linear(5, 1), (DATA[0], DATA[1].float()), "one output, for which it is constant: give loss="),
+        (nn.Linear(5, 1), (DATA[0], DATA[0][:, :1]), "one output, for which it is constant: give loss="),
     ],
 )
 def test_a_forgotten_loss_is_said_to_be_missing(net: nn.Module, data: Any, words: str) -> None:

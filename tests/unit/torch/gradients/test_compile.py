@@ -69,7 +69,7 @@ def test_where_compilation_fails_the_run_goes_on_without(monkeypatch: pytest.Mon
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: broken)
-    with pytest.warns(SpeedWarning, match=r"compile: not done, and the run goes on without \(no compiler\)"):
+    with pytest.warns(SpeedWarning, match=r"compile: not done, and the run continues without \(no compiler\)"):
         private = run(model(), compile=True)
     assert not private._engine.gradient.proved.compiled
 
