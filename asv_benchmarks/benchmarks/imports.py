@@ -9,6 +9,9 @@ class Import:
     def timeraw_dpcore(self) -> str:
         return "import dpcore"
 
+    def timeraw_all_names(self) -> str:
+        return "from dpcore import *"
+
     def timeraw_numpy_and_scipy(self) -> str:
         return "import numpy, scipy"
 
