@@ -42,9 +42,10 @@ def linear_sums(
     weights: Sequence[torch.Tensor],
     out: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor | None] | None = None,
+    longest: Sequence[float] | None = None,
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sums`."""
-    reference.linear_sums(_viewed(layers), view(weights), view(out), view(scales), arithmetic=TORCH)
+    reference.linear_sums(_viewed(layers), view(weights), view(out), view(scales), longest, arithmetic=TORCH)
 
 
 def _viewed(layers: Sequence[LinearPairs[torch.Tensor]]) -> list[LinearPairs[Floats]]:

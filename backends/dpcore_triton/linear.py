@@ -10,8 +10,9 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_pairs import check_layers, check_sums
+from dpcore.spec.contributions import WIDEST_SLICED
 from dpcore.spec.pair_ops import LinearPairs
-from dpcore_triton import core_linear
+from dpcore_triton import core_linear, slices
 from dpcore_triton.chips import Chip, chip_of
 from dpcore_triton.cores import SIDE as CORE_SIDE
 from dpcore_triton.cores import WIDEST, gram_bound, rounding, tiles_bound
@@ -43,6 +44,8 @@ FEW_POSITIONS = 8
 GRAM_POSITIONS = 256
 # Examples of one position whose rows are loaded together.
 TOGETHER = 2
+# Bytes that pass through memory for a number of float32 and its factor: read, written, read again.
+MOVED = 8
 
 
 def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -> tuple[Tensor, ...]:
@@ -73,16 +76,20 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     return norms_of(given.parts, sums, squares, lengths)
 
 
-def _ways(layers: Sequence[LinearPairs[Tensor]], scales: Scales) -> tuple[list[LinearPairs[Tensor]], list[str]]:
+def _ways(
+    layers: Sequence[LinearPairs[Tensor]], scales: Scales, *, sliced: bool = False
+) -> tuple[list[LinearPairs[Tensor]], list[str]]:
     """Return how each layer is multiplied, and layers in a dtype that this takes: one, and float32 for float64."""
     chip, given = chip_of(layers[0].inputs[0].device), [None] * len(layers) if scales is None else scales
-    ways = [way_of(layer, chip, scaled=scale is not None) for layer, scale in zip(layers, given, strict=True)]
+    ways = [
+        way_of(layer, chip, scaled=scale is not None, sliced=sliced) for layer, scale in zip(layers, given, strict=True)
+    ]
     return [_read_as(layer, way) for layer, way in zip(layers, ways, strict=True)], ways
 
 
 def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
     """Return the layer with its arrays of 16 bits in float32, where the way reads no others."""
-    if "core" in way and not _split(layer):
+    if ("core" in way or way == "slices") and not _split(layer):
         return layer
     # Float64 is left for the refusal.
     sides = [[x.float() if x.dtype in KINDS else x for x in side] for side in (layer.inputs, layer.gradients)]
@@ -95,8 +102,10 @@ def _split(layer: LinearPairs[Tensor]) -> bool:
     return len(kinds) > 1 or torch.float32 in kinds
 
 
-def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool) -> str:
+def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool, sliced: bool = False) -> str:
     """Return how a layer's norms are taken. Where it is on tensor cores, so are its sums.
+
+    If sums may be `sliced`, return how one position is added; its norms are float64 all the same.
 
     It follows from shapes, dtype and chip, and not from the number of examples. Scaled layers, whose terms' norms take
     as many products as v itself, one position, and what is to be exact are float64.
@@ -105,7 +114,7 @@ def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool) -> st
     if scaled:
         return "tiles"
     if total == 1:
-        return "one"
+        return "slices" if sliced and _sliced_is_faster(p, q, chip) else "one"
     plain = "gram" if layer.gram or (total <= FEW_POSITIONS and not layer.exact) else "tiles"
     if chip is None or layer.exact or 0 in sizes or max(p, q) > WIDEST:
         return plain
@@ -117,6 +126,17 @@ def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool) -> st
     rows, wide, high = (-(-size // side) * side for size, side in zip(sizes, (DEPTH, SIDE, SIDE), strict=True))
     costs[plain] = (rows * rows / 2 * (p + q) if plain == "gram" else rows * wide * high) / chip.float64
     return min(costs, key=costs.__getitem__)
+
+
+def _sliced_is_faster(p: int, q: int, chip: Chip | None) -> bool:
+    """Return whether four products of bytes, at twice the rate of bfloat16, are, and their factors' memory."""
+    if chip is None or 0 in (p, q) or max(p, q) > WIDEST_SLICED:
+        return False
+    wide, high = (-(-size // slices.SIDE) * slices.SIDE for size in (p, q))
+    factors = MOVED * (p + q) / 2 / chip.bandwidth
+    wide_one, high_one = (-(-size // SIDE) * SIDE for size in (p, q))
+    # Four operations of float64, none of which is a product with an addition.
+    return 4 * wide * high / (2 * chip.bfloat16) + factors < 4 * wide_one * high_one / chip.float64
 
 
 def _units(row: Layer, layer: LinearPairs[Tensor], way: str) -> int:
@@ -147,17 +167,21 @@ def _bound(row: Layer, layer: LinearPairs[Tensor], way: str) -> Bound:
 
 
 def linear_sums(
-    layers: Sequence[LinearPairs[Tensor]], weights: Sequence[Tensor], out: Sequence[Tensor], scales: Scales = None
+    layers: Sequence[LinearPairs[Tensor]],
+    weights: Sequence[Tensor],
+    out: Sequence[Tensor],
+    scales: Scales = None,
+    longest: Sequence[float] | None = None,
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sums`.
 
     A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight and
-    rounded to integers, to the others'. Where T is 1 an example's tile is one column times one row; such layers have a
-    launch, those on tensor cores, and all others.
+    rounded to integers, to the others'. Where T is 1 an example's tile is one column times one row, or a part of a
+    product over all examples: see `dpcore_triton.slices`. Each of these four has a launch, the last one two.
     """
     check_layers(layers, scales)
-    check_sums(layers, weights, out)
-    layers, ways = _ways(layers, scales)
+    check_sums(layers, weights, out, longest)
+    layers, ways = _ways(layers, scales, sliced=longest is not None)
     given = layers_of(layers, scales, [0] * len(layers), halves=True)
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
     factors = [contiguous(own) for own in weights]
@@ -165,9 +189,10 @@ def linear_sums(
     meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
     cores = [core_linear.tiles_of(row.p, row.q) * ("core" in way) for row, way in zip(given.rows, ways, strict=True)]
     core_linear.add_sums(given, cores, own)
+    slices.add_sums(given, [way == "slices" for way in ways], own, longest or ())
     for one in (False, True):
         chosen = [
-            row if "core" not in way and one == (way == "one") else None
+            row if way != "slices" and "core" not in way and one == (way == "one") else None
             for row, way in zip(given.rows, ways, strict=True)
         ]
         units = [0 if row is None else tiles_of(row.p, row.q) for row in chosen]

@@ -7,7 +7,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check import check_count, check_float, check_outputs, dtype_name, read_as
 from dpcore.spec.memory import check_in_place, check_place
 from dpcore.spec.pair_ops import LinearPairs
-from dpcore.spec.validate import number
+from dpcore.spec.validate import number, positive
 
 
 def check_layers(layers: Sequence[LinearPairs[Any]], scales: Sequence[Any] | None) -> None:
@@ -72,10 +72,18 @@ def check_tied(token_gradients: Sequence[Any], inputs: Sequence[Any], gradients:
         check_float(f"gradients[{index}]", gradients[index], None, (*shape[:2], size), halves=True)
 
 
-def check_sums(layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: Sequence[Any]) -> None:
-    """Refuse weights that are not (B,), and outputs that are not contiguous (q p,) of float64 with their own memory."""
+def check_sums(
+    layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: Sequence[Any], longest: Sequence[float] | None
+) -> None:
+    """Refuse weights that are not (B,), outputs that are not contiguous (q p,) of float64 with their own memory, and
+    bounds that are not positive.
+    """
     sizes = [coordinates_of(layer) for layer in layers]
     check_outputs(int(layers[0].inputs[0].shape[0]), sizes, weights, out, "one for each layer")
+    if longest is not None:
+        check_count("longest", longest, len(layers), "one for each layer")
+        for bound in longest:
+            positive(longest=bound)
 
 
 def check_sum(examples: int, coordinates: int, weights: Any, out: Any) -> None:

@@ -14,6 +14,15 @@ k_i and nothing else. It remains to see how long k_i is:
   of a and e, ``|a'_t - 2^F a_t / alpha_t| <= sqrt(p) / 2`` and likewise for e'_t, so that k_i differs from w_i v_i by
   at most ``w_i 2^-F sqrt(p) / 2 sum_t alpha_t |e_t|``, which is in N_i, and ``T sqrt(q) / 2 (2^F + sqrt(p) / 2)``.
 
+- *Linear maps of one row*, with a public L that no ``w_i N_i`` exceeds, may have coarser factors, of two bytes each: 8-bit
+  tensor cores multiply these, four products in all, and add them as 32-bit integers. With R = `LARGEST_FACTOR` and m =
+  `multiple_of` (L), ``a' = nearest(R a / alpha)``, ``e'`` is e times a number, rounded, and ``k_i = m e' a'^T``. So
+  ``||k_i|| = m |e'| |a'|`` with integers e' and a': known before anything is added. Let ``T = w_i |a| |e| / (m |a'|)``.
+  e' is *nearest* of a vector of length ``T - 3/2 - q / 24 T``, which rounding brings to about T. Where that is longer
+  than T, e' is a vector of length T, rounded towards zero, which is not. Hence ``||k_i|| <= w_i N_i``: nothing needs
+  room. ``|a'| >= R (1 - 2^-7)`` up to `WIDEST_SLICED` columns, so that T stays below R. k_i is off from w_i v_i by
+  ``(sqrt(p) + sqrt(q) + 3) m R`` at most: about ``(sqrt(p) + sqrt(q)) 2^-15 L``.
+
 The part that does not grow with w_i is `rounding_of_rows` and `rounding_of_linear`: the clip leaves as much room for it
 (`dpcore.spec.ops.Backend.clip_factors`), so that ``||k_i|| <= C / u``.
 
@@ -34,8 +43,19 @@ FEW_ROWS: Final = 24
 CANCELLATION: Final = 1 / 16
 """Least share of the certified norm in the sum of its terms' norms, if these enter a sum one by one."""
 
+LARGEST_FACTOR: Final = 127 * 256
+"""R: the largest integer of a factor of two bytes. The lower byte has a sign, and is 128 in size at most."""
+
+WIDEST_SLICED: Final = 1 << 17
+"""Most columns, of a and of e, for factors of two bytes: the squares of either's integers add up to less than 2^31."""
+
 MOST_ROUNDED: Final = 0.25
 """Largest share of a clip norm for rounding; noise that needs more, on that many coordinates, is refused."""
+
+
+def multiple_of(longest: float) -> int:
+    """Return m: what factors of two bytes are multiplied by, for addends of at most `longest` in norm."""
+    return max(1, math.ceil(longest * (1 + 2.0**-6) / LARGEST_FACTOR**2))
 
 
 def rounding_of_rows(size: int) -> float:

@@ -66,6 +66,7 @@ class PairOperations(Protocol[A]):
         weights: Sequence[A],
         out: Sequence[A],
         scales: Sequence[A | None] | None = None,
+        longest: Sequence[float] | None = None,
     ) -> None:
         """Add each example's ``weights[l][i] * v_i`` of each layer l, as integers, to `out[l]`; v_i of `linear_norms`.
 
@@ -77,13 +78,17 @@ class PairOperations(Protocol[A]):
             One for each layer.
         out : sequence of (q p,) float64 arrays, in place
             One for each layer, contiguous; of integers.
+        longest : sequence of floats, optional
+            One for each layer: no ``|w_i| N_i`` exceeds it. A backend may then add a layer of one row by coarser
+            factors, and shortens what is longer.
 
         Guarantees
         ----------
         Either ``k_i = nearest(w_i v~_i)``, with v~_i a product over the example's own rows in float32 or float64, whose
         rounding is in the norm; or, for fewer than `FEW_ROWS` rows without a scale, integer factors as
         `dpcore.spec.contributions` says, in one float64 product over many examples, but for those whose terms cancel
-        further than `CANCELLATION`. Which one follows from the example's own arrays.
+        further than `CANCELLATION`. Which one follows from the example's own arrays. Or, with `longest`, factors of two bytes, which
+        leave an example within ``w_i N_i``.
         """
 
     def embedding_norms(

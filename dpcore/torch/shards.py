@@ -243,7 +243,7 @@ class Sharded(Processes):
 
     def __init__(self, group: Any) -> None:
         super().__init__(group)
-        self._added: list[tuple[Sequence[Block], Sequence[Any]]] = []
+        self._added: list[tuple[Sequence[Block], Sequence[Any], Sequence[float]]] = []
         self._begun = False  # whether a step has begun and its sum is not complete
         self._order = hashlib.sha256()
 
@@ -277,9 +277,10 @@ class Sharded(Processes):
         weights: Sequence[Any],
         totals: Sequence[Any],
         scales: Sequence[Any],
+        longest: Sequence[float],
     ) -> None:
         """See `Peers.add_sums`. The sums wait for `join`, so that all processes join equally often."""
-        self._added.append((blocks, weights))
+        self._added.append((blocks, weights, longest))
 
     def join(self, totals: Sequence[Any], layout: Layout, backend: Backend[Any]) -> None:
         """See `Peers.join`. It goes tensor by tensor, so that no process ever has the whole sum of more than one."""
@@ -287,8 +288,8 @@ class Sharded(Processes):
         for i, (entry, first, total) in enumerate(zip(layout.entries, firsts, totals, strict=True)):
             whole = torch.zeros(first.stop * self.world_size, dtype=torch.float64, device=self._sum.device)
             of_tensor = _like(whole, total)[: entry.size]
-            for blocks, weights in self._added:
-                add_sums(backend, [blocks[i]], [weights[i]], [of_tensor], [None])
+            for blocks, weights, longest in self._added:
+                add_sums(backend, [blocks[i]], [weights[i]], [of_tensor], [None], [longest[i]])
             own = whole.new_empty(first.stop)
             if first.stop:
                 self.note(f"sum {i}")

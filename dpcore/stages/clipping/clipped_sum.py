@@ -50,9 +50,17 @@ def norms_of(
 
 
 def add_sums(
-    backend: Backend[Any], blocks: Sequence[Block], weights: Sequence[Any], totals: Sequence[Any], scales: Sequence[Any]
+    backend: Backend[Any],
+    blocks: Sequence[Block],
+    weights: Sequence[Any],
+    totals: Sequence[Any],
+    scales: Sequence[Any],
+    longest: Sequence[float] | None = None,
 ) -> None:
-    """Add each block's sum, weighted and times its scale, to the tensor's total: rows by one operation, layers too."""
+    """Add each block's sum, weighted and times its scale, to the tensor's total: rows by one operation, layers too.
+
+    `longest` are bounds on each tensor's addends, in steps of the grid: see `PairOperations.linear_sums`.
+    """
     rows, layers, others = _apart(blocks, range(len(blocks)))
 
     def of(kind: Iterable[int]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -62,7 +70,8 @@ def add_sums(
     if rows:
         backend.weighted_sum([blocks[i].rows() for i in rows], *of(rows))
     if layers:
-        backend.linear_sums([*layers.values()], *of(layers))
+        bounds = None if longest is None else [longest[i] for i in layers]
+        backend.linear_sums([*layers.values()], *of(layers), bounds)
     for i in others:
         blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
 
@@ -112,10 +121,11 @@ def add_clipped(
     norms = norms_of(backend, blocks, grouping.members, scales)
     factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, roundings_of(blocks, grouping), unit)
     weights: list[Any] = [None] * len(blocks)
-    for members, factor in zip(grouping.members, factors, strict=True):
+    longest = [0.0] * len(blocks)
+    for members, factor, bound in zip(grouping.members, factors, grouping.bounds, strict=True):
         for i in members:
-            weights[i] = factor
-    add_sums(backend, blocks, weights, totals, scales)
+            weights[i], longest[i] = factor, (1.0 if rule == "normalized" else bound) / unit
+    add_sums(backend, blocks, weights, totals, scales, longest)
     return norms[0]
 
 
