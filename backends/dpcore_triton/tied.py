@@ -15,9 +15,9 @@ from dpcore_triton import core_linear
 from dpcore_triton.chips import chip_of
 from dpcore_triton.cores import LIMIT, UNDER, rounding
 from dpcore_triton.cores import UNIT as ROUNDING
-from dpcore_triton.embedding import joined, tokens_of
+from dpcore_triton.embedding import TOKEN_COLUMNS, joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
-from dpcore_triton.launch import COLUMNS, common_device, kernel, launch, read_as_float32
+from dpcore_triton.launch import common_device, kernel, launch, read_as_float32
 from dpcore_triton.layers import layers_of
 from dpcore_triton.pairs import DEPTH, POSITIONS, Bound, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
@@ -60,7 +60,7 @@ def tied_norms(
     fill_gram(head, linear, [blocks_of(parts.total)], [0])
     cores = not exact and chip_of(device) is not None
     (core_linear.fill_lengths if cores else fill_lengths)(head, lengths, [True])
-    adding = tokens.total + COLUMNS + embedding.shape[1]
+    adding = TOKEN_COLUMNS + embedding.shape[1]
     signed = signed_roundings(p, size, parts.total) + adding + crossed.shape[1]
     whole = [torch.cat([embedding, linear, crossed], dim=1), torch.cat([token_lengths, lengths], dim=1)]
     norms = norm_of(parts, bound(tokens.total + parts.total, signed=signed), exponent, *whole)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from one_layer import linear_norms, linear_sum
 from strategies import SPECIAL, assert_agree, few, fewer, floats, seeds, writable
@@ -154,6 +154,27 @@ def test_embeddings_agree(seed: int, count: int, lengths: list[int], q: int, siz
     assert_norms_agree("embedding_norms", indices, gradients, points, size, scale=scale)
     out = floats(rng, size * q).astype(np.float64)
     assert_sums_agree("embedding_sum", indices, gradients, points, weights, out, scale=scale)
+
+
+@few
+@given(seeds, st.sampled_from([1, 2]), st.sampled_from([1, 16, 17, 40]), st.sampled_from([1, 64, 65]), sizes)
+@example(0, 2, 40, 65, 1)
+def test_the_positions_of_a_token_are_one_sum(seed: int, count: int, time: int, q: int, size: int) -> None:
+    """Against the tables themselves, of integers that no order of additions rounds; across blocks of 16 and 64."""
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    index, rows = rng.integers(-1, size, (count, time)), np.float32(rng.integers(-9, 10, (count, time, q)))
+    tables = np.zeros((count, size + 1, q))  # the last row is of padding
+    np.add.at(tables, (np.arange(count)[:, None], index), rows)
+    vectors, weights = tables[:, :size].reshape(count, size * q), rng.uniform(0.1, 9, count)
+    out = sent(np.zeros(size * q))
+    backend.embedding_sum(sent([index]), sent([rows]), [1.0], sent(weights), out)
+    np.testing.assert_array_equal(backend.to_numpy(out), np.rint(weights[:, None] * vectors).sum(axis=0))
+    norms, expected = (
+        backend.to_numpy(backend.embedding_norms(sent([index]), sent([rows]), [1.0], size)),
+        np.linalg.norm(vectors, axis=1),
+    )
+    assert (norms >= expected).all()
+    np.testing.assert_allclose(norms, expected, rtol=1e-11, atol=1e-80)
 
 
 @few
