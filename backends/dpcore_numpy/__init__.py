@@ -13,7 +13,7 @@ from dpcore_numpy.linear import linear_norms, linear_sums
 from dpcore_numpy.noise import normal
 from dpcore_numpy.step import step
 from dpcore_numpy.stream import words
-from dpcore_numpy.tied import tied_norms
+from dpcore_numpy.tied import tied_norms, tied_row_norms
 from dpcore_numpy.update import update
 
 name: Final = "numpy"
@@ -40,6 +40,7 @@ __all__ = [
     "row_norms",
     "step",
     "tied_norms",
+    "tied_row_norms",
     "to_numpy",
     "update",
     "weighted_sum",

@@ -13,7 +13,7 @@ from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
 from dpcore_torch.filter import recurrence
 from dpcore_torch.linear import linear_norms, linear_sums, tied_norms
 from dpcore_torch.noise import normal
-from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, joined_norms, words
+from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, joined_norms, tied_row_norms, words
 from dpcore_torch.step import step
 from dpcore_torch.update import update
 
@@ -41,6 +41,7 @@ __all__ = [
     "row_norms",
     "step",
     "tied_norms",
+    "tied_row_norms",
     "to_numpy",
     "update",
     "weighted_sum",

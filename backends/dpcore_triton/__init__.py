@@ -20,7 +20,7 @@ from dpcore_triton.noise import normal  # noqa: E402
 from dpcore_triton.row_norms import group_norms, row_norms  # noqa: E402
 from dpcore_triton.step import step  # noqa: E402
 from dpcore_triton.stream import words  # noqa: E402
-from dpcore_triton.tied import tied_norms  # noqa: E402
+from dpcore_triton.tied import tied_norms, tied_row_norms  # noqa: E402
 from dpcore_triton.update import update  # noqa: E402
 
 
@@ -53,6 +53,7 @@ __all__ = [
     "row_norms",
     "step",
     "tied_norms",
+    "tied_row_norms",
     "to_numpy",
     "update",
     "weighted_sum",

@@ -10,10 +10,14 @@ import triton.language as tl
 
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore_triton.grid import nearest
-from dpcore_triton.launch import COLUMNS, ROWS, common_device, float32_only, jit, kernel, launch, read_as_float32
-from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
+from dpcore_triton.launch import ROWS, common_device, float32_only, jit, kernel, launch, read_as_float32
+from dpcore_triton.pairs import POSITIONS, WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
+
+# Positions of a token that a program adds up together, and columns of a program.
+TOKEN_COLUMNS = 64
+TILE = {"POSITIONS": POSITIONS, "COLUMNS": TOKEN_COLUMNS}
 
 
 def embedding_norms(
@@ -26,8 +30,8 @@ def embedding_norms(
 ) -> Tensor:
     """See `dpcore.spec.pair_ops.PairOperations.embedding_norms`.
 
-    Each example's positions are sorted by token. A program goes over them for some columns, adds up the gradients of a
-    token and squares the sum.
+    Each example's positions are sorted by token. The program at a token's first position adds up the gradients of the
+    example's token for some columns, and squares the sum; the others have nothing to do.
     """
     check_embedding(indices, gradients, point_weights, size, scale)
     scales = () if scale is None else (scale,)
@@ -37,7 +41,7 @@ def embedding_norms(
     exponent = exponent_of(point_weights)
     parts = parts_of(None, gradients, point_weights, device, [exponent] * len(gradients))
     squares, lengths = tokens_of(parts, joined(indices), gradients[0].shape[2], size, scale)
-    chosen = bound(parts.total, squares=parts.total + COLUMNS + squares.shape[1])
+    chosen = bound(parts.total, squares=TOKEN_COLUMNS + squares.shape[1])
     return norm_of(parts, chosen, exponent, squares, lengths)
 
 
@@ -52,9 +56,8 @@ def embedding_sum(
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.embedding_sum`.
 
-    All positions of the batch are sorted by token, and within a token by example. The program at a token's first
-    position adds up the whole token, example by example: the rows of one are added and rounded to integers before they
-    meet another's. The others have nothing to do.
+    The programs are those of the norms. Each rounds its sum to integers, so that the examples' sums of a token may meet
+    in any order.
     """
     width = gradients[0].shape[2]
     size = out.shape[0] // max(1, width)
@@ -65,11 +68,11 @@ def embedding_sum(
     float32_only(scale=scales)
     device = common_device(indices=indices, gradients=gradients, weights=[weights], out=[out], scale=scales)
     parts = parts_of(None, gradients, point_weights, device, [0] * len(gradients))
-    tokens, order = torch.sort(joined(indices).reshape(-1), stable=True)
+    tokens, order = torch.sort(joined(indices), dim=1, stable=True)
     launch(
-        _sum_kernel, (tokens.numel() * -(-width // COLUMNS),), device, parts.rows, parts.row_of, tokens, order,
+        _sum_kernel, (tokens.numel() * -(-width // TOKEN_COLUMNS),), device, parts.rows, parts.row_of, tokens, order,
         weights.detach().contiguous(), out if scale is None else scale.detach().contiguous(), out,
-        tokens.numel(), width, parts.total, size, SCALED=scale is not None, COLUMNS=COLUMNS,
+        width, parts.total, size, SCALED=scale is not None, **TILE,
     )  # fmt: skip
 
 
@@ -79,14 +82,14 @@ def joined(indices: Sequence[Tensor]) -> Tensor:
 
 
 def tokens_of(parts: Parts, index: Tensor, width: int, size: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return sums of squares of v (B, blocks of columns), and the norms of its terms (B, T)."""
+    """Return sums of squares of v (B, positions times blocks of columns), and the norms of its terms (B, T)."""
     tokens, order = torch.sort(index, dim=1, stable=True)
-    squares, lengths = parts.empty(-(-width // COLUMNS)), parts.empty(parts.total)
+    squares, lengths = parts.empty(parts.total * -(-width // TOKEN_COLUMNS)), parts.empty(parts.total)
     scales = squares if scale is None else scale.detach().contiguous()
     scaled, count = scale is not None, lengths.numel()
     launch(
         _tokens_kernel, (squares.numel(),), parts.device, parts.rows, parts.row_of, tokens, order, scales, squares,
-        width, parts.total, size, SCALED=scaled, COLUMNS=COLUMNS,
+        width, parts.total, size, SCALED=scaled, **TILE,
     )  # fmt: skip
     launch(
         _lengths_kernel, (-(-count // ROWS),), parts.device, parts.rows, parts.row_of, index, scales, lengths, count,
@@ -97,24 +100,56 @@ def tokens_of(parts: Parts, index: Tensor, width: int, size: int, scale: Tensor 
 
 @kernel("width", "total", "size")
 def _tokens_kernel(
-    rows, row_of, tokens, order, scale, squares, width, total, size, SCALED: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, tokens, order, scale, squares, width, total, size,
+    SCALED: tl.constexpr, POSITIONS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    example, position, column = place_of(width, total, COLUMNS)
+    token, end = run_at(tokens, example, position, total, size, POSITIONS)
+    v = sum_of(rows, row_of, tokens, order, example, token, position, end, column, width, total, POSITIONS, COLUMNS)
+    if SCALED:
+        used = column < tl.where(end > position, width, 0)
+        v *= tl.load(scale + (token * width + column), mask=used, other=0.0).to(tl.float64)
+    tl.store(squares + tl.program_id(0), tl.sum(v * v, axis=0))
+
+
+@jit
+def place_of(width, total, COLUMNS: tl.constexpr):
+    """Return a program's example, its position among the sorted ones, and its columns."""
     chunks = (width + COLUMNS - 1) // COLUMNS
-    example, column = tl.program_id(0) // chunks, tl.program_id(0) % chunks * COLUMNS + tl.arange(0, COLUMNS)
-    first, position = example.to(tl.int64) * total, 0
-    v, square = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
-    while position < total:
-        token, spot = tl.load(tokens + first + position), tl.load(order + first + position)
-        # No columns of a token that is none. (The interpreter cannot mask by a vector and a scalar.)
-        used = column < tl.where((token >= 0) & (token < size), width, 0)
-        v += gradient_at(rows, row_of, example, spot, column, used)
-        position += 1
-        if tl.load(tokens + first + position, mask=position < total, other=-1) != token:
-            if SCALED:
-                v *= tl.load(scale + (token * width + column), mask=used, other=0.0).to(tl.float64)
-            square += v * v
-            v = tl.zeros((COLUMNS,), tl.float64)
-    tl.store(squares + tl.program_id(0), tl.sum(square, axis=0))
+    place = tl.program_id(0) // chunks
+    column = tl.program_id(0) % chunks * COLUMNS + tl.arange(0, COLUMNS)
+    return (place // total).to(tl.int64), place % total, column
+
+
+@jit
+def run_at(tokens, example, position, total, size, POSITIONS: tl.constexpr):
+    """Return the token at a position, and where its blocks of positions end: nowhere if it began before, or is none."""
+    own = tokens + example * total
+    token, before = tl.load(own + position), tl.load(own + position - 1, mask=position > 0, other=-1)
+    first = (token != before) & (token >= 0) & (token < size)
+    token, end = tl.where(first, token, 0), tl.where(first, position + POSITIONS, position)
+    # Found before, since Triton 3.6 cannot compile a loop over vectors that ends by what it loads.
+    while tl.load(own + end, mask=first & (end < total), other=-1) == token:
+        end += POSITIONS
+    return token, end
+
+
+@jit
+def sum_of(
+    rows, row_of, tokens, order, example, token, position, end, column, width, total,
+    POSITIONS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Return some columns of an example's sum over the positions of a token, which lie between two sorted ones."""
+    first, sums = example * total, tl.zeros((POSITIONS, COLUMNS), tl.float64)
+    while position < end:
+        place = position + tl.arange(0, POSITIONS)
+        mask = tl.load(tokens + first + place, mask=place < total, other=-1) == token
+        spot = tl.load(order + first + place, mask=mask, other=0)
+        at, inside = rows_at(rows, row_of, example, spot, mask, 4), mask[:, None] & (column < width)[None, :]
+        values = tl.load(at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float64)
+        sums += values * weights_at(rows, row_of, spot, mask)[:, None]
+        position += POSITIONS
+    return tl.sum(sums, axis=0)
 
 
 @kernel("count", "width", "total", "size")
@@ -140,39 +175,19 @@ def _lengths_kernel(
     tl.store(lengths + term, length, mask=mask)
 
 
-@jit
-def gradient_at(rows, row_of, example, position, column, used):
-    """Return some columns of the gradient at one position, times its point weight."""
-    at = rows_at(rows, row_of, example, position, position >= 0, 4) + column
-    return tl.load(at, mask=used, other=0.0).to(tl.float64) * weights_at(rows, row_of, position, position >= 0)
-
-
-@kernel("count", "width", "total", "size")
+@kernel("width", "total", "size")
 def _sum_kernel(
-    rows, row_of, tokens, order, weights, scale, out, count, width, total, size,
-    SCALED: tl.constexpr, COLUMNS: tl.constexpr,
+    rows, row_of, tokens, order, weights, scale, out, width, total, size,
+    SCALED: tl.constexpr, POSITIONS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    chunks = (width + COLUMNS - 1) // COLUMNS
-    position, column = tl.program_id(0) // chunks, tl.program_id(0) % chunks * COLUMNS + tl.arange(0, COLUMNS)
-    token, before = tl.load(tokens + position), tl.load(tokens + position - 1, mask=position > 0, other=-1)
-    if (token != before) & (token >= 0) & (token < size):
-        at, inside, end = token * width + column, column < width, position
-        # Found before, since Triton 3.6 cannot compile a loop over vectors that ends by what it loads.
-        while tl.load(tokens + end, mask=end < count, other=-1) == token:
-            end += 1
-        sums, v = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.float64)
-        while position < end:
-            spot = tl.load(order + position)
-            example = spot // total
-            weight = tl.load(weights + example)
-            # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
-            used = column < tl.where(weight != 0, width, 0)
-            v += gradient_at(rows, row_of, example, spot - example * total, column, used)
-            position += 1
-            following = tl.load(order + position, mask=position < end, other=0) // total
-            if (position == end) | (following != example):
-                if SCALED:
-                    v *= tl.load(scale + at, mask=used, other=0.0).to(tl.float64)
-                sums += nearest(weight * v)
-                v = tl.zeros((COLUMNS,), tl.float64)
-        tl.store(out + at, tl.load(out + at, mask=inside, other=0.0) + sums, mask=inside)
+    example, position, column = place_of(width, total, COLUMNS)
+    token, end = run_at(tokens, example, position, total, size, POSITIONS)
+    weight = tl.load(weights + example)
+    # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
+    if (end > position) & (weight != 0):
+        v = sum_of(rows, row_of, tokens, order, example, token, position, end, column, width, total, POSITIONS, COLUMNS)
+        at, inside = token * width + column, column < width
+        if SCALED:
+            v *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float64)
+        # Other examples add to the same numbers. These are integers, so that the order makes no difference.
+        tl.atomic_add(out + at, nearest(weight * v), mask=inside, sem="relaxed")

@@ -72,6 +72,12 @@ def check_tied(token_gradients: Sequence[Any], inputs: Sequence[Any], gradients:
         check_float(f"gradients[{index}]", gradients[index], None, (*shape[:2], size), halves=True)
 
 
+def check_tied_rows(token_gradients: Sequence[Any], rows: Any, size: int) -> None:
+    """Refuse rows that are not those of a matrix (size, p) and of the table's batch."""
+    shape = token_gradients[0].shape[0], size * token_gradients[0].shape[2]
+    check_float("rows", rows, read_as(token_gradients[0]), shape, halves=True)
+
+
 def check_sums(
     layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: Sequence[Any], longest: Sequence[float] | None
 ) -> None:

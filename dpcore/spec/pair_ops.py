@@ -159,6 +159,23 @@ class PairOperations(Protocol[A]):
         `dpcore.spec.contributions.CANCELLATION` times the sum of the two parts' norms.
         """
 
+    def tied_row_norms(
+        self,
+        indices: Sequence[A],
+        token_gradients: Sequence[A],
+        token_weights: Sequence[float],
+        rows: A,
+        size: int,
+    ) -> A:
+        """Return `tied_norms` for a linear map whose part H is formed: `rows` (B, V p).
+
+        ``<E, H> = sum_s g_s . H[index_s]`` takes the rows of H at the example's tokens, and no memory of V p.
+
+        Guarantees
+        ----------
+        Those of `tied_norms`, for the addends of `embedding_sum` and `weighted_sum`.
+        """
+
     def joined_norms(self, norms: Sequence[Sequence[A]]) -> tuple[A, ...]:
         """Return an upper bound on the norm of vectors side by side, from bounds on theirs: (B,) for each group.
 

@@ -235,7 +235,7 @@ def rule_of(block: Block) -> str:
     if isinstance(block, Embedding):
         return "table of tokens"
     if isinstance(block, Tied):
-        return "tied: table and pairs"
+        return "tied: table and rows" if isinstance(block.linear, Rows) else "tied: table and pairs"
     if isinstance(block, Chunked):
         return "head without logits" if len({type(part) for part in block.parts}) == 1 else "tied: head without logits"
     if isinstance(block, Linear) and block.exact:
@@ -248,7 +248,7 @@ def rule_of(block: Block) -> str:
 def _rows(block: Block) -> int:
     parts = block.gradients if isinstance(block, Linear | Embedding) else ()
     if isinstance(block, Tied):
-        parts = block.linear.gradients
+        return _rows(block.linear)
     if isinstance(block, Chunked):
         parts = tuple(part.inputs for part in block.parts if hasattr(part, "inputs"))
     return sum(int(part.shape[1]) for part in parts)

@@ -34,7 +34,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.contributions import FEW_ROWS
 from dpcore.spec.free_memory import host_memory, words
-from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied
+from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied, uses
 from dpcore.torch.gradients.capture import uncollected
 
 SHARE = 0.5
@@ -205,7 +205,8 @@ class Footprint:
         pairs, rows = (times * size for size in self._kept_bytes(kept))
         if points > 1 or several:  # rows are added up, in no 16 bits
             rows = times * self._kept_bytes(lambda _: kept(torch.float32))[1]
-        largest = max((4 * examples * math.prod(b.shape) for b in self.blocks if isinstance(b, Rows)), default=0)
+        formed = (b for block in self.blocks for b in uses(block) if isinstance(b, Rows))
+        largest = max((4 * examples * math.prod(b.shape) for b in formed), default=0)
         # Pairs of all points are side by side, rows are added; displaced points are copies of the parameters, and a
         # unit that continues in the next micro-batch is one row.
         stored = (points - 1) * (pairs + parameters) + (rows if points > 1 else 0) + (parameters if several else 0)
@@ -226,8 +227,8 @@ class Footprint:
         sums = []
         for kind in (True, False):
             sizes: dict[Any, int] = {}
-            for block in self.blocks:
-                for array in arrays_of(block) if isinstance(block, Rows) is not kind else ():
+            for use in (use for block in self.blocks for use in uses(block)):
+                for array in arrays_of(use) if isinstance(use, Rows) is not kind else ():
                     same = array.dtype == kept(array.dtype)
                     storage = array.untyped_storage()
                     key = storage._cdata if same else (len(sizes),)  # several layers share their input, but no copies
@@ -305,8 +306,11 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
         return made + _scratch(piece, examples, points, scaled)
     if isinstance(block, Tied):
         table, head = (_scratch(part, examples, points, scaled) for part in (block.embedding, block.linear))
-        times, width = points * sum(int(part.shape[1]) for part in block.linear.inputs), block.shape[1]
-        cross = 20 * times * points * sum(int(part.shape[1]) for part in block.embedding.indices) + 16 * times * width
+        tokens = points * sum(int(part.shape[1]) for part in block.embedding.indices)
+        cross = 16 * tokens * block.shape[1]
+        if isinstance(block.linear, Linear):
+            times = points * sum(int(part.shape[1]) for part in block.linear.inputs)
+            cross = 20 * times * tokens + 16 * times * block.shape[1]
         return max(table, head, float(cross)) + (3 * 4 * examples * coordinates if scaled else 0)
     if isinstance(block, Rows):
         size = examples * coordinates

@@ -32,6 +32,7 @@ AGREEMENT: Final = {
     "embedding_norms": Agreement("ulps", 1, "as linear_norms"),
     "embedding_sum": Agreement("terms", 1024, "as linear_sums", 52),
     "tied_norms": Agreement("ulps", 1, "as linear_norms"),
+    "tied_row_norms": Agreement("ulps", 64, "as row_norms"),
     "joined_norms": Agreement("bitwise", 0, "the same float64 operations in the same order, each correctly rounded"),
     "recurrence": Agreement("terms", 8, "three products and three sums a state vector"),
     "correlate": Agreement("bitwise", 0, "the same float64 operations in the same order, each correctly rounded"),

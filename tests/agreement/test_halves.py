@@ -117,7 +117,7 @@ def test_tables_of_16_bits(
     drawn, size, p = Drawn(name, kind, seed, special=special), 11, 6
     index = [drawn.array(drawn.rng.integers(-1, size, (3, 9))) for _ in points]
     tokens, inputs = ([drawn.floats(3, 9, p) for _ in points] for _ in range(2))
-    gradients = [drawn.floats(3, 9, size) for _ in points]
+    gradients, whole = [drawn.floats(3, 9, size) for _ in points], drawn.floats(3, size * p)
     scale = drawn.array(drawn.rng.standard_normal(size * p).astype(np.float32)) if scaled else None
     weights, results = drawn.weights(3), []
     for k in range(2):
@@ -126,7 +126,9 @@ def test_tables_of_16_bits(
         norms = drawn.backend.embedding_norms(index, rows, points, size, scale=scale)
         drawn.backend.embedding_sum(index, rows, points, weights, out, scale=scale)
         head = [pair[k] for pair in inputs], [pair[k] for pair in gradients], points
-        results.append(bits(drawn, [norms, out, drawn.backend.tied_norms(index, rows, points, *head, size)]))
+        tied = drawn.backend.tied_norms(index, rows, points, *head, size)
+        formed = drawn.backend.tied_row_norms(index, rows, points, whole[k], size)
+        results.append(bits(drawn, [norms, out, tied, formed]))
     assert results[0] == results[1]
 
 

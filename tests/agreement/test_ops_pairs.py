@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from one_layer import linear_norms, linear_sum
 from strategies import SPECIAL, assert_agree, few, fewer, floats, seeds, writable
@@ -72,7 +72,7 @@ def assert_norms_agree(operation: str, *arguments: Any, **options: Any) -> np.nd
     given_ = {name: sent(value) for name, value in options.items()}
     got = backend.to_numpy(operation_of(backend, operation)(*map(sent, arguments), **given_))
     # Else the reference may raise a bound so that an example shares a product with others.
-    exact = {} if operation == "embedding_norms" else {"exact": True}
+    exact = {} if operation in ("embedding_norms", "tied_row_norms") else {"exact": True}
     wider = {name: wide(value) for name, value in options.items()} | exact
     expected = operation_of(reference, operation)(*map(wide, arguments), **wider)
     assert got.dtype == np.float64
@@ -157,6 +157,27 @@ def test_embeddings_agree(seed: int, count: int, lengths: list[int], q: int, siz
 
 
 @few
+@given(seeds, st.sampled_from([1, 2]), st.sampled_from([1, 16, 17, 40]), st.sampled_from([1, 64, 65]), sizes)
+@example(0, 2, 40, 65, 1)
+def test_the_positions_of_a_token_are_one_sum(seed: int, count: int, time: int, q: int, size: int) -> None:
+    """Against the tables themselves, of integers that no order of additions rounds; across blocks of 16 and 64."""
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    index, rows = rng.integers(-1, size, (count, time)), np.float32(rng.integers(-9, 10, (count, time, q)))
+    tables = np.zeros((count, size + 1, q))  # the last row is of padding
+    np.add.at(tables, (np.arange(count)[:, None], index), rows)
+    vectors, weights = tables[:, :size].reshape(count, size * q), rng.uniform(0.1, 9, count)
+    out = sent(np.zeros(size * q))
+    backend.embedding_sum(sent([index]), sent([rows]), [1.0], sent(weights), out)
+    np.testing.assert_array_equal(backend.to_numpy(out), np.rint(weights[:, None] * vectors).sum(axis=0))
+    norms, expected = (
+        backend.to_numpy(backend.embedding_norms(sent([index]), sent([rows]), [1.0], size)),
+        np.linalg.norm(vectors, axis=1),
+    )
+    assert (norms >= expected).all()
+    np.testing.assert_allclose(norms, expected, rtol=1e-11, atol=1e-80)
+
+
+@few
 @given(seeds, examples, times, times, st.sampled_from([1, 3, 17]), sizes, st.data())
 def test_norms_of_tied_matrices_agree(
     seed: int, count: int, token_lengths: list[int], lengths: list[int], p: int, size: int, data: st.DataObject
@@ -170,6 +191,20 @@ def test_norms_of_tied_matrices_agree(
     for index, gradient in zip(indices, token_gradients, strict=True):
         gradient[index < 0] = np.nan
     assert_norms_agree("tied_norms", indices, token_gradients, points[0], inputs, gradients, points[1], size)
+
+
+@few
+@given(seeds, examples, times, st.sampled_from([1, 3, 65]), sizes, st.data())
+def test_norms_of_tables_beside_rows_agree(
+    seed: int, count: int, lengths: list[int], p: int, size: int, data: st.DataObject
+) -> None:
+    rng, special = np.random.default_rng(seed), data.draw(st.booleans())
+    indices = [rng.integers(-1, size, (count, length)) for length in lengths]
+    gradients = [writable(floats(rng, count, length, p)) for length in lengths]
+    points, rows = [data.draw(point_weights) for _ in lengths], floats(rng, count, size * p, special=special)
+    for index, gradient in zip(indices, gradients, strict=True):
+        gradient[index < 0] = np.nan
+    assert_norms_agree("tied_row_norms", indices, gradients, points, rows, size)
 
 
 def squared(vector: Iterable[Fraction | float]) -> Fraction:
@@ -235,21 +270,29 @@ def test_what_a_linear_map_adds_is_within_its_norm(by: str, seed: int, time: int
         assert squared(vector) <= Fraction(norm) ** 2
 
 
+@pytest.mark.parametrize("head", ["none", "pairs", "rows"])
 @fewer
-@given(seeds, st.sampled_from([1, 5, 17]), st.booleans(), pairs_of_weights)
-def test_what_a_tied_matrix_adds_is_within_its_norm(seed: int, time: int, alone: bool, points: list[float]) -> None:
+@given(seeds, st.sampled_from([1, 5, 17]), pairs_of_weights)
+def test_what_a_tied_matrix_adds_is_within_its_norm(head: str, seed: int, time: int, points: list[float]) -> None:
     backend, rng = load_backend("triton"), np.random.default_rng(seed)
     index = rng.integers(-1, 3, (5, time))
     tokens = (sent([index, index]), sent(nearly_the_same(rng, time, 2)), points)
     linear = (sent(nearly_the_same(rng, time, 2)), sent(nearly_the_same(rng, time, 3)), points)
+    rows = sent(nearly_the_same(rng, 1, 6)[1].reshape(5, 6))
 
     def add(weights: torch.Tensor, out: torch.Tensor) -> None:
         backend.embedding_sum(*tokens, weights, out)
-        if not alone:
+        if head == "pairs":
             linear_sum(backend, *linear, weights, out)
+        if head == "rows":
+            backend.weighted_sum([rows], [weights], [out])
 
-    norms = backend.embedding_norms(*tokens, 3) if alone else backend.tied_norms(*tokens, *linear, 3)
-    assert_certified(norms, add, 6, 1 if alone else 2)
+    norms = {
+        "none": lambda: backend.embedding_norms(*tokens, 3),
+        "pairs": lambda: backend.tied_norms(*tokens, *linear, 3),
+        "rows": lambda: backend.tied_row_norms(*tokens, rows, 3),
+    }[head]()
+    assert_certified(norms, add, 6, 1 if head == "none" else 2)
 
 
 def sums_of_all_kinds(rng: np.random.Generator, count: int) -> Iterator[tuple[Callable[..., None], int]]:
@@ -370,6 +413,7 @@ def test_float64_is_refused_with_the_remedy() -> None:
         lambda: backend.embedding_norms(index, rows, [1.0], 1),
         lambda: backend.embedding_sum(index, rows, [1.0], sent(np.ones(2)), sent(np.ones(3))),
         lambda: backend.tied_norms(index, rows, [1.0], rows, rows, [1.0], 3),
+        lambda: backend.tied_row_norms(index, rows, [1.0], sent(np.ones((2, 9))), 3),
     ):
         with pytest.raises(ArgumentTypeError, match=r"\[0\].dtype=float64: must be float32.*set_backend\('numpy'\)"):
             run()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -323,6 +323,9 @@ class Embedding(_Pairs):
 
 # All kinds.
 
+# A table with this many times as many rows as an example has tokens stays a table when it is added to rows.
+_LARGE = 8
+
 
 def as_block(values: Any) -> Block:
     """Return a block as it is, and an array (B, d) as rows."""
@@ -392,7 +395,8 @@ def joined(blocks: Iterable[Block]) -> Block:
     """Return the sum of blocks of one tensor: of its several uses, and of the points of a query.
 
     Pairs are put side by side, so that their sum is formed before any square is taken, and cross terms are in it. Rows
-    are added from the first to the last. If some are rows, or one tensor is read in two shapes, all become rows.
+    are added from the first to the last. If some are rows, or one tensor is read in two shapes, all become rows, but
+    for a table that is large.
     """
     return reduce(_sum, blocks)
 
@@ -401,16 +405,34 @@ def _sum(first: Block, second: Block) -> Block:
     if isinstance(first, Chunked) or isinstance(second, Chunked):
         parts = [block.parts if isinstance(block, Chunked) else (block,) for block in (first, second)]
         return Chunked(parts[0] + parts[1], first.shape if isinstance(first, Chunked) else second.shape)
-    paired = (Linear, Embedding, Tied)
-    if not isinstance(first, paired) or not isinstance(second, paired) or first.shape != second.shape:
-        with np.errstate(all="ignore"):  # a warning of an overflow would reveal one example
-            return Rows(_at_least_float32(first.rows()) + _at_least_float32(second.rows()))
-    tables = [block.embedding if isinstance(block, Tied) else block for block in (first, second)]
-    heads = [block.linear if isinstance(block, Tied) else block for block in (first, second)]
-    table = _side_by_side([block for block in tables if isinstance(block, Embedding)])
-    head = _side_by_side([block for block in heads if isinstance(block, Linear)])
+    own = [*uses(first), *uses(second)]
+    tables, heads = ([use for use in own if isinstance(use, Embedding) is kind] for kind in (True, False))
+    paired = all(isinstance(use, Linear) for use in heads)
+    if len({use.shape for use in own if not isinstance(use, Rows)}) > 1 or not (paired or _is_large(tables)):
+        return _formed([first, second])
+    if not paired:
+        heads = [_formed(heads)]
+    table, head = _side_by_side(tables), _side_by_side(heads)
     both: Block = Tied(table, head) if table and head else table or head
     return both
+
+
+def uses(block: Block) -> tuple[Any, ...]:
+    """Return the parts of a tied matrix, and any other block alone."""
+    return (block.embedding, block.linear) if isinstance(block, Tied) else (block,)
+
+
+@np.errstate(all="ignore")  # a warning of an overflow would reveal one example
+def _formed(blocks: Sequence[Block]) -> Block:
+    """Return the sum of blocks as rows; one alone in its own dtype."""
+    return Rows(reduce(add, (_at_least_float32(block.rows()) for block in blocks)) if blocks[1:] else blocks[0].rows())
+
+
+def _is_large(tables: Sequence[Any]) -> bool:
+    """Return whether a table has many times as many rows as an example has tokens."""
+    return bool(tables) and tables[0].size >= _LARGE * sum(
+        int(index.shape[1]) for table in tables for index in table.indices
+    )
 
 
 def _side_by_side(blocks: list[Any]) -> Any:
@@ -429,11 +451,12 @@ class Tied:
     Attributes
     ----------
     embedding : Embedding
-    linear : Linear
+    linear : Linear or Rows
+        Rows if the layer's part is formed.
     """
 
     embedding: Embedding
-    linear: Linear
+    linear: Linear | Rows
 
     @property
     def examples(self) -> int:
@@ -443,7 +466,7 @@ class Tied:
     @property
     def shape(self) -> tuple[int, ...]:
         """(V, p)."""
-        return self.linear.shape
+        return self.embedding.shape
 
     @property
     def dtype(self) -> str:
@@ -453,7 +476,9 @@ class Tied:
     @property
     def exact(self) -> bool:
         """Whether points are subtracted, of the table or of the layer or one of the other."""
-        weights = self.embedding.point_weights + self.linear.point_weights
+        weights: tuple[float, ...] = sum(
+            (use.point_weights for use in uses(self) if not isinstance(use, Rows)), start=()
+        )
         return min(weights) < 0 < max(weights)
 
     @property
@@ -466,8 +491,11 @@ class Tied:
         if scale is not None:
             return Rows(self.rows()).norms(backend, scale)
         table, head = self.embedding, self.linear
-        parts = table.indices, table.gradients, table.point_weights, head.inputs, head.gradients, head.point_weights
-        return backend.tied_norms(*parts, table.size, exact=self.exact)
+        tokens = table.indices, table.gradients, table.point_weights
+        if isinstance(head, Rows):
+            return backend.tied_row_norms(*tokens, head.values, table.size)
+        pairs = head.inputs, head.gradients, head.point_weights
+        return backend.tied_norms(*tokens, *pairs, table.size, exact=self.exact)
 
     def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
         """See `Block.add_sum`."""
@@ -475,13 +503,16 @@ class Tied:
             Rows(self.rows()).add_sum(backend, weights, out, scale)
             return
         self.embedding.add_sum(backend, weights, out)
+        if isinstance(self.linear, Rows):
+            self.linear.add_sum(backend, weights, out)
+            return
         # As precise as the norms: they bound this sum, not that of the layer alone.
         backend.linear_sums([self.linear.layer._replace(exact=self.exact)], [weights], [out])
 
     @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
         """See `Block.rows`."""
-        return self.embedding.rows() + self.linear.rows()
+        return self.embedding.rows() + _at_least_float32(self.linear.rows())
 
     def weighted(self, weight: float) -> Tied:
         """See `Block.weighted`."""

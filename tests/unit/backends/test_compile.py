@@ -182,7 +182,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         (
             "embedding_norms, scale", embedding._tokens_kernel,
             {**sorted_, "scale": "*fp32", "squares": "*fp64", **token_sizes},
-            {"SCALED": True, "COLUMNS": columns}, columns,
+            {"SCALED": True, **embedding.TILE}, pairs.POSITIONS * embedding.TOKEN_COLUMNS,
         ),
         (
             "embedding_norms: lengths, scale", embedding._lengths_kernel,
@@ -191,8 +191,8 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ),
         (
             "embedding_sum, scale", embedding._sum_kernel,
-            {**sorted_, "weights": "*fp64", "scale": "*fp32", "out": "*fp64", "count": "i32", **token_sizes},
-            {"SCALED": True, "COLUMNS": columns}, columns,
+            {**sorted_, "weights": "*fp64", "scale": "*fp32", "out": "*fp64", **token_sizes},
+            {"SCALED": True, **embedding.TILE}, pairs.POSITIONS * embedding.TOKEN_COLUMNS,
         ),
         (
             "tied_norms: both parts", tied._cross_kernel,

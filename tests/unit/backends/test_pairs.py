@@ -236,6 +236,31 @@ def test_the_norm_of_a_tied_matrix_bounds_what_both_sums_add(
     check(norms, (e + h, e_terms + h_terms), add, kind, promise)
 
 
+@given(seeds, kinds, dtypes, times, widths, st.sampled_from([1, 3, 50]))
+def test_the_norm_of_a_table_beside_rows_bounds_what_both_sums_add(
+    seed: int, kind: str, dtype: str, lengths: list[int], p: int, size: int
+):
+    rng = np.random.default_rng(seed)
+    _, tokens, weights = pairs(rng, kind, dtype, lengths, 3, 1, p)
+    indices = [rng.integers(-1, size, e.shape[:2]) for e in tokens]
+    e, e_terms = embedding(indices, tokens, weights, size)
+    head = rows(rng, kind, dtype, (3, size * p))
+    if kind != "benign" and rng.random() < 0.5:  # parts that nearly cancel
+        head = np.clip(-e, -LARGEST[dtype], LARGEST[dtype]).astype(dtype)
+    for index, gradient in zip(indices, tokens, strict=True):
+        gradient[index < 0] = np.nan
+    norms = backend.tied_row_norms(indices, tokens, weights, head, size)
+    floor = CANCELLATION * (norm(e) + norm(head))
+    assert (norms >= floor).all()
+
+    def add(factors: Array, out: Array) -> None:
+        backend.embedding_sum(indices, tokens, weights, factors, out)
+        backend.weighted_sum([head], [factors], [out])
+
+    promise = Promise(2 * rounding_of_rows(size * p), 1e-11, least=floor)
+    check(norms, (e + head, e_terms + np.abs(head).astype(Long)), add, kind, promise)
+
+
 def benign(seed: int, times: list[int], examples: int, p: int, q: int, weights: list[float]) -> Pairs:
     """Float32 parts with these weights."""
     rng = np.random.default_rng(seed)
@@ -357,6 +382,10 @@ def test_what_is_not_finite_has_no_finite_norm_and_no_part_in_a_sum(value: float
         assert np.isfinite(out).all()
     norms = backend.tied_norms(indices, one.inputs, one.weights, *one, 6)
     assert np.isfinite(norms).tolist() == [True, False, True]
+    head = np.ones((3, 6 * one.inputs[0].shape[2]), np.float32)
+    head[1, -1] = value if side else 1
+    norms = backend.tied_row_norms(indices, one.inputs, one.weights, head, 6)
+    assert np.isfinite(norms).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("times", [[3], [24], [30, 10]])
@@ -410,6 +439,8 @@ def test_nothing_has_norm_zero_and_adds_nothing(examples: int, times: list[int],
         assert backend.embedding_norms(indices, *one[1:], 3).tolist() == [0.0] * examples
     if 0 in (examples, sum(times), p):
         assert backend.tied_norms(indices, one.inputs, one.weights, *one, q).tolist() == [0.0] * examples
+        nothing = np.zeros((examples, q * p), np.float32)
+        assert backend.tied_row_norms(indices, one.inputs, one.weights, nothing, q).tolist() == [0.0] * examples
 
 
 def test_an_example_without_a_gradient_has_norm_zero():
@@ -453,5 +484,7 @@ def test_refuses_tokens_that_are_none_and_outputs_that_do_not_fit():
         )
     with pytest.raises(ArgumentError, match=r"gradients\[0\].shape"):
         backend.tied_norms([index], e, [1.0], e, [np.ones((2, 3, 6), np.float32)], [1.0], 5)
+    with pytest.raises(ArgumentError, match=r"rows.shape=\(2, 21\).*\(2, 20\)"):
+        backend.tied_row_norms([index], e, [1.0], np.ones((2, 21), np.float32), 5)
     with pytest.raises(ArgumentTypeError, match="contiguous"):
         backend.embedding_sum([index], e, [1.0], np.ones(2), np.zeros(40)[::2])

@@ -127,6 +127,37 @@ def test_joined_is_the_sum(kinds: tuple[str, ...], arrays: str) -> None:
         assert isinstance(found, Linear if kinds[0] == "linear" else Embedding)
 
 
+@pytest.mark.parametrize("arrays", LIBRARIES)
+@pytest.mark.parametrize("kinds", ["re", "er", "rle", "erl", "eer", "lere"])
+def test_a_large_table_stays_one_beside_rows(kinds: str, arrays: str) -> None:
+    """Of rows, layers and tables: norm and sum are those of the vectors; a table of 8 rows a token is large."""
+    make, size, port = library(arrays), 8 * 3 * kinds.count("e"), load_backend(arrays)
+    rng, blocks, vectors = np.random.default_rng(len(kinds)), list[Block](), np.zeros((EXAMPLES, size, WIDTH))
+    for kind in kinds:
+        index, e = rng.integers(-1, size - 1, (EXAMPLES, 3)), rng.normal(size=(EXAMPLES, 3, WIDTH))
+        if kind == "e":
+            blocks.append(Embedding((index,), (e,), (1.0,), size))
+            np.add.at(vectors, (np.arange(EXAMPLES)[:, None], index), e * (index >= 0)[..., None])
+            continue
+        linear = Linear((e,), (rng.normal(size=(EXAMPLES, 3, size)),), (1.0,))
+        blocks.append(linear if kind == "l" else Rows(linear.rows()))
+        vectors += linear.rows().reshape(vectors.shape)
+    found, flat = joined([block.map(make) for block in blocks]), vectors.reshape(EXAMPLES, -1)
+    assert isinstance(found, Tied)
+    assert isinstance(found.linear, Rows)
+    assert (found.shape, found.exact) == ((size, WIDTH), False)
+    np.testing.assert_allclose(np.asarray(found.rows()), flat, rtol=1e-12, atol=1e-12)
+    scale = rng.uniform(1, 2, size * WIDTH)
+    for own, factor in ((None, 1.0), (make(scale), scale)):
+        norms, out = np.asarray(found.norms(port, own)), make(np.zeros(size * WIDTH))
+        np.testing.assert_allclose(norms, np.linalg.norm(flat * factor, axis=1), rtol=1e-9)
+        weights = 2.0**20 * np.arange(EXAMPLES)
+        found.add_sum(port, make(weights), out, own)
+        assert np.abs(np.asarray(out) - weights @ (flat * factor)).max() <= EXAMPLES
+    tables = [replace(block, size=size - 1) for block in blocks if isinstance(block, Embedding)]
+    assert isinstance(joined([*tables, Rows(np.zeros((EXAMPLES, (size - 1) * WIDTH)))]), Rows)
+
+
 def test_one_tensor_read_in_two_shapes_becomes_rows() -> None:
     rng = np.random.default_rng(0)
     wide = Linear((rng.normal(size=(EXAMPLES, 2, 6)),), (rng.normal(size=(EXAMPLES, 2, 2)),), (1.0,))
