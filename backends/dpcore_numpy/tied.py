@@ -40,11 +40,11 @@ def tied_norms(
     check_denormals()
     by = arithmetic or NUMPY
     g, a, e = Side(token_gradients, token_weights), by.side(inputs), by.side(gradients, point_weights)
-    with np.errstate(all="ignore"):  # a warning would reveal something of one example
+    with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)
         gram = a.time * (a.width + e.width) < a.width * e.width
         linear = linear_bound(a, e, gram=gram, exact=exact, arithmetic=by)
-        # Relative to the larger part: squares of float64 numbers may overflow, or be 0.
+        # Relative to the larger part: squares of float64 numbers may overflow, or come out 0.
         larger = np.maximum(embedding.norms, linear.norms)
         unit = np.where((larger > 0) & np.isfinite(larger), larger, 1.0)
         x, y = embedding.norms / unit, linear.norms / unit
