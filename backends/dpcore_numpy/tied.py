@@ -41,7 +41,7 @@ def tied_norms(
     check_denormals()
     by = arithmetic or NUMPY
     g, a, e = Side(token_gradients, token_weights), by.side(inputs), by.side(gradients, point_weights)
-    with np.errstate(all="ignore"):  # a warning would reveal something of one example
+    with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)
         gram = a.time * (a.width + e.width) < a.width * e.width
         linear = linear_bound(a, e, gram=gram, exact=exact, arithmetic=by)

@@ -104,9 +104,9 @@ def weighted_sum(
 def add_rows(
     block: torch.Tensor, total: torch.Tensor, weights: torch.Tensor | None = None, scale: torch.Tensor | None = None
 ) -> None:
-    """Add a block's rows, which are integers, or become integers by float64 weights and rounding.
+    """Add a block's rows, which are integers, or which float64 weights and rounding make so.
 
-    A row of weight 0 is left out, whatever its entries.
+    A row of weight 0 is left out, whatever it holds.
     """
     ones = torch.ones(len(block), dtype=torch.float64, device="cpu")
     unused = torch.empty(0, device="cpu") if weights is None else (weights == 0).nonzero()[:, 0]
