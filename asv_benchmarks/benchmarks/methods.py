@@ -9,9 +9,9 @@ import numpy as np
 
 import dpcore
 
-from .common import BACKENDS, KEY, require, synchronize, values
+from .common import BACKENDS, CHECK, KEY, require, synchronize, values
 
-EXAMPLES, BATCH, SIZE, STEPS = 1_000, 64, 20_000, 5
+EXAMPLES, BATCH, SIZE, STEPS = 1_000, 64, 2_000 if CHECK else 20_000, 5
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "dp_sgd": ("dp_sgd", {}),

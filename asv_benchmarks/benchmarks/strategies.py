@@ -11,9 +11,10 @@ from dpcore.mechanism.noise_state import correlated
 from dpcore.spec.ops import FilterCoefficients, RingCoefficients
 from dpcore.spec.rounded_normal import FRACTION_BITS
 
-from .common import BACKENDS, KEY, load, synchronize, values
+from .common import BACKENDS, CHECK, KEY, load, synchronize, values
 
-SIZE = 1_000_000
+SIZE = 10_000 if CHECK else 1_000_000
+SEARCHED = 64 if CHECK else 1024
 
 
 class Optimal:
@@ -24,11 +25,11 @@ class Optimal:
 
     def time_1024_steps(self, kind: str) -> None:
         """One epoch."""
-        strategies.optimal(kind, 1024, keep=False)
+        strategies.optimal(kind, SEARCHED, keep=False)
 
     def track_percent_above_the_bound(self, kind: str) -> float:
         """How far the error is above that of the best mechanism."""
-        above = strategies.optimal(kind, 1024, keep=False).above
+        above = strategies.optimal(kind, SEARCHED, keep=False).above
         assert above is not None
         return 100 * above
 
@@ -38,7 +39,7 @@ class Epochs:
 
     def time_dense(self) -> None:
         """One search."""
-        strategies.optimal("dense", 258, epochs=6, keep=False)
+        strategies.optimal("dense", 48 if CHECK else 258, epochs=6, keep=False)
 
 
 class Ring:

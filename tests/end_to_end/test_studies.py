@@ -193,7 +193,7 @@ def test_the_study_runs_in_small_goes_on_where_it_was_and_spends_equal_gradients
     module, report = study("scattering"), study("scattering_report")
     data = module.features("digits", None, tmp_path / "features.pt")
     small = module.Settings(
-        epochs=2, batch_size=128, configurations=3, seeds=2, held_out=300, looks=2, subset=100
+        epochs=2, batch_size=256, configurations=3, seeds=2, held_out=300, looks=2, subset=100
     )  # fmt: skip
     path = tmp_path / "scattering.jsonl"
     module.study(data, module.Rows(path), small, until="00:00")  # too late for any round, so only the search
