@@ -33,9 +33,7 @@ INTEGER = tl.constexpr(1.5 * 2.0**23)
 NOT_FINITE = tl.constexpr(0x7F800000)
 
 
-def add_sums(
-    layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float]
-) -> None:
+def add_sums(layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float]) -> None:
     """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in the grid's steps."""
     if not any(chosen):
         return
