@@ -34,7 +34,7 @@ NOT_FINITE = tl.constexpr(0x7F800000)
 
 
 def add_sums(layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float]) -> None:
-    """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in the grid's steps."""
+    """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in steps."""
     if not any(chosen):
         return
     device, examples = layers.parts.device, layers.parts.examples
@@ -195,7 +195,7 @@ def put(
 
 
 @kernel("examples")
-def _sum_kernel(rows, row_of, layers, layer_of, multiples, examples, SIDE: tl.constexpr):
+def _sum_kernel(rows, row_of, layers, layer_of, multiples, examples, SIDE: tl.constexpr):  # noqa: ARG001
     batches = (examples + BATCH - 1) // BATCH
     unit = tl.program_id(0) // batches
     layer = layer_at(unit, layers, layer_of)
