@@ -97,7 +97,7 @@ def _factors_kernel(
     length = tl.where(length > 0, tl.minimum(length, LARGEST), 0.0)
     shorter = tl.maximum(length - 1.5 - q.to(tl.float64) / (24 * tl.maximum(length, 1.0)), 0.0)
     sign = tl.where(weight < 0, -1.0, 1.0).to(tl.float64)
-    scale = (sign * shorter / tl.maximum(e_root, 1.0)).to(tl.float32)
+    scale = (sign * shorter / (e_root + e_room)).to(tl.float32)
     to += 2 * lower
     stride, lower = stride_of(examples, q, SIDE)
     square = put(e, used, q, e_up, scale, used, to, stride, lower, ALIGNED, False, EXAMPLES, COLUMNS)
