@@ -190,8 +190,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_triton/slices.py": [
         ("never cut a factor that rounding made longer, in the kernel", "    if tl.max(longer.to(tl.int32), axis=0) > 0:", "    if tl.max(longer.to(tl.int32), axis=0) > 1:",
          "agreement/test_ops_slices.py::test_the_kernels_add_the_integers_of_the_reference"),
-        ("make factors of what is not finite", " & (e_largest < NOT_FINITE)", "",
-         "agreement/test_ops_slices.py::test_what_is_not_finite_in_one_example_changes_that_one_only"),
         ("multiply bytes of more examples than 32 bits hold", "BATCH = tl.constexpr(2048)", "BATCH = tl.constexpr(1 << 17)",
          "agreement/test_ops_slices.py::test_many_examples_have_one_sum_in_any_order_and_batches"),
         ("forget a product of an upper and a lower byte", "        middle = tl.dot(e2, a1, middle, out_dtype=tl.int32)\n", "",

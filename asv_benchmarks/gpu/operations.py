@@ -124,7 +124,7 @@ def weighted_sum(setting: Setting) -> dict[str, Any]:
 
 
 def sliced_sums(setting: Setting) -> dict[str, Any]:
-    """Weighted sum of 4,096 gradients of a layer of one position, by factors of two bytes; float64 products on others."""
+    """Weighted sum of 4,096 gradients of a layer of one position: by bytes, or float64 on a chip that is not known."""
     ops, sliced = load_backend("triton"), chip_of(setting.device) is not None
     examples, p, q = (70, 65, 130) if setting.small else (4096, 2048, 2048)
     a, e = (torch.randn((examples, 1, width), device=setting.device) for width in (p, q))

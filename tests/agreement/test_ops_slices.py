@@ -141,7 +141,7 @@ ROUNDED_UP = next(p for p in range(1000, 3000) if 0.5 < LARGEST_FACTOR / p**0.5 
 
 
 def test_no_example_that_is_built_to_be_rounded_up_is_longer_than_its_vector() -> None:
-    """A hundred thousand: most numbers of e, times what makes them factors, lie a little above a half; then those of a."""
+    """A hundred thousand: most numbers of e, times what makes them factors, lie a little above a half; then a's."""
     rng, shares = np.random.default_rng(7), list[Any]()
     for q, p, count in [(q, p, 10_000) for q in (1, 2, 3, 16, 200) for p in (1, 5)] + [(200, ROUNDED_UP, 1000)]:
         longest = C * 2.0 ** -rng.integers(0, 12)

@@ -277,7 +277,7 @@ def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             (f"core inner products, {kind}", core_linear._gram_kernel, squares, side, size),
             (f"core sums, {kind}", core_linear._sum_kernel, {**layers, **batch}, side, size),
             (f"core lengths, {kind}", core_linear._lengths_kernel, lengths, {**chosen, **rows}, rows["ROWS"] * 128),
-            (f"sliced factors, {kind}", slices._factors_kernel, of_slices, {**chosen, **tile}, slices.EXAMPLES * 128),
+            (f"sliced factors, {kind}", slices._factors_kernel, of_slices, {**chosen, **tile}, slices.EXAMPLES * slices.COLUMNS),
         ]
     return found
 
