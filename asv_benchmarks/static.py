@@ -47,7 +47,8 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     found = {name: float(record[name]) for name in ("registers", "spills", "shared", "instructions")}
     found |= {f"{pipe} instructions an element": count for pipe, count in record["executed"].items()}
     loop = record["product_loop"]
-    products = {"16-bit products": ("HMMA", "HGMMA"), "float64 products": ("DMMA", "DFMA")}
+    products = {"16-bit products": ("HMMA", "HGMMA"), "8-bit products": ("IMMA", "IGMMA")}
+    products["float64 products"] = "DMMA", "DFMA"
     found |= {f"{name} of the loop": float(sum(loop[one] for one in names)) for name, names in products.items()}
     return {**found, "instructions of the loop": float(sum(loop.values()))}
 

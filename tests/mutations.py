@@ -122,6 +122,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "papers/test_combinations.py::test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became"),
     ],
     "dpcore/stages/clipping/clipped_sum.py": [
+        ("bound addends in no steps of the grid", '(1.0 if rule == "normalized" else bound) / unit', '(1.0 if rule == "normalized" else bound)',
+         "agreement/test_ops_slices.py::test_an_example_of_several_layers_moves_the_sum_by_the_clip_norm_at_most"),
         ("drop the clip", "weights[i] = factor", "weights[i] = 0 * factor + 1", "papers/test_methods.py"),
         ("clip before the scale is applied", "norms = norms_of(backend, blocks, grouping.members, scales)",
          "norms = norms_of(backend, blocks, grouping.members, [None] * len(blocks))", "papers/test_adaptive.py"),
@@ -184,6 +186,20 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("read examples of weight 0 on tensor cores", "weight != 0, KIND", "weight == weight, KIND",
          "agreement/test_ops_cores.py::test_what_is_not_finite_in_one_example_changes_that_one_only"),
         ("forget the first words of a sum", "highs.to(tl.float64) * WORD + lows", "lows", "agreement/test_ops_cores.py"),
+    ],
+    "backends/dpcore_triton/slices.py": [
+        ("never cut a factor that rounding made longer, in the kernel", "    if tl.max(longer.to(tl.int32), axis=0) > 0:", "    if tl.max(longer.to(tl.int32), axis=0) > 1:",
+         "agreement/test_ops_slices.py::test_the_kernels_add_the_integers_of_the_reference"),
+        ("multiply bytes of more examples than 32 bits hold", "BATCH = tl.constexpr(2048)", "BATCH = tl.constexpr(1 << 17)",
+         "agreement/test_ops_slices.py::test_many_examples_have_one_sum_in_any_order_and_batches"),
+        ("forget a product of an upper and a lower byte", "        middle = tl.dot(e2, a1, middle, out_dtype=tl.int32)\n", "",
+         "agreement/test_ops_slices.py::test_the_kernels_add_the_integers_of_the_reference"),
+    ],
+    "backends/dpcore_numpy/slices.py": [
+        ("never cut a factor that rounding made longer", "e_factors[longer] = np.trunc(cut[longer])", "pass",
+         "agreement/test_ops_slices.py::test_no_example_that_is_built_to_be_rounded_up_is_longer_than_its_vector"),
+        ("forget that rounding made an activation longer", "(multiple_of(longest) * size)", "(multiple_of(longest) * LARGEST_FACTOR)",
+         "agreement/test_ops_slices.py::test_no_example_that_is_built_to_be_rounded_up_is_longer_than_its_vector"),
     ],
     "backends/dpcore_triton/tied.py": [
         ("forget what tensor cores round of a tied head", "    if not cores:", "    if True:",

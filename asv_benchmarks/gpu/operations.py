@@ -10,6 +10,10 @@ import numpy as np
 import torch
 
 from dpcore.spec.backends import load_backend
+from dpcore.spec.contributions import multiple_of
+from dpcore.spec.pair_ops import LinearPairs
+from dpcore_numpy.slices import sliced_factors
+from dpcore_triton.chips import chip_of
 
 from .clock import times
 from .runner import Setting
@@ -117,6 +121,27 @@ def weighted_sum(setting: Setting) -> dict[str, Any]:
         "read: rows float32, the sum float64; written: the sum",
         coordinates=rows.numel(), largest_distance=largest,
     )  # fmt: skip
+
+
+def sliced_sums(setting: Setting) -> dict[str, Any]:
+    """Weighted sum of 4,096 gradients of a layer of one position: by bytes, or float64 on a chip that is not known."""
+    ops, sliced = load_backend("triton"), chip_of(setting.device) is not None
+    examples, p, q = (70, 65, 130) if setting.small else (4096, 2048, 2048)
+    a, e = (torch.randn((examples, 1, width), device=setting.device) for width in (p, q))
+    weights = 2.0**36 / ops.linear_norms([LinearPairs([a], [e], [1.0])])[0]
+    total, layer = torch.zeros(q * p, dtype=torch.float64, device=setting.device), LinearPairs([a], [e], [1.0])
+
+    def run() -> None:
+        ops.linear_sums([layer], [weights], [total], None, [2.0**36])
+
+    run()
+    x, y = sliced_factors(*(each[:, 0].cpu().numpy() for each in (a, e)), weights.cpu().numpy(), 2.0**36)
+    rows = slice(q - 32, q)
+    expected = multiple_of(2.0**36) * (y[:, rows].T @ x).astype(np.float64)
+    found = near(total.view(q, p)[rows], expected, 0.0 if sliced else 2.0**-8)
+    moved = "read: both sides in float32, and the sum; written: the sum in float64"
+    bytes_ = a.nbytes + e.nbytes + 2 * total.nbytes
+    return measured(run, setting, bytes_, moved, coordinates=p * q, largest_distance=found, sliced=sliced)
 
 
 def _parameters(setting: Setting) -> list[torch.nn.Parameter]:

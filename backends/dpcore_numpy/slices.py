@@ -54,9 +54,9 @@ def sliced_factors(inputs: Floats, gradients: Floats, weights: Wide, longest: fl
         length = np.where(length > 0, np.minimum(length, LARGEST_FACTOR), 0.0)
         shorter = np.maximum(length - 1.5 - e.shape[1] / (24 * np.maximum(length, 1.0)), 0.0)
         sign = np.sign(weights)
-        e_factors = _rounded(y, sign * shorter / np.maximum(e_root, 1.0))
+        e_factors = _rounded(y, sign * shorter / (e_root + e_room))
         longer = np.square(e_factors).sum(axis=1) > length * length
-        cut = y * np.float32(sign * length * (1 - 2.0**-20) / (e_root + e_room))[:, None]
+        cut = y * (sign * length * (1 - 2.0**-20) / (e_root + e_room)).astype(np.float32)[:, None]
         e_factors[longer] = np.trunc(cut[longer])
     return a_factors, e_factors
 
@@ -78,4 +78,5 @@ def _relative(rows: Floats) -> tuple[Floats, Wide, Wide]:
 
 def _rounded(rows: Floats, scale: Wide) -> Integers:
     """Return the nearest integers of rows times a number each."""
-    return nearest((rows * scale.astype(np.float32)[:, None]).astype(np.float64)).astype(np.int64)
+    found: Integers = nearest((rows * scale.astype(np.float32)[:, None]).astype(np.float64)).astype(np.int64)
+    return found

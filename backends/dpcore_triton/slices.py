@@ -33,10 +33,8 @@ INTEGER = tl.constexpr(1.5 * 2.0**23)
 NOT_FINITE = tl.constexpr(0x7F800000)
 
 
-def add_sums(
-    layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float]
-) -> None:
-    """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in the grid's steps."""
+def add_sums(layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float]) -> None:
+    """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in steps."""
     if not any(chosen):
         return
     device, examples = layers.parts.device, layers.parts.examples
@@ -99,7 +97,7 @@ def _factors_kernel(
     length = tl.where(length > 0, tl.minimum(length, LARGEST), 0.0)
     shorter = tl.maximum(length - 1.5 - q.to(tl.float64) / (24 * tl.maximum(length, 1.0)), 0.0)
     sign = tl.where(weight < 0, -1.0, 1.0).to(tl.float64)
-    scale = (sign * shorter / tl.maximum(e_root, 1.0)).to(tl.float32)
+    scale = (sign * shorter / (e_root + e_room)).to(tl.float32)
     to += 2 * lower
     stride, lower = stride_of(examples, q, SIDE)
     square = put(e, used, q, e_up, scale, used, to, stride, lower, ALIGNED, False, EXAMPLES, COLUMNS)
@@ -197,7 +195,7 @@ def put(
 
 
 @kernel("examples")
-def _sum_kernel(rows, row_of, layers, layer_of, multiples, examples, SIDE: tl.constexpr):
+def _sum_kernel(rows, row_of, layers, layer_of, multiples, examples, SIDE: tl.constexpr):  # noqa: ARG001
     batches = (examples + BATCH - 1) // BATCH
     unit = tl.program_id(0) // batches
     layer = layer_at(unit, layers, layer_of)

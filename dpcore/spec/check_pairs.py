@@ -81,9 +81,7 @@ def check_tied_rows(token_gradients: Sequence[Any], rows: Any, size: int) -> Non
 def check_sums(
     layers: Sequence[LinearPairs[Any]], weights: Sequence[Any], out: Sequence[Any], longest: Sequence[float] | None
 ) -> None:
-    """Refuse weights that are not (B,), outputs that are not contiguous (q p,) of float64 with their own memory, and
-    bounds that are not positive.
-    """
+    """Refuse weights that are not (B,), outputs that are not contiguous (q p,) of float64, and bounds of 0 or less."""
     sizes = [coordinates_of(layer) for layer in layers]
     check_outputs(int(layers[0].inputs[0].shape[0]), sizes, weights, out, "one for each layer")
     if longest is not None:

@@ -14,8 +14,8 @@ k_i and nothing else. It remains to see how long k_i is:
   of a and e, ``|a'_t - 2^F a_t / alpha_t| <= sqrt(p) / 2`` and likewise for e'_t, so that k_i differs from w_i v_i by
   at most ``w_i 2^-F sqrt(p) / 2 sum_t alpha_t |e_t|``, which is in N_i, and ``T sqrt(q) / 2 (2^F + sqrt(p) / 2)``.
 
-- *Linear maps of one row*, with a public L that no ``w_i N_i`` exceeds, may have coarser factors, of two bytes each: 8-bit
-  tensor cores multiply these, four products in all, and add them as 32-bit integers. With R = `LARGEST_FACTOR` and m =
+- *Linear maps of one row*, with a public L that no ``w_i N_i`` exceeds, may have coarser factors, of two bytes each:
+  8-bit tensor cores multiply these by four products, and add 32-bit integers. With R = `LARGEST_FACTOR` and m =
   `multiple_of` (L), ``a' = nearest(R a / alpha)``, ``e'`` is e times a number, rounded, and ``k_i = m e' a'^T``. So
   ``||k_i|| = m |e'| |a'|`` with integers e' and a': known before anything is added. Let ``T = w_i |a| |e| / (m |a'|)``.
   e' is *nearest* of a vector of length ``T - 3/2 - q / 24 T``, which rounding brings to about T. Where that is longer

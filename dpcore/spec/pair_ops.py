@@ -87,8 +87,8 @@ class PairOperations(Protocol[A]):
         Either ``k_i = nearest(w_i v~_i)``, with v~_i a product over the example's own rows in float32 or float64, whose
         rounding is in the norm; or, for fewer than `FEW_ROWS` rows without a scale, integer factors as
         `dpcore.spec.contributions` says, in one float64 product over many examples, but for those whose terms cancel
-        further than `CANCELLATION`. Which one follows from the example's own arrays. Or, with `longest`, factors of two bytes, which
-        leave an example within ``w_i N_i``.
+        further than `CANCELLATION`. Which one follows from the example's own arrays. Or, with `longest`,
+        factors of two bytes, which leave an example within ``w_i N_i``.
         """
 
     def embedding_norms(

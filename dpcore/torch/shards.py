@@ -243,7 +243,7 @@ class Sharded(Processes):
 
     def __init__(self, group: Any) -> None:
         super().__init__(group)
-        self._added: list[tuple[Sequence[Block], Sequence[Any], Sequence[float]]] = []
+        self._added: list[tuple[Sequence[Block], Sequence[Any], Sequence[float] | None]] = []
         self._begun = False  # whether a step has begun and its sum is not complete
         self._order = hashlib.sha256()
 
@@ -277,7 +277,7 @@ class Sharded(Processes):
         weights: Sequence[Any],
         totals: Sequence[Any],
         scales: Sequence[Any],
-        longest: Sequence[float],
+        longest: Sequence[float] | None = None,
     ) -> None:
         """See `Peers.add_sums`. The sums wait for `join`, so that all processes join equally often."""
         self._added.append((blocks, weights, longest))
@@ -289,7 +289,8 @@ class Sharded(Processes):
             whole = torch.zeros(first.stop * self.world_size, dtype=torch.float64, device=self._sum.device)
             of_tensor = _like(whole, total)[: entry.size]
             for blocks, weights, longest in self._added:
-                add_sums(backend, [blocks[i]], [weights[i]], [of_tensor], [None], [longest[i]])
+                bound = None if longest is None else [longest[i]]
+                add_sums(backend, [blocks[i]], [weights[i]], [of_tensor], [None], bound)
             own = whole.new_empty(first.stop)
             if first.stop:
                 self.note(f"sum {i}")

@@ -268,7 +268,7 @@ def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     rows = {"ROWS": launch.ROWS, "COLUMNS": pairs.WIDTH}
     of_slices, tile = {**layers, "multiples": "*fp64", **batch}, {"SIDE": slices.SIDE}
     found = [("sliced sums", slices._sum_kernel, of_slices, tile, slices.SIDE**2)]
-    tile = {**tile, "EXAMPLES": slices.EXAMPLES, "COLUMNS": slices.COLUMNS}
+    tile, made = {**tile, "EXAMPLES": slices.EXAMPLES, "COLUMNS": slices.COLUMNS}, slices.EXAMPLES * slices.COLUMNS
     for kind in (tl.bfloat16, tl.float32):
         chosen: dict[str, Any] = {"KIND": kind, "ALIGNED": True}
         side, size = {**chosen, "SIDE": cores.SIDE}, cores.SIDE**2
@@ -277,7 +277,7 @@ def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             (f"core inner products, {kind}", core_linear._gram_kernel, squares, side, size),
             (f"core sums, {kind}", core_linear._sum_kernel, {**layers, **batch}, side, size),
             (f"core lengths, {kind}", core_linear._lengths_kernel, lengths, {**chosen, **rows}, rows["ROWS"] * 128),
-            (f"sliced factors, {kind}", slices._factors_kernel, of_slices, {**chosen, **tile}, slices.EXAMPLES * 128),
+            (f"sliced factors, {kind}", slices._factors_kernel, of_slices, {**chosen, **tile}, made),
         ]
     return found
 
