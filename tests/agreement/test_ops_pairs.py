@@ -347,6 +347,8 @@ def test_a_tied_matrix_whose_parts_cancel_keeps_a_share_of_their_norms() -> None
     one, index = np.ones((1, 1, 1), np.float32), np.zeros((1, 1), np.int64)
     got = assert_norms_agree("tied_norms", [index], [one], [1.0], [one], [one], [-1.0], 1)
     assert got[0] >= 2 * CANCELLATION
+    got = assert_norms_agree("tied_row_norms", [index], [one], [1.0], -np.ones((1, 1), np.float32), 1)
+    assert got[0] >= 2 * CANCELLATION
 
 
 def test_lengths_of_terms_are_their_norms() -> None:

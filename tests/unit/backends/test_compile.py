@@ -200,6 +200,11 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
              "p": "i32", "token_total": "i32", "total": "i32", "size": "i32"}, block_of, pairs.POSITIONS**2,
         ),
         (
+            "tied_row_norms: gathered rows", tied._gathered_kernel,
+            {**TABLE, "index": "*i64", "head": "*fp32", "crossed": "*fp64", "p": "i32", "total": "i32", "size": "i32"},
+            embedding.TILE, pairs.POSITIONS * embedding.TOKEN_COLUMNS,
+        ),
+        (
             "recurrence, order 2", filters._recurrence_kernel, one, {"NB": 3, "ORDER": 2, **elements},
             launch.ELEMENTS,
         ),
