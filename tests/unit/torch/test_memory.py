@@ -171,7 +171,7 @@ def test_what_follows_from_the_graph_is_what_a_sum_takes(name: str, way: str) ->
 
 
 def test_rows_take_the_place_of_what_they_are_made_of() -> None:
-    """Of eight layers of many positions: their rows, while one layer's operands after the other are no longer needed."""
+    """Eight layers of many positions: one's operands are given back before the next one's rows are made."""
     net = nn.Sequential(*(nn.Linear(40, 40, bias=False) for _ in range(8)))
     run = start(net, sgd(), data=tuple(torch.rand(2, 30, 60, 40)), loss=F.mse_loss, microbatch_size=24)
     (program,) = run._engine.gradient.proved.programs.values()
