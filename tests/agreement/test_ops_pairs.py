@@ -156,7 +156,7 @@ def test_embeddings_agree(seed: int, count: int, lengths: list[int], q: int, siz
     assert_sums_agree("embedding_sum", indices, gradients, points, weights, out, scale=scale)
 
 
-@few
+@fewer
 @given(seeds, st.integers(1, 2), st.sampled_from([1, 16, 17, 40]), st.sampled_from([1, 64, 65, 257]), sizes)
 @example(0, 2, 40, 65, 1)
 @example(0, 2, 40, 257, 40)
