@@ -20,7 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "asv_benchmarks" / "recorded" / "static.json"
 CHIPS = (80, 89, 90)
 #: Of kernels without tensor cores, on the last chip.
-OTHERS = ("row_norms: squares", "weighted_sum", "pairs: norms", "linear_sums, one position", "step adam")
+OTHERS = (
+    "row_norms: squares", "weighted_sum", "pairs: norms", "linear_sums, one position", "step adam",
+    "embedding_norms, scale", "embedding_sum, scale", "embedding_sum, large table",
+    "tied_row_norms: gathered rows",
+)  # fmt: skip
 WORSE = 1.05
 
 Figures = dict[str, dict[str, float]]

@@ -62,6 +62,7 @@ def pairs(device: str) -> None:
             ops.embedding_norms(tokens, rows, [1.0], q, scale=chosen)
             ops.embedding_sum(tokens, rows, [1.0], weights, out, scale=chosen)
         ops.tied_norms(tokens, rows, [1.0], inputs, gradients, [1.0], q)
+        ops.tied_row_norms(tokens, rows, [1.0], torch.randn(examples, q * p, device=device), q)
 
 
 def main(small: bool) -> None:

@@ -11,13 +11,21 @@ import triton.language as tl
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore_triton.grid import nearest
 from dpcore_triton.launch import ROWS, common_device, float32_only, jit, kernel, launch, read_as_float32
-from dpcore_triton.pairs import POSITIONS, WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
+from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
 
 Tensor = torch.Tensor
 
-# Positions of a token that a program adds up together, and columns of a program.
-TOKEN_COLUMNS = 64
-TILE = {"POSITIONS": POSITIONS, "COLUMNS": TOKEN_COLUMNS}
+# Columns of a program at most.
+TOKEN_COLUMNS = 256
+
+
+def tile_of(total: int, size: int) -> dict[str, int]:
+    """Return how many positions of a token a program adds up together, and columns: both from public sizes.
+
+    A token of a table with fewer rows than an example has positions comes often, one of a larger table a few times.
+    """
+    positions = 16 if total > size else 4
+    return {"POSITIONS": positions, "COLUMNS": 4 * TOKEN_COLUMNS // positions}
 
 
 def embedding_norms(
@@ -69,10 +77,11 @@ def embedding_sum(
     device = common_device(indices=indices, gradients=gradients, weights=[weights], out=[out], scale=scales)
     parts = parts_of(None, gradients, point_weights, device, [0] * len(gradients))
     tokens, order = torch.sort(joined(indices), dim=1, stable=True)
+    tile = tile_of(parts.total, size)
     launch(
-        _sum_kernel, (tokens.numel() * -(-width // TOKEN_COLUMNS),), device, parts.rows, parts.row_of, tokens, order,
+        _sum_kernel, (tokens.numel() * -(-width // tile["COLUMNS"]),), device, parts.rows, parts.row_of, tokens, order,
         weights.detach().contiguous(), out if scale is None else scale.detach().contiguous(), out,
-        width, parts.total, size, SCALED=scale is not None, **TILE,
+        width, parts.total, size, SCALED=scale is not None, **tile,
     )  # fmt: skip
 
 
@@ -84,12 +93,13 @@ def joined(indices: Sequence[Tensor]) -> Tensor:
 def tokens_of(parts: Parts, index: Tensor, width: int, size: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return sums of squares of v (B, positions times blocks of columns), and the norms of its terms (B, T)."""
     tokens, order = torch.sort(index, dim=1, stable=True)
-    squares, lengths = parts.empty(parts.total * -(-width // TOKEN_COLUMNS)), parts.empty(parts.total)
+    tile = tile_of(parts.total, size)
+    squares, lengths = parts.empty(parts.total * -(-width // tile["COLUMNS"])), parts.empty(parts.total)
     scales = squares if scale is None else scale.detach().contiguous()
     scaled, count = scale is not None, lengths.numel()
     launch(
         _tokens_kernel, (squares.numel(),), parts.device, parts.rows, parts.row_of, tokens, order, scales, squares,
-        width, parts.total, size, SCALED=scaled, **TILE,
+        width, parts.total, size, SCALED=scaled, **tile,
     )  # fmt: skip
     launch(
         _lengths_kernel, (-(-count // ROWS),), parts.device, parts.rows, parts.row_of, index, scales, lengths, count,

@@ -15,11 +15,22 @@ from dpcore_triton import core_linear
 from dpcore_triton.chips import chip_of
 from dpcore_triton.cores import LIMIT, UNDER, rounding
 from dpcore_triton.cores import UNIT as ROUNDING
-from dpcore_triton.embedding import TILE, TOKEN_COLUMNS, joined, tokens_of
+from dpcore_triton.embedding import TOKEN_COLUMNS, joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
 from dpcore_triton.launch import common_device, kernel, launch, read_as_float32
 from dpcore_triton.layers import layers_of
-from dpcore_triton.pairs import DEPTH, POSITIONS, Bound, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
+from dpcore_triton.pairs import (
+    DEPTH,
+    POSITIONS,
+    WIDTH,
+    Bound,
+    bound,
+    exponent_of,
+    norm_of,
+    parts_of,
+    rows_at,
+    weights_at,
+)
 from dpcore_triton.pairs import UNIT as ROUNDING_64
 from dpcore_triton.row_norms import row_norms
 
@@ -98,12 +109,12 @@ def tied_row_norms(
     crossed = tokens.empty(blocks_of(tokens.total))
     launch(
         _gathered_kernel, (crossed.numel(),), device, tokens.rows, tokens.row_of, index, rows.detach().contiguous(),
-        crossed, p, tokens.total, size, **TILE,
+        crossed, p, tokens.total, size, POSITIONS=POSITIONS, COLUMNS=WIDTH // 2,
     )  # fmt: skip
     norms = row_norms([rows])[:, None] * (1 + 2 * (rows.shape[1] + 10) * ROUNDING_64)
     head = norms * 2.0**-exponent
     adding = TOKEN_COLUMNS + embedding.shape[1]
-    signed = p + tokens.total + POSITIONS + TOKEN_COLUMNS + adding + crossed.shape[1]
+    signed = p + tokens.total + POSITIONS + WIDTH + adding + crossed.shape[1]
     whole = [torch.cat([embedding, crossed * 2.0**-exponent, head * head], dim=1), torch.cat([lengths, head], dim=1)]
     found = norm_of(tokens, bound(tokens.total, signed=signed), exponent, *whole)
     alone = norm_of(tokens, bound(tokens.total, squares=adding), exponent, embedding, lengths)

@@ -164,19 +164,27 @@ class Footprint:
     """The memory of finding gradients of `count` examples, from arrays that have only shapes."""
 
     moments: Moments  # while its operations run; the last one is of its results
-    making: float  # for each example, while blocks are made of the results, in addition to these
+    making: float  # for each example, while blocks are made of the results, in addition to all of these
     blocks: list[Block]
     count: int
 
     @staticmethod
     @uncollected()
-    def of(graph: Graph, count: int, blocks_of: Callable[[Sequence[Any], int], list[Block]]) -> Footprint:
+    def of(graph: Graph, count: int, blocks_of: Callable[[list[Any], int], list[Block]]) -> Footprint:
         """Return that of a graph, captured at `count` examples, of whose results `blocks_of` makes blocks."""
         (output,) = (node for node in graph.nodes if node.op == "output")
-        results = _shapes([node.meta["val"] for node in output.args[0]])
+        values = [node.meta["val"] for node in output.args[0]]
+        inputs = {
+            s._cdata for node in graph.nodes if node.op != "call_function" for s in storages_of(node.meta.get("val"))
+        }
         with torch.no_grad(), Peak() as peak:
+            results = _shapes(values)
+            before = peak.peak
+            # What the graph was given lives on, whatever becomes of the list.
+            held = [one for one, value in zip(results, values, strict=True) if value.untyped_storage()._cdata in inputs]
             blocks = blocks_of(results, count)
-        return Footprint(_lives(graph, count), peak.peak / count, blocks, count)
+        del held
+        return Footprint(_lives(graph, count), (peak.peak - before) / count, blocks, count)
 
     @staticmethod
     def of_rows(parameters: Sequence[torch.Tensor]) -> Footprint:

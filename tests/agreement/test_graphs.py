@@ -310,15 +310,17 @@ def test_sums_of_pairs_are_repeated_with_new_values(tables: bool) -> None:
 
     tokens = dpcore_triton.from_numpy(np.zeros((2, 4), np.int64))
     floats = [array(2, 3, 5), array(2, 3, 4), array(2, 7), array(2, 4, 3), array(2, 4, 5), array(2, 3, 6)]
+    floats.append(array(2, 30))
     linear = Linear((floats[0],), (floats[1],), (1.0,))
     tied = Tied(Embedding((tokens,), (floats[4],), (1.0,), 6), Linear((floats[0],), (floats[5],), (1.0,)))
-    blocks = [linear, Rows(floats[2]), Embedding((tokens,), (floats[3],), (1.0,), 6), tied]
-    sizes, grouping = [20, 7, 18, 30], Grouping(("a", "b"), ((0, 1, 3), (2,)), (0.5, 0.7))
+    formed = Tied(tied.embedding, Rows(floats[6]))
+    blocks = [linear, Rows(floats[2]), Embedding((tokens,), (floats[3],), (1.0,), 6), tied, formed]
+    sizes, grouping = [20, 7, 18, 30, 30], Grouping(("a", "b"), ((0, 1, 3, 4), (2,)), (0.5, 0.7))
     if not tables:
         blocks, sizes = [*blocks[:2], tied.linear], [20, 7, 30]
         grouping = Grouping(("a", "b"), ((0,), (1, 2)), (0.5, 0.7))
     got, expected = ([dpcore_triton.from_numpy(np.zeros(size)) for size in sizes] for _ in range(2))
-    arguments, least = (blocks, "standard", grouping, (57, 18) if tables else (20, 37)), 2.0**-36
+    arguments, least = (blocks, "standard", grouping, (87, 18) if tables else (20, 37)), 2.0**-36
     for unit in (least, least, least, least, 2 * least):  # an adapted grid is another key, as a clip norm is
         for values in floats:
             values.copy_(torch.from_numpy(draw.normal(size=values.shape).astype(np.float32)))

@@ -39,10 +39,10 @@ def model() -> nn.Module:
 
 
 class Tied(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: int = 9, width: int = 4) -> None:
         super().__init__()
-        self.embed = nn.Embedding(9, 4)
-        self.out = nn.Linear(4, 9, bias=False)
+        self.embed = nn.Embedding(size, width)
+        self.out = nn.Linear(width, size, bias=False)
         self.out.weight = self.embed.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

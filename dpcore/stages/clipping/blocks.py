@@ -378,15 +378,16 @@ def combined(backend: Backend[Any], weights: Sequence[float], points: Iterable[S
         if not total:
             total, factor = own, weight
             continue
-        rows = [i for i, both in enumerate(zip(total, own, strict=True)) if all(isinstance(b, Rows) for b in both)]
-        sums: dict[int, Block] = {}
+        both = [(uses(first), uses(second)) for first, second in zip(total, own, strict=True)]
+        rows = [i for i, pair in enumerate(both) if all(isinstance(use[-1], Rows) for use in pair)]
+        sums = dict[int, Block]()
         if rows:
-            values = [total[i].rows() for i in rows], [own[i].rows() for i in rows]
+            values = [both[i][0][-1].values for i in rows], [both[i][1][-1].values for i in rows]
             sums = dict(zip(rows, map(Rows, backend.combine(*values, (factor, weight))), strict=True))
-        total = [
-            sums[i] if i in sums else joined([first.weighted(factor), second.weighted(weight)])
-            for i, (first, second) in enumerate(zip(total, own, strict=True))
-        ]
+        for i, (first, second) in enumerate(both):
+            end = -1 if i in sums else None
+            weighted = [use.weighted(factor) for use in first[:end]] + [use.weighted(weight) for use in second[:end]]
+            total[i] = joined([*weighted, sums[i]] if i in sums else weighted)
         factor = 1.0
     return [block.weighted(factor) for block in total]
 
@@ -430,9 +431,8 @@ def _formed(blocks: Sequence[Block]) -> Block:
 
 def _is_large(tables: Sequence[Any]) -> bool:
     """Return whether a table has many times as many rows as an example has tokens."""
-    return bool(tables) and tables[0].size >= _LARGE * sum(
-        int(index.shape[1]) for table in tables for index in table.indices
-    )
+    lengths = [int(index.shape[1]) for table in tables for index in table.indices]
+    return bool(tables) and tables[0].size >= _LARGE * max(lengths)
 
 
 def _side_by_side(blocks: list[Any]) -> Any:

@@ -77,6 +77,7 @@ class Program:
         ]
         operands = list(dict.fromkeys(value for each in self.sources for source in each for value in source.values))
         self._number = {node: place for place, node in enumerate(operands)}
+        self._last = {v: last for last, each in enumerate(self.sources) for source in each for v in source.values}
         self.draws = captured.draws
         self.classes: int | None = None  # of the model's output, under a loss over classes
         self.held_names = captured.held
@@ -102,7 +103,7 @@ class Program:
         if examples == 0:
             return [Rows(torch.zeros(0, math.prod(shape), device=self._device)) for shape in self.shapes]
         with torch.no_grad(), self._as_written():
-            return self.blocks(self.run(examples, *point, *held, *batch), examples)
+            return self.blocks(list(self.run(examples, *point, *held, *batch)), examples)
 
     def compile(self) -> None:
         """Let torch.compile make kernels of the graph, one set for all numbers of examples above 1.
@@ -141,14 +142,20 @@ class Program:
         kind = self._device.type
         return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
-    def blocks(self, operands: Sequence[torch.Tensor], examples: int) -> list[Block]:
-        """Return the blocks that the graph's results make."""
+    def blocks(self, operands: list[Any], examples: int) -> list[Block]:
+        """Return the blocks that the graph's results make; each result is taken out of the list after its last use.
+
+        So its memory is free for the rows and patches of further layers, unless a block is made of it.
+        """
         found: list[Block] = []
-        for shape, sources in zip(self.shapes, self.sources, strict=True):
+        for parameter, (shape, sources) in enumerate(zip(self.shapes, self.sources, strict=True)):
             made = [s.block([operands[self._number[v]] for v in s.values], examples) for s in sources]
             found.append(
                 joined(made) if made else Rows(torch.zeros(1, device=self._device).expand(examples, math.prod(shape)))
             )
+            for value in {value for source in sources for value in source.values}:
+                if self._last[value] == parameter:
+                    operands[self._number[value]] = None
         return found
 
     def _rewritten(self, captured: Captured, operands: list[Node], marks: dict[Node, Any]) -> GraphModule:

@@ -30,6 +30,8 @@ MOST_OF = {"step adam, everything: orders 1 and 2, noise of order 2": 128, "weig
 # A load for each of three dtypes.
 MOST_OF |= {"weighted_sum, bfloat16, scale": 96, "weighted_sum, mixed": 96, "weighted_sum, mixed, scale": 128}
 MOST_OF |= dict.fromkeys(("step sgd, ring of 31", "step adam, order 1, ring of 31"), 128)
+# Loads of sixteen rows that travel together.
+MOST_OF |= dict.fromkeys(("embedding_norms, scale", "embedding_sum, scale", "embedding_sum, large table"), 96)
 MOST_OF["step sgd, noise from a ring of 31 rows of Z"] = 128
 # Of the step's many variants, of up to 80 seconds each, a change compiles this one; the nightly job compiles all.
 FEW_STEPS = {"step sgd"}
@@ -182,7 +184,12 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         (
             "embedding_norms, scale", embedding._tokens_kernel,
             {**sorted_, "scale": "*fp32", "squares": "*fp64", **token_sizes},
-            {"SCALED": True, **embedding.TILE}, pairs.POSITIONS * embedding.TOKEN_COLUMNS,
+            {"SCALED": True, **embedding.tile_of(2, 1)}, 4 * embedding.TOKEN_COLUMNS,
+        ),
+        (
+            "embedding_sum, large table", embedding._sum_kernel,
+            {**sorted_, "weights": "*fp64", "scale": "*fp32", "out": "*fp64", **token_sizes},
+            {"SCALED": False, **embedding.tile_of(1, 1)}, 4 * embedding.TOKEN_COLUMNS,
         ),
         (
             "embedding_norms: lengths, scale", embedding._lengths_kernel,
@@ -192,12 +199,17 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         (
             "embedding_sum, scale", embedding._sum_kernel,
             {**sorted_, "weights": "*fp64", "scale": "*fp32", "out": "*fp64", **token_sizes},
-            {"SCALED": True, **embedding.TILE}, pairs.POSITIONS * embedding.TOKEN_COLUMNS,
+            {"SCALED": True, **embedding.tile_of(2, 1)}, 4 * embedding.TOKEN_COLUMNS,
         ),
         (
             "tied_norms: both parts", tied._cross_kernel,
             {"token_rows": "*i64", "token_row_of": "*i32", "index": "*i64", **TABLE, "crossed": "*fp64",
              "p": "i32", "token_total": "i32", "total": "i32", "size": "i32"}, block_of, pairs.POSITIONS**2,
+        ),
+        (
+            "tied_row_norms: gathered rows", tied._gathered_kernel,
+            {**TABLE, "index": "*i64", "head": "*fp32", "crossed": "*fp64", "p": "i32", "total": "i32", "size": "i32"},
+            {"POSITIONS": pairs.POSITIONS, "COLUMNS": pairs.WIDTH // 2}, pairs.POSITIONS * pairs.WIDTH // 2,
         ),
         (
             "recurrence, order 2", filters._recurrence_kernel, one, {"NB": 3, "ORDER": 2, **elements},

@@ -348,6 +348,7 @@ def test_what_cancels_keeps_the_share_that_sums_rely_on():
     ones = [np.ones((1, 1, 1), np.float32)]
     index = [np.zeros((1, 1), np.int64)]
     assert backend.tied_norms(index, ones, [-1.0], ones, ones, [1.0], 1)[0] >= 2 * CANCELLATION
+    assert backend.tied_row_norms(index, ones, [-1.0], np.ones((1, 1), np.float32), 1)[0] >= 2 * CANCELLATION
     twice = linear_norms(backend, ones * 2, ones * 2, [1.0, -1.0])
     assert (twice[0] >= 2 * CANCELLATION) == by_factors
     none = [np.zeros((1, 1, 1), np.float32)]

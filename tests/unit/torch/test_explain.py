@@ -77,6 +77,8 @@ def test_other_ways_say_why_and_hold_rows() -> None:
     assert (told.layers[0].rule, told.layers[0].operations) == ("rows", ())
     tied = start(Tied(), data=(TOKENS[0][:, :4] % 9, TOKENS[0][:, 0] % 9)).explain().layers[0]
     assert (tied.rule, tied.operations) == ("tied: table and pairs", ("linear", "embedding"))
+    tied = start(Tied(300, 8), data=(torch.arange(900).reshape(30, 30) % 300, torch.arange(30))).explain().layers[0]
+    assert (tied.rule, tied.operations, tied.rows) == ("tied: table and rows", ("linear", "embedding"), 0)
     users = start(model(), METHODS["dp_sgd"](4), sampling=USERS, gradients="one-by-one").explain()
     assert users.layers[0].rule == "rows"
     assert users.examples == 20

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError, SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
+from dpcore.stages.clipping.blocks import Rows
 from dpcore.torch import memory
 from dpcore.torch.gradients.proved import Program
 from dpcore.torch.memory import microbatch_size
@@ -166,6 +168,20 @@ def test_what_follows_from_the_graph_is_what_a_sum_takes(name: str, way: str) ->
     peak_of_sum(run, 24)  # a first call imports
     needed, taken = run._rehearsal.needed(24), peak_of_sum(run, 24)
     assert 0.93 * taken < needed < (1.6 if users else 1.25) * taken, needed / taken
+
+
+def test_rows_take_the_place_of_what_they_are_made_of() -> None:
+    """Eight layers of many positions: one's operands are given back before the next one's rows are made."""
+    net = nn.Sequential(*(nn.Linear(40, 40, bias=False) for _ in range(8)))
+    run = start(net, sgd(), data=tuple(torch.rand(2, 30, 60, 40)), loss=F.mse_loss, microbatch_size=24)
+    (program,) = run._engine.gradient.proved.programs.values()
+    assert all(isinstance(block, Rows) for block in program.footprint.blocks)
+    assert 0 < program.footprint.making < 2 * 4 * 40 * 40
+    with torch.no_grad():
+        results = list(program.run(24, *net.parameters(), *torch.rand(2, 24, 60, 40)))
+        blocks = program.blocks(results, 24)
+    assert results == [None] * 16
+    assert [block.shape for block in blocks] == [(1600,)] * 8
 
 
 def test_a_second_equal_model_is_not_captured_again() -> None:

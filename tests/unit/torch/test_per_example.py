@@ -59,6 +59,9 @@ CASES = {
     "mlp float64": lambda: (
         build("mlp", (6,), 3).double(), F.cross_entropy, (torch.randn(5, 6, dtype=torch.float64), labels(5, 3))),
     "tied": lambda: (Tied(), F.cross_entropy, (torch.randint(0, 9, (4, 3)), labels(4, 9))),
+    "tied, table and rows": lambda: (
+        Tied(300, 8), F.cross_entropy, (torch.randint(0, 300, (4, 30)), labels(4, 300)),
+    ),
     "a layer twice": lambda: (repeated(), F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
     "two inputs": lambda: (two_inputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
     "keywords": lambda: (
