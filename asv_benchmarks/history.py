@@ -29,6 +29,7 @@ KERNELS = (
     "linear_sums, one position", "embedding_sum, scale", "tied_norms: both parts", "update adam",
     "core tiles, bf16", "core inner products, bf16", "core sums, bf16",
 )  # fmt: skip
+KEPT = "all instructions an element", "instructions", "instructions of the loop", "registers", "spills"
 
 
 def git(*arguments: str) -> str:
@@ -48,7 +49,7 @@ def load(name: str, path: Path) -> Any:
 
 
 def compiled(checkout: Path) -> dict[str, Any]:
-    """Return the figures of a checkout's kernels, or why there are none. Call it in a process of its own."""
+    """Return the figures of a checkout's kernels. Call it in a process of its own."""
     os.environ.pop("TRITON_INTERPRET", None)
     static = load("static", HERE / "static.py")
     sys.path[:0] = [str(checkout), str(checkout / "backends")]
@@ -61,14 +62,15 @@ def compiled(checkout: Path) -> dict[str, Any]:
     found = {}
     for name in KERNELS:
         try:
-            found[name] = static.figures(today.compile_and_measure(*cases[name], CHIP)) if name in cases else None
+            figures = static.figures(today.compile_and_measure(*cases[name], CHIP)) if name in cases else {}
+            found[name] = {each: figures[each] for each in KEPT if each in figures}
         except Exception as cause:  # noqa: BLE001 (a kernel of then that today's compiler refuses leaves a gap)
             found[name] = {"error": f"{type(cause).__name__}: {cause}"[:200]}
     return {name: figures for name, figures in found.items() if figures}
 
 
 def of_checkout(commit: str, cache: Path) -> dict[str, Any]:
-    """Check a commit out, and return the figures of its kernels."""
+    """Check a commit out, and return the figures of its kernels, and why there are none."""
     with tempfile.TemporaryDirectory() as folder:
         git("worktree", "add", "--detach", f"{folder}/tree", commit)
         try:
@@ -78,8 +80,8 @@ def of_checkout(commit: str, cache: Path) -> dict[str, Any]:
         finally:
             git("worktree", "remove", "--force", f"{folder}/tree")
     if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1][:200]}
-    return dict(json.loads(done.stdout))
+        return {"figures": {}, "gap": done.stderr.strip().splitlines()[-1][:200]}
+    return {"figures": json.loads(done.stdout), "gap": None}
 
 
 def steps(commit: str) -> dict[str, float]:
@@ -96,7 +98,7 @@ def main() -> None:
     before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"triton": triton.__version__, "commits": []}
     # Figures of two compilers do not make one history.
     known = before["commits"] if before["triton"] == triton.__version__ else []
-    by_tree: dict[str, Any] = {each["kernels"]: each["figures"] for each in known}
+    by_tree = {each["kernels"]: {name: each[name] for name in ("figures", "gap")} for each in known}
     log = git("log", "--first-parent", f"-{COMMITS}", "--format=%H|%as|%s", "--", *PATHS).splitlines()
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as cache:
@@ -106,8 +108,9 @@ def main() -> None:
             if tree not in by_tree:
                 by_tree[tree] = of_checkout(commit, Path(cache))
             about = {"commit": commit[:12], "date": date, "subject": subject, "kernels": tree}
-            found.append({**about, "figures": by_tree[tree], "steps": steps(commit)})
-            print(f"{commit[:12]} {date} {len(by_tree[tree])} kernels, {len(found[-1]['steps'])} steps", flush=True)
+            found.append({**about, **by_tree[tree], "steps": steps(commit)})
+            counts = {name: len(found[-1][name]) for name in ("figures", "steps")}
+            print(f"{commit[:12]} {date} {counts['figures']} kernels, {counts['steps']} steps", flush=True)
     text = json.dumps({"triton": triton.__version__, "chip": f"sm_{CHIP}", "commits": found}, indent=1)
     RECORDED.write_text(text + "\n")
 

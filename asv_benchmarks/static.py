@@ -67,7 +67,7 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     """Return what is compared of a compiled kernel: less is better."""
     found = {name: float(record[name]) for name in ("registers", "spills", "shared", "instructions")}
     found |= {f"{pipe} instructions an element": count for pipe, count in record["executed"].items()}
-    found["bytes an element"] = found.pop("bytes instructions an element")
+    found |= {"loads and stores": float(record["moved"][0]), "bytes of loads and stores": float(record["moved"][1])}
     loop = record["product_loop"]
     products = {"16-bit products": ("HMMA", "HGMMA"), "float64 products": ("DMMA", "DFMA")}
     found |= {f"{name} of the loop": float(sum(loop[one] for one in names)) for name, names in products.items()}

@@ -49,7 +49,7 @@ class Compiled(_Static):
         return float(found[kernel]["memory instructions an element"])
 
     def track_bytes(self, found: Any, kernel: str) -> float:
-        return float(found[kernel]["bytes an element"])
+        return float(found[kernel]["bytes of loads and stores"])
 
     def track_products(self, found: Any, kernel: str) -> float:
         return float(found[kernel]["instructions of the loop"])

@@ -22,9 +22,6 @@ PIPES = {
     "memory": "LDG STG LDGSTS",
 }
 
-# Beside the instructions: bytes of global memory, read and written.
-MOVED = "bytes moved"
-
 
 class Instruction(NamedTuple):
     """Whether it is conditional, its name, where it may jump to, and the bytes of global memory that a thread moves."""
@@ -46,7 +43,7 @@ class Listing:
                 self.labels[label[1]] = len(self.instructions)
             elif found := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)(.*)", line):
                 target = re.search(r"`\((\.L\w+)\)", found[3]) if found[2] == "BRA" else None
-                moved = moved_by(found[3]) if found[2] in PIPES["memory"] else 0
+                moved = moved_by(found[3]) if found[2] in PIPES["memory"].split() else 0
                 self.instructions.append(Instruction(bool(found[1]), found[2], target[1] if target else None, moved))
 
     def _weights(self) -> list[int]:
@@ -58,7 +55,7 @@ class Listing:
         return weights
 
     def executed(self) -> Counter[str]:
-        """Return how often each instruction runs, on the shortest way from the first one to an exit, and `MOVED`."""
+        """Return how often each instruction runs, on the shortest way from the first one to an exit."""
         count, weights = len(self.instructions), self._weights()
         best: list[tuple[float, Counter[str]]] = [(float("inf"), Counter())] * count + [(float("inf"), Counter())]
         for place in range(count - 1, -1, -1):
@@ -71,9 +68,13 @@ class Listing:
                 ways += [best[target]] if target > place else []
                 following = min(ways, key=lambda way: way[0], default=(float("inf"), Counter()))
             own = 0 if instruction.name == "NOP" else weights[place]
-            counted = Counter({instruction.name: own, MOVED: own * instruction.moved})
-            best[place] = (following[0] + own, following[1] + counted)
+            best[place] = (following[0] + own, following[1] + Counter({instruction.name: own}))
         return best[0][1]
+
+    def moved(self) -> tuple[int, int]:
+        """Return how many loads and stores of global memory are listed, and their bytes: loops count once."""
+        found = [instruction.moved for instruction in self.instructions if instruction.moved]
+        return len(found), sum(found)
 
     def product_loop(self) -> Counter[str]:
         """Return the instructions of the shortest loop that has tensor-core instructions; none without one."""
@@ -96,11 +97,11 @@ class Listing:
 
 
 def by_pipe(executed: Counter[str], elements: int) -> dict[str, float]:
-    """Return the instructions of a thread for each of its elements: in all, of each pipe, and the bytes it moves."""
-    found = {"all": (sum(executed.values()) - executed[MOVED]) / elements}
+    """Return the instructions of a thread for each of its elements: in all, and of each pipe."""
+    found = {"all": sum(executed.values()) / elements}
     for pipe, names in PIPES.items():
         found[pipe] = sum(executed[name] for name in names.split()) / elements
-    return {name: round(value, 2) for name, value in {**found, "bytes": executed[MOVED] / elements}.items()}
+    return {name: round(value, 2) for name, value in found.items()}
 
 
 def moved_by(modifiers: str) -> int:

@@ -254,7 +254,7 @@ def compile_and_measure(
         "spills": counted["STL"] + counted["LDL"], "instructions": sum(counted.values()) - counted["NOP"],
         "elements_a_thread": elements // threads, "warps_resident": warps_resident,
         "fused": counted["DFMA"], "executed": by_pipe(listing.executed(), elements // threads),
-        "loads_together": listing.loads_together(), "product_loop": listing.product_loop(),
+        "loads_together": listing.loads_together(), "product_loop": listing.product_loop(), "moved": listing.moved(),
     }  # fmt: skip
 
 

@@ -91,12 +91,17 @@ def test_planted_slowdowns_fail_by_name(tmp_path: Path) -> None:
     loads = [line for line in found if line.startswith("core lengths, fp32, sm_80: ")]
     assert sorted(products + loads) == found
     assert any("float64 products" in line for line in products)
-    # One load of four became four; the bytes stay.
-    now, before = (figures["core lengths, fp32, sm_80"] for figures in (planted, RECORDED))
-    name = "memory instructions an element"
-    assert f"core lengths, fp32, sm_80: {name} {now[name]:g}, was {before[name]:g}" in loads
-    assert now["bytes an element"] == before["bytes an element"]
-    assert now[name] >= 2 * before[name]
+    now, before = (figures["core lengths, fp32, sm_80"]["loads and stores"] for figures in (planted, RECORDED))
+    assert f"core lengths, fp32, sm_80: loads and stores {now:g}, was {before:g}" in loads
+    assert now >= 2 * before
+
+
+@pytest.mark.parametrize("chip", static.CHIPS)
+def test_bytes_are_those_of_the_arrays(chip: int) -> None:
+    """A thread has sixteen elements of these rows, and four of the update: seven arrays, besides its settings."""
+    moved = {name: found.get("bytes of loads and stores", 0.0) for name, found in RECORDED.items()}
+    assert moved[f"weighted_sum, sm_{chip}"] - moved[f"weighted_sum, bfloat16, sm_{chip}"] == 16 * 2
+    assert 4 * 7 * 4 < moved[f"update adam, sm_{chip}"] < 4 * 7 * 4 + 100
 
 
 def test_all_kernels_are_tracked_but_variants() -> None:
