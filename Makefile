@@ -7,7 +7,7 @@ JOBS ?= 2
 # JOBS=0 runs the tests in one process.
 WORKERS := $(if $(filter 0,$(JOBS)),,-n $(JOBS))
 PROFILE ?= ci
-# Of `make gpu`: where results go, and which of checks, kernels, training, merge, all.
+# Of `make gpu`: where results go, and which of checks, kernels, training, models, merge, all.
 OUT ?= gpu-results
 CHUNK ?= all
 SELECT ?=
@@ -101,7 +101,8 @@ site: docs
 	$(PY) -m http.server $(PORT) --bind 127.0.0.1 --directory docs/_build/html
 
 # Results of `bench` are kept under the commit they were measured at; `bench-check` only shows that every benchmark runs, at
-# its smaller sizes, and fails where the compiler makes more than 5 % more of a kernel than is recorded.
+# its smaller sizes, and fails where the compiler makes more than 5 % more of a kernel than is recorded, or a private step
+# costs more plain ones.
 bench: $(READY)
 	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes >/dev/null
 	cd asv_benchmarks && $(abspath $(PY)) -m asv run --python=same --set-commit-hash "$$(git rev-parse HEAD)"
@@ -112,6 +113,7 @@ bench-check: $(READY)
 	cd asv_benchmarks && DPCORE_BENCH_CHECK=1 $(abspath $(PY)) -m asv run --quick --python=same --show-stderr \
 		--launch-method forkserver --bench '^(?!static\.)'
 	$(PY) asv_benchmarks/static.py
+	$(PY) asv_benchmarks/cpu_ratios.py
 
 # The first half hour on a GPU machine: checks, then measurements, in chunks of at most eight minutes. Without a GPU all of it
 # runs in small form through the interpreter. One chunk at a time: make gpu PY=python3 CHUNK=kernels OUT=results

@@ -1,9 +1,11 @@
-"""What the compiler makes of the kernels, without a GPU: instructions by pipe, registers, spills, and predicted steps.
+"""What the compiler makes of the kernels, without a GPU: instructions by pipe, bytes, registers, spills, whole steps.
 
     python asv_benchmarks/static.py                 compare with asv_benchmarks/recorded/static.json; 1 if one is worse
     python asv_benchmarks/static.py --record        write that file
+    python asv_benchmarks/static.py --only sums     the kernels with this word in their names; also with --record
 
-A figure that is more than 5 % worse than the recorded one is named, with its kernel and chip.
+A figure that is more than 5 % worse than the recorded one is named, with its kernel and chip. Every kernel of
+`tests/unit/backends/test_compile.py` is compiled, but for variants: a new one is tracked without a change here.
 """
 
 from __future__ import annotations
@@ -19,30 +21,45 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "asv_benchmarks" / "recorded" / "static.json"
 CHIPS = (80, 89, 90)
-#: Of kernels without tensor cores, on the last chip.
-OTHERS = (
-    "row_norms: squares", "weighted_sum", "pairs: norms", "linear_sums, one position", "step adam",
-    "embedding_norms, scale", "embedding_sum, scale", "embedding_sum, large table",
-    "tied_row_norms: gathered rows",
-)  # fmt: skip
+#: Noise in a step takes the compiler as long as all others: one step with it, for one chip.
+SLOW = {"step sgd": (90,)}
+STEPS = ("step sgd, no noise", "step adam, no noise", *SLOW)
+#: Variants of a kernel, by the end of their names, that the compiler treats as it treats the kernel itself.
+VARIANTS = (", mixed", ", scale")
 WORSE = 1.05
 
 Figures = dict[str, dict[str, float]]
 
 
-def measured() -> Figures:
-    """Compile the kernels and return the figures of each, by kernel and chip."""
+def wanted(titles: list[str]) -> list[tuple[str, int]]:
+    """Return the kernels to compile, each with a chip."""
+    variants = {title for title in titles if title.endswith(VARIANTS) and title.rpartition(", ")[0] in titles}
+    chosen = [title for title in titles if title not in variants and (title[:5] != "step " or title in STEPS)]
+    return [(title, chip) for title in chosen for chip in SLOW.get(title, CHIPS)]
+
+
+def measured(only: str = "") -> Figures:
+    """Compile the kernels whose names contain a word, and return the figures of each, by kernel and chip."""
     os.environ.pop("TRITON_INTERPRET", None)
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
     from asv_benchmarks.predicted import ratios
     from tests.unit.backends import test_compile as compiled
 
     compiled.without_a_gpu()
-    others = [(case, 90) for case in compiled.cases() if case[0] in OTHERS]
-    wanted = [(case, chip) for chip in CHIPS for case in compiled.core_cases()] + others
+    cases = {case[0]: case for case in compiled.cases() + compiled.core_cases()}
+    chosen = [(title, chip) for title, chip in wanted(list(cases)) if only in f"{title}, sm_{chip}"]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        found = {f"{case[0]}, sm_{chip}": figures(compiled.compile_and_measure(*case, chip)) for case, chip in wanted}
+        records = [compiled.compile_and_measure(*cases[title], chip) for title, chip in chosen]
+    found = {f"{title}, sm_{chip}": figures(each) for (title, chip), each in zip(chosen, records, strict=True)}
+    return found if only else found | ratios(found)
+
+
+def recorded_beside(now: Figures, before: Figures, only: str) -> Figures:
+    """Return the figures of some kernels, with the recorded ones of all others, and what is predicted from both."""
+    from asv_benchmarks.predicted import ratios
+
+    found = {name: each for name, each in before.items() if only not in name or name.startswith("step of ")} | now
     return found | ratios(found)
 
 
@@ -50,6 +67,7 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     """Return what is compared of a compiled kernel: less is better."""
     found = {name: float(record[name]) for name in ("registers", "spills", "shared", "instructions")}
     found |= {f"{pipe} instructions an element": count for pipe, count in record["executed"].items()}
+    found |= {"loads and stores": float(record["moved"][0]), "bytes of loads and stores": float(record["moved"][1])}
     loop = record["product_loop"]
     products = {"16-bit products": ("HMMA", "HGMMA"), "8-bit products": ("IMMA", "IGMMA")}
     products["float64 products"] = "DMMA", "DFMA"
@@ -74,15 +92,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="write the figures that the next runs are compared with")
     parser.add_argument("--json", action="store_true", help="print the figures, and compare nothing")
+    parser.add_argument("--only", default="", metavar="WORD", help="only kernels with this in their names")
     arguments = parser.parse_args()
-    now = measured()
+    now = measured(arguments.only)
     if arguments.json:
         print(json.dumps(now))
         return 0
+    before = json.loads(RECORDED.read_text())
+    if arguments.only:
+        now = recorded_beside(now, before, arguments.only)
     if arguments.record:
         RECORDED.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
         return 0
-    found = worse(now, json.loads(RECORDED.read_text()))
+    found = worse(now, before)
     print("\n".join(found) or f"{len(now)} kernels and steps: no figure is more than 5 % worse")
     return int(bool(found))
 

@@ -48,5 +48,8 @@ class Compiled(_Static):
     def track_memory(self, found: Any, kernel: str) -> float:
         return float(found[kernel]["memory instructions an element"])
 
+    def track_bytes(self, found: Any, kernel: str) -> float:
+        return float(found[kernel]["bytes of loads and stores"])
+
     def track_products(self, found: Any, kernel: str) -> float:
         return float(found[kernel]["instructions of the loop"])

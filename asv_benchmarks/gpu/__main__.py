@@ -1,7 +1,7 @@
 """Check, then measure, on a bare GPU machine without a network, in chunks of at most eight minutes.
 
     make gpu PY=python3                                    # all chunks, results in gpu-results/
-    make gpu PY=python3 CHUNK=kernels OUT=results          # one chunk of checks, kernels, training
+    make gpu PY=python3 CHUNK=kernels OUT=results          # one chunk of checks, kernels, training, models
     python -m asv_benchmarks.gpu --out results --chunk all --small
 
 Each chunk writes ``<chunk>.json`` under --out as soon as a part is done, so that what ends it early takes nothing away.

@@ -12,6 +12,7 @@ from .record import CHUNKS, NOT_A_TIMING, ROOT, load, path_of
 from .table import markdown
 
 ENDED = "the chunk was ended from outside"
+PLAIN = "non-private compiled"  # what the models' other steps are compared with
 
 
 def main(out: Path, name: str | None) -> int:
@@ -55,6 +56,7 @@ def together(chunks: dict[str, dict[str, Any]]) -> dict[str, Any]:
         **({"note": NOT_A_TIMING} if small else {}),
         "copy_bytes_per_s": rate,
         "ratios_of_training": ratios(chunks),
+        "ratios_of_models": ratios_of_models(chunks),
         "failed": failed,
         "left_out": left_out,
         "chunks_not_run": [name for name in CHUNKS if name not in chunks],
@@ -82,6 +84,20 @@ def ratios(chunks: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
             own = found.setdefault(model, {})
             own[f"time over {short}"] = statistics.mean(private["ms"]) / statistics.mean(part["ms"])
             own[f"peak memory over {short}"] = private["peak_bytes"] / part["peak_bytes"]
+    return found
+
+
+def ratios_of_models(chunks: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return, for each model, the time and the peak memory of each contestant over those of the compiled plain step."""
+    parts = chunks.get("models", {}).get("parts", {})
+    found: dict[str, dict[str, float]] = {}
+    for name, part in parts.items():
+        model, _, kind = name.rpartition(": ")
+        plain = parts.get(f"{model}: {PLAIN}", {})
+        if "ms" in part and "ms" in plain and kind != PLAIN:
+            own = found.setdefault(model, {})
+            own[kind] = statistics.mean(part["ms"]) / statistics.mean(plain["ms"])
+            own[f"{kind}, peak memory"] = part["peak_bytes"] / plain["peak_bytes"]
     return found
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-CHUNKS = ("checks", "kernels", "training")
+CHUNKS = ("checks", "kernels", "training", "models")
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "numpy", "scipy", "cryptography", "opacus", "pytest", "hypothesis")
 NOT_A_TIMING = "interpreter: not a timing"

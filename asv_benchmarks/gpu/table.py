@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ..predicted import CHIPS, RECORDED
+
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return the tables of a whole result: checks, kernels, host, training, and missing parts."""
+    """Return the tables of a whole result: checks, kernels, host, training, models, and missing parts."""
     parts = [_head(result)]
-    for chunk, rows in (("checks", _checks), ("kernels", _kernels), ("kernels", _host), ("training", _training)):
+    kinds = [
+        ("checks", _checks),
+        ("kernels", _kernels),
+        ("kernels", _host),
+        ("training", _training),
+        ("models", _models),
+    ]
+    for chunk, rows in kinds:
         found = result["chunks"].get(chunk, {}).get("parts", {})
         parts += [rows(result, found)] if found else []
     for title in ("failed", "left_out"):
@@ -96,3 +106,19 @@ def _training(result: dict[str, Any], parts: dict[str, Any]) -> str:
         peak = f"{part['peak_bytes'] / 2**30:.2f}" if "peak_bytes" in part else "-"
         rows.append([model, kind, _times(part), peak, ratio or "-"])
     return _table(["model", "step", "ms, twice", "peak GiB", "private over plain"], rows)
+
+
+def _models(result: dict[str, Any], parts: dict[str, Any]) -> str:
+    """Return each contestant over the compiled plain step, and what was predicted for this chip without running it."""
+    chip = next((chip for chip in CHIPS if chip in str(result["machine"].get("gpu"))), None)
+    recorded = json.loads(RECORDED.read_text())
+    rows = []
+    for name, part in parts.items():
+        model, _, kind = name.rpartition(": ")
+        ratios = result["ratios_of_models"].get(model, {})
+        over = [f"{ratios[key]:.2f}" if key in ratios else "-" for key in (kind, f"{kind}, peak memory")]
+        said = recorded.get(f"step of {model}, {chip}", {}).get("private / plain", "-")
+        took = _short(part["refused"]) if "refused" in part else _times(part)
+        rows.append([model, kind, took, *over, str(said) if kind == "dpcore compiled" else "-"])
+    header = ["model, in bfloat16", "step", "ms, twice", "over compiled plain", "peak memory over it", "predicted"]
+    return _table(header, rows)

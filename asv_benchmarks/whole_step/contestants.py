@@ -15,7 +15,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whole_step.models import Case, loss, losses
+from .models import Case, loss, losses
 
 MAX_GRAD_NORM, LEARNING_RATE = 1.0, 1e-3
 BATCHES = 4  # of the data set; the steps go round them
@@ -31,7 +31,10 @@ class Refused(Exception):
 
 @dataclass
 class Setting:
-    """What all contestants of a model share. Inputs and targets are one data set of `BATCHES` batches."""
+    """What all contestants of a model share. Inputs and targets are one data set of `BATCHES` batches, on the host.
+
+    `precision` is None or "bf16", which is autocast; `compiler` is the backend of torch.compile.
+    """
 
     case: Case
     seed: int
@@ -40,6 +43,9 @@ class Setting:
     learning_rate: float = LEARNING_RATE
     fused: bool = False
     steps: int = 100_000
+    device: str = "cpu"
+    precision: str | None = None
+    compiler: str = "inductor"
 
     def __post_init__(self) -> None:
         self.update = self.update or self.case.update
@@ -48,7 +54,11 @@ class Setting:
     def model(self) -> nn.Module:
         """Return a new model, with the same values every time."""
         torch.manual_seed(self.seed)
-        return self.case.build()
+        return self.case.build().to(self.device)
+
+    def autocast(self) -> torch.autocast:
+        """Return the context of a forward pass."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return torch's own optimizer of the trained parameters."""
@@ -59,7 +69,7 @@ class Setting:
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the batch of a step."""
         part = slice((first := step % BATCHES * self.case.batch_size), first + self.case.batch_size)
-        return self.inputs[part], self.targets[part]
+        return self.inputs[part].to(self.device), self.targets[part].to(self.device)
 
 
 @dataclass
@@ -95,12 +105,14 @@ def non_private(setting: Setting, compiled: bool = False) -> Contestant:
     """Forward, backward and torch's update."""
     model = setting.model()
     if compiled:
-        model.compile()
+        model.compile(backend=setting.compiler)
     optimizer = setting.optimizer(model)
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         optimizer.zero_grad()
-        loss(model(batch[0]), batch[1]).backward()
+        with setting.autocast():
+            found = loss(model(batch[0]), batch[1])
+        found.backward()
         optimizer.step()
 
     built = Contestant(model, step, turns(setting))
@@ -120,7 +132,8 @@ def dpcore(setting: Setting, method: str = "dp_sgd", compiled: bool = False, **o
     sampler = FixedOrderSampler(dataset_size=len(setting.inputs), batch_size=size, shuffle=False)
     chosen = getattr(library.methods, method)(**given)
     data = (setting.inputs, setting.targets)
-    run = make_private(model, data, chosen, steps=setting.steps, sampling=sampler, loss=loss, compile=compiled)
+    kind = {"sampling": sampler, "loss": loss, "compile": compiled, "precision": setting.precision}
+    run = make_private(model, data, chosen, steps=setting.steps, **kind)
 
     def batches() -> Any:
         while True:
@@ -161,7 +174,9 @@ def opacus(setting: Setting, mode: str) -> Contestant:
     criterion = found[2] if mode == "ghost" else loss
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        criterion(wrapped(batch[0]), batch[1]).backward()
+        with setting.autocast():
+            value = criterion(wrapped(batch[0]), batch[1])
+        value.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # last: rows kept until the next turn would crowd the others' memory
 
@@ -202,7 +217,9 @@ def fastdp(setting: Setting) -> Contestant:
     engine.attach(optimizer)
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        loss(model(batch[0]), batch[1]).backward()
+        with setting.autocast():
+            found = loss(model(batch[0]), batch[1])
+        found.backward()
         optimizer.step()
         optimizer.zero_grad()
 

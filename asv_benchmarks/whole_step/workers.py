@@ -50,7 +50,7 @@ def times(model: str, names: list[str], quick: bool, rounds: int, **options: Any
         if built is None:
             found[name] = {"refused": reason}
         else:
-            found[name] = {"seconds": [], "sum_seconds": [], "draw_seconds": [], "page_faults": []}
+            found[name] = {"seconds": [], "cpu_seconds": [], "sum_seconds": [], "draw_seconds": [], "page_faults": []}
             racing[name] = built
         gc.collect()
     order = random.Random(setting.seed)
@@ -66,20 +66,25 @@ def times(model: str, names: list[str], quick: bool, rounds: int, **options: Any
 
 
 def one(contestant: Contestant, row: dict[str, Any]) -> None:
-    """Take one step by the clock."""
+    """Take one step by the clock, and by the processor's time, which other programs hardly blur."""
     gc.collect()
     before = time.perf_counter()
     batch = contestant.draw()
-    faults, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    used, begin = time.process_time(), time.perf_counter()
     contestant.step(batch)
     row["seconds"].append(time.perf_counter() - begin)
+    row["cpu_seconds"].append(time.process_time() - used)
     row["page_faults"].append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
     row["draw_seconds"].append(begin - before)
     row["sum_seconds"] += [at - begin for at in contestant.summed]
 
 
 def summarize(row: dict[str, Any], reference: dict[str, Any] | None) -> None:
-    """Add medians, minima, and their ratios to those of the non-private step: of whole steps, and up to the noise."""
+    """Add medians, minima, and their ratios to those of the non-private step: of whole steps, and up to the noise.
+
+    `ratio_of_pairs` is the median of the ratios of processor time within a round.
+    """
     for kind, prefix in (("seconds", ""), ("sum_seconds", "sum_"), ("draw_seconds", "draw_")):
         if not row[kind]:
             continue
@@ -87,6 +92,9 @@ def summarize(row: dict[str, Any], reference: dict[str, Any] | None) -> None:
         if reference and kind != "draw_seconds":
             row[f"{prefix}ratio_of_medians"] = row[f"{prefix}median_s"] / statistics.median(reference[kind])
             row[f"{prefix}ratio_of_minima"] = row[f"{prefix}min_s"] / min(reference[kind])
+    if reference:
+        pairs = zip(row["cpu_seconds"], reference["cpu_seconds"], strict=True)
+        row["ratio_of_pairs"] = statistics.median(own / other for own, other in pairs)
 
 
 def memory(model: str, names: list[str], quick: bool, steps: int = 3, **options: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tests.refused import refused
 
 pytest.importorskip("triton")
 from asv_benchmarks.benchmarks import ops_on_device
-from asv_benchmarks.gpu import checks, kernels, merge, runner, steps, training
+from asv_benchmarks.gpu import checks, kernels, merge, models, runner, steps, table, training
 from asv_benchmarks.gpu.record import CHUNKS, ROOT, load, save
 from tests.depth import chosen
 
@@ -38,7 +38,7 @@ def in_this_process(folder: Path) -> int:
     alike += "the same bits twice: steps", "agreement suite", "host: ", "torch adam"  # some seconds each
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "cases", lambda _: small)
-        for module in (checks, kernels, training):
+        for module in (checks, kernels, training, models):
             parts = [part for part in module.parts(SETTING) if not any(words in part.name for words in alike)]
             patch.setattr(module, "parts", lambda _, parts=parts: parts)
         for chunk in CHUNKS:
@@ -74,6 +74,21 @@ def test_every_chunk_runs_in_small_form(tmp_path: Path, capfd: pytest.CaptureFix
         assert result["chunks"]["checks"]["parts"]["agreement suite"]["outcomes"] == {"PASSED": 1}
     assert "nothing here is a timing" in told
     assert not (ROOT / "asv_benchmarks" / "recorded" / "gpu_small.json").exists()
+
+
+def test_models_are_compared_with_the_compiled_plain_step_and_the_prediction() -> None:
+    name, slow = "BERT-base, T=128, B=32", {"status": "done", "peak_bytes": 3, "ms": [3.0, 3.2]}
+    parts = {
+        f"{name}: non-private compiled": {"status": "done", "peak_bytes": 2, "ms": [1.0, 1.0]},
+        f"{name}: dpcore compiled": slow,
+        f"{name}: FastDP": {"status": "done", "refused": "not installed"},
+    }
+    ratios = merge.ratios_of_models({"models": {"parts": parts}})
+    assert ratios == {name: {"dpcore compiled": 3.1, "dpcore compiled, peak memory": 1.5}}
+    text = table._models({"machine": {"gpu": "NVIDIA H200"}, "ratios_of_models": ratios}, parts)
+    predicted = json.loads(table.RECORDED.read_text())[f"step of {name}, H200"]["private / plain"]
+    assert f"| {name} | dpcore compiled | 3.000 / 3.200 | 3.10 | 1.50 | {predicted} |" in text
+    assert f"| {name} | FastDP | not installed | - | - | - |" in text
 
 
 def test_what_asv_times_on_a_device_exists_and_is_selected() -> None:

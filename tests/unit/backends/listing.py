@@ -24,11 +24,12 @@ PIPES = {
 
 
 class Instruction(NamedTuple):
-    """Whether it is conditional, its name, and where it may jump to."""
+    """Whether it is conditional, its name, where it may jump to, and the bytes of global memory that a thread moves."""
 
     conditional: bool
     name: str
     target: str | None
+    moved: int
 
 
 class Listing:
@@ -42,7 +43,8 @@ class Listing:
                 self.labels[label[1]] = len(self.instructions)
             elif found := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)(.*)", line):
                 target = re.search(r"`\((\.L\w+)\)", found[3]) if found[2] == "BRA" else None
-                self.instructions.append(Instruction(bool(found[1]), found[2], target[1] if target else None))
+                moved = moved_by(found[3]) if found[2] in PIPES["memory"].split() else 0
+                self.instructions.append(Instruction(bool(found[1]), found[2], target[1] if target else None, moved))
 
     def _weights(self) -> list[int]:
         weights = [1] * len(self.instructions)
@@ -69,6 +71,11 @@ class Listing:
             best[place] = (following[0] + own, following[1] + Counter({instruction.name: own}))
         return best[0][1]
 
+    def moved(self) -> tuple[int, int]:
+        """Return how many loads and stores of global memory are listed, and their bytes: loops count once."""
+        found = [instruction.moved for instruction in self.instructions if instruction.moved]
+        return len(found), sum(found)
+
     def product_loop(self) -> Counter[str]:
         """Return the instructions of the shortest loop that has tensor-core instructions; none without one."""
         found: list[Counter[str]] = []
@@ -94,4 +101,10 @@ def by_pipe(executed: Counter[str], elements: int) -> dict[str, float]:
     found = {"all": sum(executed.values()) / elements}
     for pipe, names in PIPES.items():
         found[pipe] = sum(executed[name] for name in names.split()) / elements
-    return {name: round(value, 1) for name, value in found.items()}
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+def moved_by(modifiers: str) -> int:
+    """Return the bytes of a load or store of global memory: what follows its name says so, and nothing means 4."""
+    size = re.match(r"[.\w]*?\.(?:[US](8|16)|(64|128))\b", modifiers)
+    return int(size[1] or size[2]) // 8 if size else 4

@@ -15,18 +15,22 @@ from tests.depth import chosen
 
 RECORDED: static.Figures = json.loads(static.RECORDED.read_text())
 
+# A float64 product, and loads of four numbers whose addresses the compiler no longer knows to be multiples of 16.
 PLANTED = """
 import json
 from asv_benchmarks import static
 from tests.unit.backends import test_compile as compiled
 
 compiled.without_a_gpu()
-from dpcore_triton import core_linear, cores, linear
+from dpcore_triton import core_linear, linear
 
-title, kernel, types, constants, elements = compiled.core_cases()[0]
-constants = {"SCALED": False, "SIDE": 32, "DEPTH": 16}
-record = compiled.compile_and_measure(title, linear._tiles_kernel, types, constants, 32**2, 80)
-print(json.dumps({f"{title}, sm_80": static.figures(record)}))
+cases = {case[0]: case for case in compiled.core_cases()}
+title, kernel, types, constants, elements = cases["core tiles, bf16"]
+product = title, linear._tiles_kernel, types, {"SCALED": False, "SIDE": 32, "DEPTH": 16}, 32**2
+title, kernel, types, constants, elements = cases["core lengths, fp32"]
+loads = title, kernel, types, {**constants, "ALIGNED": False}, elements
+found = {f"{case[0]}, sm_80": static.figures(compiled.compile_and_measure(*case, 80)) for case in (product, loads)}
+print(json.dumps(found))
 """
 
 
@@ -52,10 +56,10 @@ def test_a_figure_that_is_worse_is_named_with_its_kernel() -> None:
     assert static.worse(now, RECORDED) == []
     now["core sums, bf16, sm_90"]["registers"] *= 1.04
     now["core tiles, fp32, sm_80"]["spills"] = 1.0
-    del now["step adam, sm_90"]
+    del now["step sgd, sm_90"]
     found = static.worse(now, RECORDED)
     assert [line.split(":")[0] for line in found] == [
-        "core sums, bf16, sm_90", "core tiles, fp32, sm_80", "step adam, sm_90",
+        "core sums, bf16, sm_90", "core tiles, fp32, sm_80", "step sgd, sm_90",
     ]  # fmt: skip
     assert "registers" in found[0]
     assert "spills 1, was 0" in found[1]
@@ -79,13 +83,32 @@ def run(*command: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_planted_float64_product_fails_by_name(tmp_path: Path) -> None:
+def test_planted_slowdowns_fail_by_name(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     planted = json.loads(run("-c", PLANTED, folder=tmp_path))
     found = static.worse(RECORDED | planted, RECORDED)
-    assert found
-    assert all(line.startswith("core tiles, bf16, sm_80: ") for line in found)
-    assert any("float64 products" in line for line in found)
+    products = [line for line in found if line.startswith("core tiles, bf16, sm_80: ")]
+    loads = [line for line in found if line.startswith("core lengths, fp32, sm_80: ")]
+    assert sorted(products + loads) == found
+    assert any("float64 products" in line for line in products)
+    now, before = (figures["core lengths, fp32, sm_80"]["loads and stores"] for figures in (planted, RECORDED))
+    assert f"core lengths, fp32, sm_80: loads and stores {now:g}, was {before:g}" in loads
+    assert now >= 2 * before
+
+
+@pytest.mark.parametrize("chip", static.CHIPS)
+def test_bytes_are_those_of_the_arrays(chip: int) -> None:
+    """A thread has sixteen elements of these rows, and four of the update: seven arrays, besides its settings."""
+    moved = {name: found.get("bytes of loads and stores", 0.0) for name, found in RECORDED.items()}
+    assert moved[f"weighted_sum, sm_{chip}"] - moved[f"weighted_sum, bfloat16, sm_{chip}"] == 16 * 2
+    assert 4 * 7 * 4 < moved[f"update adam, sm_{chip}"] < 4 * 7 * 4 + 100
+
+
+def test_all_kernels_are_tracked_but_variants() -> None:
+    titles = ["weighted_sum", "weighted_sum, bfloat16", "weighted_sum, bfloat16, scale", "tokens, scale", "step nesterov"]
+    found = [title for title, _ in static.wanted([*titles, *static.STEPS])]
+    assert list(dict.fromkeys(found)) == ["weighted_sum", "weighted_sum, bfloat16", "tokens, scale", *static.STEPS]
+    assert found.count("tokens, scale") == len(static.CHIPS)
 
 
 @pytest.mark.slow
