@@ -4,7 +4,7 @@ torch tensors come in and go out. Norms, sums, products, noise and update are to
 keep threads waiting for work take the processor from each other; all else is `dpcore_numpy` on the same memory.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dpcore.spec.repeating import repeat
 from dpcore_numpy.correlate import correlate
@@ -44,9 +44,18 @@ __all__ = [
     "to_numpy",
     "update",
     "weighted_sum",
+    "with_compiled",
     "words",
     "zeros_like",
 ]
+
+
+def with_compiled() -> Any:
+    """Return this backend with kernels of torch.compile, for one run (`dpcore_torch.compiled`)."""
+    from dpcore_torch.compiled import Compiled  # loads the compiler
+
+    return Compiled()
+
 
 if TYPE_CHECKING:
     import torch

@@ -46,6 +46,12 @@ def with_graphs(backend: Backend[Any], cuda_graphs: bool | str) -> Backend[Any]:
     return repeating
 
 
+def with_compiled(backend: Backend[Any]) -> Backend[Any]:
+    """Return a run's backend that torch.compile makes kernels for, where it has such operations."""
+    chosen: Any = backend
+    return chosen.with_compiled() if backend.name == "torch" else backend
+
+
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
     """Return the one device of the model's parameters; refuse a model that is not on the backend's device.
 
