@@ -4,6 +4,7 @@ torch tensors come in and go out. Norms, sums, products, noise and update are to
 keep threads waiting for work take the processor from each other; all else is `dpcore_numpy` on the same memory.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from dpcore.spec.repeating import repeat
@@ -54,7 +55,7 @@ def with_compiled() -> Any:
     """Return this backend with kernels of torch.compile, for one run (`dpcore_torch.compiled`)."""
     from dpcore_torch.compiled import Compiled  # loads the compiler
 
-    return Compiled()
+    return Compiled(sys.modules[__name__])
 
 
 if TYPE_CHECKING:

@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
-import dpcore_torch
 from dpcore.errors import SpeedWarning
 from dpcore.spec.pair_ops import LinearPairs
-from dpcore_torch import clip
-from dpcore_torch.clip import add_rows
+from dpcore_torch.clip import add_rows, weighted_sum
 from dpcore_torch.linear import TORCH, add_tiles, linear_sums
 from dpcore_torch.noise import normal, numbers
 from dpcore_torch.step import step
@@ -32,18 +30,19 @@ _LEAST = 1 << 14
 class Compiled:
     """The backend of one run; all that is not compiled is as it is without."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
         self._sum, self._rounded = Kernel(weighted), Kernel(rounded)
         tiles = partial(add_tiles, add=self._add)
         self._arithmetic, self._draw = TORCH._replace(add_tiles=tiles), partial(normal, numbers_of=Kernel(numbers))
 
     def __getattr__(self, name: str) -> Any:
         """Return any other member of the backend."""
-        return getattr(dpcore_torch, name)
+        return getattr(self._backend, name)
 
     def weighted_sum(self, *args: Any, **options: Any) -> None:
         """See `dpcore.spec.ops.Backend.weighted_sum`."""
-        clip.weighted_sum(*args, **options, add=self._add)
+        weighted_sum(*args, **options, add=self._add)
 
     def linear_sums(
         self,

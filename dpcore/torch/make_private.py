@@ -222,8 +222,7 @@ def make_private(
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
     if device.type == "cpu":
         keep_freed_memory()
-    parameters = dict(model.named_parameters())
-    working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
+    working = Working(backend, gradient.names, [model.get_parameter(name) for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations)
     sampler = sampler_of(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
     check_once(data, sampler)
@@ -245,8 +244,7 @@ def make_private(
     gradient.passed_over += [data, source]
     with told_if_slow(lambda: _CAPTURED.format(type(model).__name__), _PATIENCE):
         try_out(gradient, example, frozen, gradients)
-    if gradient.proved.compiled:
-        engine.mechanism.backend = with_compiled(backend)
+    engine.mechanism.backend = with_compiled(backend, gradient.proved.compiled)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
     for told in _slow(gradient, gradients):
         warnings.warn(told, SpeedWarning, stacklevel=3)

@@ -46,10 +46,10 @@ def with_graphs(backend: Backend[Any], cuda_graphs: bool | str) -> Backend[Any]:
     return repeating
 
 
-def with_compiled(backend: Backend[Any]) -> Backend[Any]:
-    """Return a run's backend that torch.compile makes kernels for, where it has such operations."""
+def with_compiled(backend: Backend[Any], wanted: bool) -> Backend[Any]:
+    """Return a run's backend, with operations that torch.compile makes kernels of if that is wanted and it has some."""
     chosen: Any = backend
-    return chosen.with_compiled() if backend.name == "torch" else backend
+    return chosen.with_compiled() if wanted and backend.name == "torch" else backend
 
 
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:

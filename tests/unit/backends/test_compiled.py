@@ -24,7 +24,7 @@ KEY = bytes(range(32))
 
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
-    return Compiled()
+    return Compiled(dpcore_torch)
 
 
 def rows_and_weights(count: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +87,7 @@ def test_what_cannot_be_compiled_runs_as_written(monkeypatch: pytest.MonkeyPatch
         raise TorchDynamoException("no compiler\nand more")
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: broken)
-    backend, (rows, weights) = Compiled(), rows_and_weights(33, 1000, torch.float32)
+    backend, (rows, weights) = Compiled(dpcore_torch), rows_and_weights(33, 1000, torch.float32)
     total = torch.zeros(1000, dtype=torch.float64)
     with pytest.warns(SpeedWarning, match=r"^compile: weighted runs as written \(no compiler\)$"):
         backend.weighted_sum([rows], [weights], [total])
