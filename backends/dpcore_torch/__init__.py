@@ -4,7 +4,8 @@ Arrays are torch tensors. torch computes norms, sums, products, noise and update
 threads would take the processor from each other; the rest is `dpcore_numpy` on the same memory.
 """
 
-from typing import TYPE_CHECKING, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from dpcore.spec.repeating import repeat
 from dpcore_numpy.correlate import correlate
@@ -45,9 +46,18 @@ __all__ = [
     "to_numpy",
     "update",
     "weighted_sum",
+    "with_compiled",
     "words",
     "zeros_like",
 ]
+
+
+def with_compiled() -> Any:
+    """Return this backend with kernels of torch.compile, for one run (`dpcore_torch.compiled`)."""
+    from dpcore_torch.compiled import Compiled  # loads the compiler
+
+    return Compiled(sys.modules[__name__])
+
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -93,18 +93,23 @@ def _squares_by_runs(block: torch.Tensor, scale: torch.Tensor | None) -> torch.T
 
 @bounded()
 def weighted_sum(
-    rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], out: Sequence[torch.Tensor], scale: Scales = None
+    rows: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    out: Sequence[torch.Tensor],
+    scale: Scales = None,
+    *,
+    add: Callable[..., None] | None = None,
 ) -> None:
-    """See `dpcore.spec.ops.Backend.weighted_sum`."""
+    """See `dpcore.spec.ops.Backend.weighted_sum`; `add` is another `add_rows`."""
     check_weighted_sum(rows, weights, out, scale)
     for block, weight, total, vector in zip(rows, weights, out, scale or [None] * len(rows), strict=True):
-        add_rows(block.detach(), total, weight.detach(), None if vector is None else vector.detach())
+        (add or add_rows)(block.detach(), total, weight.detach(), None if vector is None else vector.detach())
 
 
 def add_rows(
     block: torch.Tensor, total: torch.Tensor, weights: torch.Tensor | None = None, scale: torch.Tensor | None = None
 ) -> None:
-    """Add a block's rows, which are integers, or which float64 weights and rounding make so.
+    """Add a block's rows, rounded to integers, or rounded once float64 weights and a scale have multiplied them.
 
     A row of weight 0 is left out, whatever it holds.
     """
@@ -114,7 +119,8 @@ def add_rows(
         if scale is not None:
             piece *= scale[columns]
         if weights is not None:
-            piece.mul_(weights[examples, None]).round_()
+            piece.mul_(weights[examples, None])
+        piece.round_()
         if len(unused):
             piece[unused[(unused >= examples.start) & (unused < examples.stop)] - examples.start] = 0.0
         total[columns].addmv_(piece.T, ones[examples])

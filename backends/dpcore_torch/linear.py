@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,12 @@ def linear_sums(
     out: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor | None] | None = None,
     longest: Sequence[float] | None = None,
+    *,
+    arithmetic: reference.Arithmetic | None = None,
 ) -> None:
-    """See `dpcore.spec.pair_ops.PairOperations.linear_sums`."""
-    reference.linear_sums(_viewed(layers), view(weights), view(out), view(scales), longest, arithmetic=TORCH)
+    """See `dpcore.spec.pair_ops.PairOperations.linear_sums`; `arithmetic` is another one than `TORCH`."""
+    by = arithmetic or TORCH
+    reference.linear_sums(_viewed(layers), view(weights), view(out), view(scales), longest, arithmetic=by)
 
 
 def _viewed(layers: Sequence[LinearPairs[torch.Tensor]]) -> list[LinearPairs[Floats]]:
@@ -222,8 +225,17 @@ def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide
     return norms + rounding_of(a, e, scale, terms, wide), terms
 
 
-def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, scale: Floats | None, wide: bool) -> None:
-    """See `dpcore_numpy.tiles.add_tiles`.
+def add_tiles(
+    a: Side,
+    e: Side,
+    weights: Wide,
+    used: Indices,
+    total: Floats,
+    scale: Floats | None,
+    wide: bool,
+    add: Callable[..., None] = add_rows,
+) -> None:
+    """See `dpcore_numpy.tiles.add_tiles`; `add` is `add_rows` or another one.
 
     Float32 tiles are weighted before: one side's rows are, so that nothing but rounding is left to do with a tile.
     """
@@ -236,10 +248,10 @@ def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Floats, sca
     for rows, columns, chosen, tile in tiles:
         piece = torch.zeros(tile[0].numel(), dtype=torch.float64, device="cpu")
         if before:
-            add_rows(tile.flatten(1).round_(), piece)
+            add(tile.flatten(1), piece)
         else:
             own = None if scale is None else torch.from_numpy(scale[rows, columns].reshape(-1))
-            add_rows(tile.flatten(1), piece, torch.from_numpy(factors[chosen]), own)
+            add(tile.flatten(1), piece, torch.from_numpy(factors[chosen]), own)
         torch.from_numpy(total)[rows, columns] += piece.view(tile.shape[1:])
 
 

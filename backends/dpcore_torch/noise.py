@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -34,33 +35,33 @@ def normal(
     *,
     bits: int = FRACTION_BITS,
     rng: str = "chacha20",
+    numbers_of: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """See `dpcore.spec.ops.Backend.normal`."""
+    """See `dpcore.spec.ops.Backend.normal`; `numbers_of` is another function than `numbers`."""
     check_bits(bits)
     first, last = start // TILE, -(-(start + size) // TILE)
     w0, w1 = (
         torch.from_numpy(tile_blocks(key, row, stream, first, last - first, part=part, rng=rng).view(np.int32))
         for part in (0, 1)
     )
-    strip, place, region = parts_of(w0, w1)
-    z = place.double().add_(strip, alpha=2.0**FINE_BITS)
-    numbers = z.view(-1).numpy()
+    z, region = (numbers_of or numbers)(w0, w1, _columns())
+    flat = z.view(-1).numpy()
     for found in np.flatnonzero(region.numpy() == REST).tolist():
         block, word = divmod(found, WORDS_PER_BLOCK)
         k = of_rest(key, row, stream, first * LANES + block, word, rng)
-        numbers[found] = -1 - k if numbers[found] < 0 else k
+        flat[found] = -1 - k if flat[found] < 0 else k
     if bits < FRACTION_BITS:
         z.mul_(2.0 ** (bits - FRACTION_BITS)).floor_()
     return z.mul_(2.0**-bits).transpose(1, 2).reshape(-1)[start - first * TILE :][:size]
 
 
-def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return strip and place of floor(2^36 Z), ``2^30 strip + place``, and the region, by `dpcore_numpy.noise.size_of`.
+def numbers(w0: torch.Tensor, w1: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return floor(2^36 Z) in float64, and the region, by `dpcore_numpy.noise.size_of`; for `REST` it is not right.
 
     Words are int32 of the same bits, and shifts keep the sign. w0 is overwritten.
     """
     own = w0 & _COLUMNS
-    column = _columns().index_select(0, own.view(-1)).view(own.shape)
+    column = columns.index_select(0, own.view(-1)).view(own.shape)
     below = (w0 & _THRESHOLDS).sub_(column & ~_COLUMNS).bitwise_right_shift_(31)
     region = column.bitwise_and_(_COLUMNS)
     region ^= own.bitwise_xor_(region).bitwise_and_(below)
@@ -75,7 +76,8 @@ def parts_of(w0: torch.Tensor, w1: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     sign = w0.bitwise_right_shift_(31)
     place = torch.bitwise_right_shift(w1, 2, out=below)
     place ^= turned.bitwise_xor_(sign)
-    return torch.bitwise_right_shift(region, 1, out=t).bitwise_xor_(sign), place.bitwise_and_(_PLACES), region
+    strip = torch.bitwise_right_shift(region, 1, out=t).bitwise_xor_(sign)
+    return place.bitwise_and_(_PLACES).double().add_(strip, alpha=2.0**FINE_BITS), region
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,13 +33,14 @@ def step(
     correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
+    draw: Callable[..., torch.Tensor] = normal,
 ) -> None:
-    """See `dpcore.spec.ops.Backend.step`."""
+    """See `dpcore.spec.ops.Backend.step`; `draw` is `normal` or another function of its arguments."""
     check_step(
         slots, noise, batch_size, filters, rule, settings, step_number, unit, correlation, square, square_noise
     )  # fmt: skip
     size = _TILES * TILE * torch.get_num_threads()
-    draws, square_draws = (Draws(row, slots, size) for row in (noise, square_noise))
+    draws, square_draws = (Draws(row, slots, size, draw) for row in (noise, square_noise))
     for whole, numbers in zip(slots, settings, strict=True):
         for start in range(0, whole.parameter.numel(), size):
             slot = _slice(whole, start, start + size)
@@ -56,8 +57,10 @@ def step(
 class Draws:
     """Normals of a row, drawn for several small tensors at once: a call costs more than their numbers."""
 
-    def __init__(self, row: NoiseRow | None, slots: Sequence[Slot[torch.Tensor]], size: int) -> None:
-        self.row = row
+    def __init__(
+        self, row: NoiseRow | None, slots: Sequence[Slot[torch.Tensor]], size: int, draw: Callable[..., torch.Tensor]
+    ) -> None:
+        self.row, self._draw = row, draw
         self.scale, self.bits = (0.0, 0) if row is None else (row.scale, row.bits)
         self._size = size
         self._end = max((slot.first + slot.parameter.numel() for slot in slots), default=0)
@@ -70,7 +73,7 @@ class Draws:
         if not (self._first <= first and first + size <= self._first + len(self._drawn)):
             key, row, stream, _, rng, bits = self.row
             ahead = max(size, min(self._size, self._end - first))
-            self._first, self._drawn = first, normal(key, row, stream, first, ahead, bits=bits, rng=rng)
+            self._first, self._drawn = first, self._draw(key, row, stream, first, ahead, bits=bits, rng=rng)
         return self._drawn[first - self._first :][:size]
 
 

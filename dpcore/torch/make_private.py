@@ -44,7 +44,7 @@ from dpcore.torch.memory import free_memory, keep_freed_memory, limit_of, parse_
 from dpcore.torch.model.check_module import Modes, check_module
 from dpcore.torch.model.precision import caveats_of as caveats_of_precision
 from dpcore.torch.model.precision import parse as precision_of
-from dpcore.torch.parameter_views import Working, backend_for, check_place, with_graphs
+from dpcore.torch.parameter_views import Working, backend_for, check_place, with_compiled, with_graphs
 from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of
 from dpcore.torch.processes import caveats_of
 from dpcore.torch.randomness import CAVEAT
@@ -224,8 +224,7 @@ def make_private(
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
     if device.type == "cpu":
         keep_freed_memory()
-    parameters = dict(model.named_parameters())
-    working = Working(backend, gradient.names, [parameters[name] for name in gradient.names])
+    working = Working(backend, gradient.names, [model.get_parameter(name) for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations)
     sampler = sampler_of(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
     check_once(data, sampler)
@@ -247,6 +246,7 @@ def make_private(
     gradient.passed_over += [data, source]
     with told_if_slow(lambda: _CAPTURED.format(type(model).__name__), _PATIENCE):
         try_out(gradient, example, frozen, gradients)
+    engine.mechanism.backend = with_compiled(backend, gradient.proved.compiled)
     peers.check_alike({"model and loss (their graphs)": gradient.proved.digest() or gradient.way})
     for remark in _slow(gradient, gradients):
         warnings.warn(remark, SpeedWarning, stacklevel=3)

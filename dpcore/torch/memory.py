@@ -225,6 +225,8 @@ class Footprint:
         every = points * pairs + rows
         joining = every + 2 * (rows + largest) if points > 1 else 0
         used = [_scratch(block, examples, points, scaled) for block in self.blocks]
+        if several:  # all may be of one unit, whose inner products are of all their positions
+            used += [_scratch(block, 1, points, scaled, examples) for block in self.blocks]
         summing = every + max(used, default=0)
         if several:
             summing += max(every, 3 * parameters)
@@ -304,16 +306,20 @@ def _lives(graph: Graph, count: int) -> Moments:
     return np.cumsum(changes, axis=0)[:-1]
 
 
-def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
-    """Return the most bytes that a block's norms and its sum take at one time, in addition to its arrays."""
+def _scratch(block: Block, examples: int, points: int, scaled: bool, size: int = 1) -> float:
+    """Return the most bytes that a block's norms and its sum take at one time, in addition to its arrays.
+
+    `examples` may be units, each of `size` examples.
+    """
     coordinates = math.prod(block.shape)
     if isinstance(block, Chunked):
         with torch.no_grad(), Peak() as making:
             piece, _, _ = next(block.pieces())
-        made: float = making.peak / block.examples * (examples * points + 1)  # one for an example's logits
-        return made + _scratch(piece, examples, points, scaled)
+        made: float = making.peak / block.examples * (examples * points + 1) * size  # one for an example's logits
+        return made + _scratch(piece, examples, points, scaled, size)
     if isinstance(block, Tied):
-        table, head = (_scratch(part, examples, points, scaled) for part in (block.embedding, block.linear))
+        table, head = (_scratch(part, examples, points, scaled, size) for part in (block.embedding, block.linear))
+        points *= size
         tokens = points * sum(int(part.shape[1]) for part in block.embedding.indices)
         cross = 16 * tokens * block.shape[1]
         if isinstance(block.linear, Linear):
@@ -321,10 +327,10 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
             cross = 20 * times * tokens + 16 * times * block.shape[1]
         return max(table, head, float(cross)) + (3 * 4 * examples * coordinates if scaled else 0)
     if isinstance(block, Rows):
-        size = examples * coordinates
-        return min(8 * size, _PIECES * torch.get_num_threads()) + size / 4 + (4 * size if scaled else 0)
+        entries = examples * coordinates
+        return min(8 * entries, _PIECES * torch.get_num_threads()) + entries / 4 + (4 * entries if scaled else 0)
     assert isinstance(block, (Linear, Embedding))
-    times = points * sum(int(part.shape[1]) for part in block.gradients)
+    times = points * size * sum(int(part.shape[1]) for part in block.gradients)
     together = min(examples, max(1, _ROWS // max(1, times))) * times
     if isinstance(block, Embedding):
         return together * (24 * block.shape[1] + 64)
@@ -332,7 +338,7 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
     if times < FEW_ROWS and not scaled:
         item = max(array.itemsize for array in (*block.inputs, *block.gradients))
         return 8 * together * (p + q) + (item if points == len(block.inputs) == 1 else 8) * together * max(p, q)
-    size = 8 if times < FEW_ROWS else 4
+    wide = 8 if times < FEW_ROWS else 4
     entries = min(examples * coordinates, _TILES) * (2 if scaled or points > 1 else 1)
     inner = 7 * max(times**2, min(examples * times**2, _TILES // 4)) if block.gram else 0
     at_once = min(examples, max(32, _TILES // max(1, coordinates)))
@@ -340,4 +346,4 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool) -> float:
     widths = (q, block.gradients[0].itemsize), (p, block.inputs[0].itemsize)
     lined = sum(width for width, item in widths if times * width % 16 or (item == 2 and points == 1))
     sides = at_once * times * ((2 * (p + q) if points > 1 or scaled else min(p, q)) + lined)
-    return size * (max(entries, inner) + sides) + _PIECES
+    return wide * (max(entries, inner) + sides) + _PIECES

@@ -46,6 +46,12 @@ def with_graphs(backend: Backend[Any], cuda_graphs: bool | str) -> Backend[Any]:
     return repeating
 
 
+def with_compiled(backend: Backend[Any], wanted: bool) -> Backend[Any]:
+    """Return a run's backend, with operations that torch.compile makes kernels of if that is wanted and it has some."""
+    chosen: Any = backend
+    return chosen.with_compiled() if wanted and backend.name == "torch" else backend
+
+
 def check_place(backend: Backend[Any], model: torch.nn.Module) -> torch.device:
     """Return the one device of the model's parameters; refuse a model that is not on the backend's device.
 

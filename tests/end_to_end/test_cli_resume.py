@@ -259,6 +259,9 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(stopped: Path, straigh
     changed["settings"]["lr"] = 0.25
     config.write_text(json.dumps(changed))
     assert "its lr is 0.25, and the run has 0.5; put it back" in refused(capsys, *resumed)
+    changed["settings"] |= {"lr": 0.5, "precision": "bf16"}
+    config.write_text(json.dumps(changed))
+    assert "its precision is 'bf16', and the run has 'float32'; put it back" in refused(capsys, *resumed)
     config.write_bytes(before[config])
 
     stated = Path(run, "statement.json")
@@ -294,6 +297,7 @@ def test_a_ledger_that_was_moved_is_asked_for(stopped: Path, straight: Path, tmp
     folder = tmp_path / "case"
     shutil.copytree(stopped, folder)
     saved = training.read_checkpoint(folder / "run.checkpoint")
+    del saved["settings"]["precision"]  # as of a checkpoint from before there was a choice
     save_state(folder / "run.checkpoint", {**saved, "ledger": str(folder / "gone")})
     assert "say where it is now with --ledger FILE" in refused(capsys, "--resume", str(folder / "run"))
     assert resume(folder, "--ledger", str(folder / "ledger"), stop=40)[0] == 130

@@ -299,6 +299,31 @@ def test_shards_are_one_run(world: int, tmp_path: Path):
             torch.testing.assert_close(rank[f"{name}, went on"], alone[name].model.state_dict(), **close)
 
 
+def narrow(net: nn.Module, precision: str | None = "bf16") -> dpcore.torch.PrivateRun:
+    options: dict[str, Any] = {"key": bytes(32), "exact_key": True, "target_delta": 1e-5, "precision": precision}
+    data, method = (DATA[0].float(), DATA[1]), torch_runs.METHODS["disk"](8)
+    run = dpcore.torch.make_private(net, data, method, epochs=2, microbatch_size=3, **options)
+    finish(run)
+    return run
+
+
+def in_bf16(rank: int, folder: Path) -> None:
+    run = narrow(sharded(Net().float()))
+    assert_free(run)
+    torch.save({"values": whole(run.model), "text": run.statement().text()}, folder / f"rank {rank}.pt")
+
+
+def test_shards_in_bf16_are_one_run(tmp_path: Path):
+    alone, wide = narrow(Net().float()), narrow(Net().float(), None)
+    in_processes(2, in_bf16, tmp_path)
+    values = alone.model.state_dict()
+    for rank in range(2):
+        found = torch.load(tmp_path / f"rank {rank}.pt", weights_only=True)
+        torch.testing.assert_close(found["values"], values, rtol=1e-5, atol=1e-6)
+        assert "passes in bfloat16 (autocast)" in found["text"]
+    assert not torch.allclose(wide.model.state_dict()["first.weight"], values["first.weight"], rtol=1e-4, atol=1e-5)
+
+
 class Deciding(nn.Linear):
     """Branches on a value."""
 

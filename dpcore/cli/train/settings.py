@@ -43,6 +43,7 @@ from dpcore.stages.updates.rules import COUPLINGS
 from dpcore.stages.updates.schedules import WarmupCosine
 
 MODELS = ("logistic", "mlp", "cnn-5")
+PRECISIONS = ("float32", "bf16")
 CLIPPING = ("standard", "automatic", "automatic_v", "normalized", "psac")
 DATA, METHOD, PRIVACY, RUN = "Data and model", "Method", "Privacy", "Run"
 UPDATE, CORRELATED, SCALED = "Update", "Correlated noise", "Scaled gradients (dp_adam, dp_adagrad)"
@@ -142,12 +143,15 @@ class Settings:
     backend: Annotated[str, option(one_of(available_backends), "NAME",
         "torch (CPU), triton (CUDA) or numpy (the reference).",
         RUN)] = field(default_factory=lambda: chosen_backend() or "torch")
+    precision: Annotated[str, option(one_of(PRECISIONS), "NAME",
+        "float32, or bf16: forward passes and losses in bfloat16; the parameters stay in float32.", RUN)] = "float32"
     record_gradients: Annotated[_Count, option(count, "N",
         "Keep N coordinates of each released gradient, for dpcore inspect gradients.", RUN)] = None
     # fmt: on
 
     def __post_init__(self) -> None:
         choice(METHODS, method=self.method)
+        choice(PRECISIONS, precision=self.precision)
         if self.epsilon is None and self.noise_multiplier is None:
             raise ArgumentError("epsilon=None: give --epsilon (the noise is calibrated to it) or --noise-multiplier")
         if self.epsilon is not None and self.noise_multiplier is not None:

@@ -326,7 +326,8 @@ def _check(saved: Mapping[str, Any], settings: Settings, stated: Mapping[str, An
     own = _of_ledger(saved).get("run")
     if (stated.get("ledger") or {}).get("run", own) != own:
         raise DataError(f"checkpoint {folder.checkpoint}: belongs to another run than the one in {folder.path}")
-    former, given = saved["settings"], plain(settings.to_dict())
+    # Checkpoints from before --precision are of float32.
+    former, given = {"precision": "float32", **saved["settings"]}, plain(settings.to_dict())
     for name in ({**former, **given}).keys() - set(GONE):
         if former.get(name) != given.get(name):
             raise DataError(

@@ -164,6 +164,7 @@ class Training:
                 sampling=str(settings.sampling),
                 max_batch_size=settings.max_batch_size,
                 groups=settings.groups,
+                precision=None if settings.precision == "float32" else settings.precision,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )

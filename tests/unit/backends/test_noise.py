@@ -95,12 +95,12 @@ def test_integers_of_chosen_words(kernels, bits: int) -> None:
 
 
 def test_integers_of_chosen_words_in_torchs_threads() -> None:
-    from dpcore_torch.noise import parts_of
+    from dpcore_torch.noise import _columns, numbers
 
     w0, w1 = chosen_words()
     k, region = reference.size_of(w0, w1)
-    strip, place, regions = parts_of(*(torch.from_numpy(w.copy().view(np.int32)) for w in (w0, w1)))
-    np.testing.assert_array_equal(2.0**30 * strip.double() + place, reference.signed(k, w0, 36) * 2.0**36)
+    got, regions = numbers(*(torch.from_numpy(w.copy().view(np.int32)) for w in (w0, w1)), _columns())
+    np.testing.assert_array_equal(got, reference.signed(k, w0, 36) * 2.0**36)
     np.testing.assert_array_equal(regions, region)
 
 
