@@ -50,9 +50,10 @@ class Compiled:
         weights: Sequence[torch.Tensor],
         out: Sequence[torch.Tensor],
         scales: Sequence[torch.Tensor | None] | None = None,
+        longest: Sequence[float] | None = None,
     ) -> None:
         """See `dpcore.spec.pair_ops.PairOperations.linear_sums`."""
-        linear_sums(layers, weights, out, scales, arithmetic=self._arithmetic)
+        linear_sums(layers, weights, out, scales, longest, arithmetic=self._arithmetic)
 
     def normal(self, *args: Any, **options: Any) -> torch.Tensor:
         """See `dpcore.spec.ops.Backend.normal`."""
