@@ -124,7 +124,8 @@ def add_clipped(
     longest = [0.0] * len(blocks)
     for members, factor, bound in zip(grouping.members, factors, grouping.bounds, strict=True):
         for i in members:
-            weights[i], longest[i] = factor, (1.0 if rule == "normalized" else bound) / unit
+            weights[i] = factor
+            longest[i] = (1.0 if rule == "normalized" else bound) / unit
     add_sums(backend, blocks, weights, totals, scales, longest)
     return norms[0]
 

@@ -279,9 +279,9 @@ def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     layers, batch = {**TABLE, "layers": "*i64", "layer_of": "*i32"}, {"examples": "i32"}
     squares, lengths = {**layers, "squares": "*fp64", **batch}, {**layers, "lengths": "*fp64", **batch}
     rows = {"ROWS": launch.ROWS, "COLUMNS": pairs.WIDTH}
-    of_slices, tile = {**layers, "multiples": "*fp64", **batch}, {"SIDE": slices.SIDE}
-    found = [("sliced sums", slices._sum_kernel, of_slices, tile, slices.SIDE**2)]
-    tile, made = {**tile, "EXAMPLES": slices.EXAMPLES, "COLUMNS": slices.COLUMNS}, slices.EXAMPLES * slices.COLUMNS
+    of_slices, square = {**layers, "multiples": "*fp64", **batch}, {"SIDE": slices.SIDE}
+    tile, made = {**square, "EXAMPLES": slices.EXAMPLES, "COLUMNS": slices.COLUMNS}, slices.EXAMPLES * slices.COLUMNS
+    found = list[Any]()
     for kind in (tl.bfloat16, tl.float32):
         chosen: dict[str, Any] = {"KIND": kind, "ALIGNED": True}
         side, size = {**chosen, "SIDE": cores.SIDE}, cores.SIDE**2
@@ -292,7 +292,7 @@ def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             (f"core lengths, {kind}", core_linear._lengths_kernel, lengths, {**chosen, **rows}, rows["ROWS"] * 128),
             (f"sliced factors, {kind}", slices._factors_kernel, of_slices, {**chosen, **tile}, made),
         ]
-    return found
+    return [*found, ("sliced sums", slices._sum_kernel, of_slices, square, slices.SIDE**2)]
 
 
 def without_a_gpu() -> None:

@@ -49,6 +49,16 @@ def test_no_kernel_spills_and_products_take_few_instructions() -> None:
         assert (0 < found["instructions of the loop"] <= most) == products, name
 
 
+def test_sums_of_bytes_are_tensor_core_instructions_and_little_else() -> None:
+    sliced = {name: found for name, found in RECORDED.items() if name.startswith("sliced")}
+    assert len(sliced) == 3 * 3
+    for name, found in sliced.items():
+        assert found["spills"] == 0, name
+        if "sums" in name:  # four products of 64 x 64 x 64: 64 IMMA, or 8 IGMMA, for four warps
+            assert found["8-bit products of the loop"] == (8 if name.endswith("sm_90") else 64), name
+            assert found["instructions of the loop"] <= 150, name
+
+
 def test_a_figure_that_is_worse_is_named_with_its_kernel() -> None:
     now = {name: dict(found) for name, found in RECORDED.items()}
     assert static.worse(now, RECORDED) == []
