@@ -23,7 +23,7 @@ from whole_step.record import machine
 
 RECORDED = Path(__file__).resolve().parent / "recorded" / "cpu_ratios.json"
 #: Models of `whole_step.models`, whether the small form is taken, and turns: some seconds each.
-MODELS = {"mlp": (False, 15), "cnn": (False, 7), "transformer": (True, 75), "bert": (True, 75), "lstm": (True, 75)}
+MODELS = {"mlp": (False, 15), "cnn": (False, 7), "transformer": (True, 51), "bert": (True, 51), "lstm": (True, 51)}
 SAME, OTHER = 1.15, 1.5
 RECORDINGS = 3
 
