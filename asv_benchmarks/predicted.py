@@ -6,8 +6,15 @@ Nothing was run on a GPU. Counted are the linear layers of a model in bfloat16, 
 and embedding. Plain is three products a layer, at 0.65 of the peak; what goes through memory is the operands of each
 in 16 bits, and 28 bytes a parameter for the update. Private has two of these products; a norm and a sum by our
 kernels, or rows where the engine keeps them (`dpcore.torch.gradients.sources`): a third product, and B p q numbers
-written once and read twice; 56 bytes a parameter. A kernel of ours takes as long as its tensor cores, or as the
-instructions that a scheduler starts for them, one each cycle; what stands outside of the loop counts once an example.
+written once and read twice; 56 bytes a parameter. A kernel of ours takes as long as the longest of
+
+- its products, at 0.65 of the peak, too;
+- the instructions that a scheduler starts for them, one each cycle; what stands outside of the loop counts once an
+  example;
+- the operands of its tiles, through the second-level cache at 0.85 of 5120 bytes a cycle (an A100's white paper;
+  assumed of an H200), or 16 bytes a cycle and multiprocessor (assumed of an L4 and a 4090);
+- instructions and products, one after the other, divided by the programs that have room in the registers: a program
+  waits for its products.
 """
 
 from __future__ import annotations
@@ -17,12 +24,21 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).resolve().parent / "recorded" / "static.json"
-#: Peaks as in `dpcore_triton.chips` (1e12 a second), the compiler's target, products a cycle and multiprocessor.
+#: Peaks as in `dpcore_triton.chips` (1e12 a second), the compiler's target; of a multiprocessor, products a cycle and
+#: bytes a cycle of the second-level cache.
 CHIPS = {
-    "H200": (989, 4.8, 90, 2048),
-    "A100": (312, 2.0, 80, 1024),
-    "L4": (121, 0.3, 89, 512),
-    "4090": (165, 1.01, 89, 256),
+    "H200": (989, 4.8, 90, 2048, 5120 / 132),
+    "A100": (312, 2.0, 80, 1024, 5120 / 108),
+    "L4": (121, 0.3, 89, 512, 16),
+    "4090": (165, 1.01, 89, 256, 16),
+}
+#: Rows and columns of a tile, positions or columns of a loop, and warps, as in `dpcore_triton.core_linear`.
+TILES = {
+    "tiles": (128, 128, 64, 8),
+    "inner products": (64, 64, 64, 8),
+    "sums": (64, 128, 64, 8),
+    "sums in one chain": (64, 128, 64, 8),
+    "sums in one chain, wide": (128, 128, 64, 8),
 }
 #: Positions, examples, layers of a block (p, q): all blocks of a model are alike.
 MODELS: dict[str, Any] = {
@@ -30,18 +46,29 @@ MODELS: dict[str, Any] = {
     "BERT-base, T=128, B=32": (128, 32, [(768, 768)] * 4 + [(768, 3072), (3072, 768)]),
     "ViT-S, T=197, B=64": (197, 64, [(384, 1152), (384, 384), (384, 1536), (1536, 384)]),
 }
-PLAIN, MEMORY, SIDE, DEPTH = 0.65, 0.85, 64, 32
+PLAIN, MEMORY = 0.65, 0.85
+#: Positions up to which a sum is one chain, and inner products are taken.
+FEW = 256
+REGISTERS = 65536
 
 
 def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
     """Return the time of a private step over that of a plain one."""
-    (times, examples, layers), (peak, bandwidth, target, per_cycle) = MODELS[model], CHIPS[chip]
+    (times, examples, layers), (peak, bandwidth, target, per_cycle, cache) = MODELS[model], CHIPS[chip]
 
-    def slowed(kernel: str, loops: float) -> float:
-        """Return a kernel's time, by loops of SIDE x SIDE x DEPTH products, over that of its products at the peak."""
+    def slowed(kernel: str, length: int) -> float:
+        """Return a kernel's time, by loops that are `length` positions or columns together, over that at the peak."""
         found = figures[f"core {kernel}, bf16, sm_{target}"]
-        loop = found["instructions of the loop"]
-        return max(1.0, (loop + (found["instructions"] - loop) / loops) * per_cycle / (SIDE * SIDE * DEPTH))
+        high, wide, depth, warps = TILES[f"{kernel}, wide" if f"{kernel}, wide" in TILES and target == 90 else kernel]
+        loop, products = found["instructions of the loop"], high * wide * depth / per_cycle
+        outside = found["around it"] if "sums" in kernel else found["instructions"] - loop
+        issued = (loop + outside * depth / length) * warps / 4
+        loaded = 2 * (high + wide) * depth / cache / MEMORY
+        programs = REGISTERS // (-(-found["registers"] // 8) * 8 * 32 * warps)
+        return max(products / PLAIN, issued, loaded, (products + issued) / programs) / products
+
+    def filled(depth: int) -> int:
+        return -(-times // depth) * depth
 
     plain = private = 0.0
     for p, q in layers:
@@ -52,11 +79,12 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
         if times >= 24 and p * q <= 1.75 * times * (p + q):
             private += product / PLAIN + operands + 3 * 2 * examples * p * q / bandwidth / MEMORY
             continue
-        filled = -(-times // SIDE) * SIDE
-        grams = examples * filled * (filled + SIDE) * (p + q) / peak * slowed("inner products", (p + q) / DEPTH)
-        tiles = product * filled / times * slowed("tiles", filled / DEPTH)
-        norm = min(grams, tiles) if times <= 256 else tiles
-        private += operands + norm + product * filled / times * slowed("sums", filled / DEPTH)
+        long = filled(64)
+        grams = examples * long * (long + 64) * (p + q) / peak * slowed("inner products", p + q)
+        tiles = product * long / times * slowed("tiles", long)
+        norm = min(grams, tiles) if times <= FEW else tiles
+        sums = slowed("sums in one chain" if times <= FEW else "sums", long)
+        private += operands + norm + product * long / times * sums
     return round(private / plain, 3)
 
 
