@@ -6,8 +6,16 @@ Nothing was run on a GPU. Counted are the linear layers of a model in bfloat16, 
 and embedding. Plain is three products a layer, at 0.65 of the peak; what goes through memory is the operands of each
 in 16 bits, and 28 bytes a parameter for the update. Private has two of these products; a norm and a sum by our
 kernels, or rows where the engine keeps them (`dpcore.torch.gradients.sources`): a third product, and B p q numbers
-written once and read twice; 56 bytes a parameter. A kernel of ours takes as long as its tensor cores, or as the
-instructions that a scheduler starts for them, one each cycle; what stands outside of the loop counts once an example.
+written once and read twice; 56 bytes a parameter. A kernel of ours takes as long as the longest of
+
+- its products, at 0.65 of the peak, too;
+- the instructions that a scheduler starts for them, one each cycle; what stands outside of the loop counts once an
+  example;
+- the operands of its tiles, through the second-level cache at 0.85 of 5120 bytes a cycle (an A100's white paper;
+  assumed of an H200), or 16 bytes a cycle and multiprocessor (assumed of an L4 and a 4090);
+- instructions and products, one after the other, divided by the programs that have room in the registers: a program
+  waits for its products.
+
 An MLP has one position: norms are three float64 operations a number, sums four products of bytes, at twice the rate,
 with factors that are written once and read once. Launches are not counted.
 """
@@ -19,13 +27,22 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).resolve().parent / "recorded" / "static.json"
-#: Peaks as in `dpcore_triton.chips` (1e12 a second), the compiler's target, products a cycle and multiprocessor, and
-#: float64 operations outside of tensor cores (1e12 a second).
+#: Peaks as in `dpcore_triton.chips` (1e12 a second), the compiler's target; of a multiprocessor, products a cycle and
+#: bytes a cycle of the second-level cache; float64 operations outside of tensor cores (1e12 a second).
 CHIPS = {
-    "H200": (989, 4.8, 90, 2048, 16.8),
-    "A100": (312, 2.0, 80, 1024, 4.85),
-    "L4": (121, 0.3, 89, 512, 0.245),
-    "4090": (165, 1.01, 89, 256, 0.645),
+    "H200": (989, 4.8, 90, 2048, 5120 / 132, 16.8),
+    "A100": (312, 2.0, 80, 1024, 5120 / 108, 4.85),
+    "L4": (121, 0.3, 89, 512, 16, 0.245),
+    "4090": (165, 1.01, 89, 256, 16, 0.645),
+}
+#: Rows and columns of a tile, positions, columns or examples of a loop, and warps, as in `dpcore_triton.core_linear`.
+TILES = {
+    "core tiles, bf16": (128, 128, 64, 8),
+    "core inner products, bf16": (64, 64, 64, 8),
+    "core sums, bf16": (64, 128, 64, 8),
+    "core sums in one chain, bf16": (64, 128, 64, 8),
+    "core sums in one chain, bf16, wide": (128, 128, 64, 8),
+    "sliced sums": (64, 64, 64, 4),
 }
 #: Positions, examples, layers of a block (p, q): all blocks of a model are alike.
 MODELS: dict[str, Any] = {
@@ -35,18 +52,32 @@ MODELS: dict[str, Any] = {
     "MLP of 2048 x 2048, B=512": (1, 512, [(2048, 2048)]),
     "MLP of 2048 x 2048, B=4096": (1, 4096, [(2048, 2048)]),
 }
-PLAIN, MEMORY, SIDE, DEPTH = 0.65, 0.85, 64, 32
+PLAIN, MEMORY = 0.65, 0.85
+#: Positions up to which a sum is one chain, and inner products are taken.
+FEW = 256
+REGISTERS = 65536
 
 
 def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
     """Return the time of a private step over that of a plain one."""
-    (times, examples, layers), (peak, bandwidth, target, per_cycle, wide) = MODELS[model], CHIPS[chip]
+    (times, examples, layers), (peak, bandwidth, target, per_cycle, cache, wide_peak) = MODELS[model], CHIPS[chip]
 
-    def slowed(kernel: str, loops: float, products: int = SIDE * SIDE * DEPTH) -> float:
-        """Return a kernel's time, by loops of so many products, over that of its products at the peak."""
+    def slowed(kernel: str, length: int, factors: int = 1) -> float:
+        """Return a kernel's time, by loops that are `length` positions or columns together, over that at the peak.
+
+        `factors` are the products that a pair of numbers takes.
+        """
         found = figures[f"{kernel}, sm_{target}"]
-        loop = found["instructions of the loop"]
-        return max(1.0, (loop + (found["instructions"] - loop) / loops) * per_cycle / products)
+        high, wide, depth, warps = TILES[f"{kernel}, wide" if f"{kernel}, wide" in TILES and target == 90 else kernel]
+        loop, products = found["instructions of the loop"], factors * high * wide * depth / per_cycle
+        outside = found["around it"] if "core sums" in kernel else found["instructions"] - loop
+        issued = (loop + outside * depth / length) * warps / 4
+        loaded = 2 * (high + wide) * depth / cache / MEMORY
+        programs = REGISTERS // (-(-found["registers"] // 8) * 8 * 32 * warps)
+        return max(products / PLAIN, issued, loaded, (products + issued) / programs) / products
+
+    def filled(depth: int) -> int:
+        return -(-times // depth) * depth
 
     plain = private = 0.0
     for p, q in layers:
@@ -58,17 +89,16 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
             private += product / PLAIN + operands + 3 * 2 * examples * p * q / bandwidth / MEMORY
             continue
         if times == 1:
-            # Twice as many products of bytes in a cycle, and four times 64 x 64 x 64 of them in a loop.
-            sums = 4 * product / 2 * slowed("sliced sums", examples / 64, 2 * SIDE * SIDE * 64)
-            private += sums + 3 * examples * (p + q) / wide + 4 * operands
+            # Four products of bytes, twice as many in a cycle; a number's two bytes are those of the tiles' operands.
+            sums = 2 * product * slowed("sliced sums", examples, 2)
+            private += sums + 3 * examples * (p + q) / wide_peak + 4 * operands
             continue
-        filled = -(-times // SIDE) * SIDE
-        grams = (
-            examples * filled * (filled + SIDE) * (p + q) / peak * slowed("core inner products, bf16", (p + q) / DEPTH)
-        )
-        tiles = product * filled / times * slowed("core tiles, bf16", filled / DEPTH)
-        norm = min(grams, tiles) if times <= 256 else tiles
-        private += operands + norm + product * filled / times * slowed("core sums, bf16", filled / DEPTH)
+        long = filled(64)
+        grams = examples * long * (long + 64) * (p + q) / peak * slowed("core inner products, bf16", p + q)
+        tiles = product * long / times * slowed("core tiles, bf16", long)
+        norm = min(grams, tiles) if times <= FEW else tiles
+        sums = slowed("core sums in one chain, bf16" if times <= FEW else "core sums, bf16", long)
+        private += operands + norm + product * long / times * sums
     return round(private / plain, 3)
 
 

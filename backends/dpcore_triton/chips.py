@@ -19,12 +19,15 @@ class Chip(NamedTuple):
     bfloat16: float  #: of products, float32 sums: 1e12 operations a second
     float64: float  #: likewise, on tensor cores where it has them
     bandwidth: float  #: 1e12 bytes a second
+    #: Whether 64 rows of a tile are too few: a multiprocessor multiplies 2048 numbers a cycle, and the cache gives it
+    #: some 40 bytes.
+    wide: bool = False
 
 
 #: All are of compute capability 8.0 to 9.0, whose rounding `dpcore_triton.cores` bounds.
 CHIPS: Final = {
-    "H200": Chip(989, 67, 4.8),
-    "H100": Chip(989, 67, 3.35),
+    "H200": Chip(989, 67, 4.8, wide=True),
+    "H100": Chip(989, 67, 3.35, wide=True),
     "A100": Chip(312, 19.5, 2.0),
     "L4": Chip(121, 0.49, 0.3),
     "4090": Chip(165, 1.29, 1.01),

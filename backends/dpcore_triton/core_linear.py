@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -31,9 +32,44 @@ from dpcore_triton.pairs import FIELDS, WIDTH, rows_at, weights_at
 Tensor = torch.Tensor
 
 
-def tiles_of(p: int, q: int) -> int:
-    """Return how many tiles a (q, p) matrix has."""
-    return -(-p // SIDE) * -(-q // SIDE)
+def warps_of_gram(*, split: bool) -> int:
+    """Return the warps of a program of `fill_gram`: more where a loop loads more, so that its places have registers."""
+    return 4 if split else 8
+
+
+class Tile(NamedTuple):
+    """A tile of an example's matrix, the positions that are loaded together, and the warps of its program."""
+
+    high: int
+    wide: int
+    depth: int
+    warps: int
+
+    def number(self, p: int, q: int) -> int:
+        """Return how many of them a (q, p) matrix has."""
+        return -(-p // self.wide) * -(-q // self.high)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a kernel is started with."""
+        return {"HIGH": self.high, "WIDE": self.wide, "DEPTH": self.depth, "warps": self.warps}
+
+
+SPLIT = Tile(SIDE, SIDE, int(SPLIT_DEPTH.value), 4)
+"""Of float32 numbers, which are split in registers."""
+NORMS = Tile(128, 128, int(CORE_DEPTH.value), 8)
+SUMS = Tile(64, 128, int(CORE_DEPTH.value), 8)
+WIDE_SUMS = Tile(128, 128, int(CORE_DEPTH.value), 8)
+"""Of 16-bit numbers in one chain on a chip whose tensor cores would wait for the operands of smaller tiles."""
+
+
+def tile_of_norms(*, split: bool) -> Tile:
+    """Return the tiles of `fill_tiles`."""
+    return SPLIT if split else NORMS
+
+
+def tile_of_sums(*, split: bool, chained: bool, wide: bool) -> Tile:
+    """Return the tiles of `add_sums`: `wide` ones have registers for one chain only."""
+    return SPLIT if split else WIDE_SUMS if wide and chained else SUMS
 
 
 def blocks_of(counts: Sequence[int]) -> int:
@@ -49,21 +85,34 @@ def fill_lengths(layers: Layers, lengths: Tensor, chosen: Sequence[bool]) -> Non
 
 
 def fill_tiles(layers: Layers, squares: Tensor, units: Sequence[int], places: Sequence[int]) -> None:
-    """Put the sum of squares of each tile of v to its place: (B, `tiles_of`), for the layers with units."""
+    """Put the sum of squares of each tile of v to its place: (B, tiles) of the layers with units."""
     examples, own = layers.parts.examples, [(place, 0) for place in places]
-    layers.start(_tiles_kernel, units, examples, own, squares, examples, SIDE=SIDE)
+    for split in (False, True):
+        some = [count if split == layers.split(place) else 0 for place, count in enumerate(units)]
+        tile = tile_of_norms(split=split).settings()
+        layers.start(_tiles_kernel, some, examples, own, squares, examples, **tile)
 
 
 def fill_gram(layers: Layers, squares: Tensor, units: Sequence[int], places: Sequence[int]) -> None:
     """Put sums of ``(a_s . a_t)(e_s . e_t)`` that add up to |v|^2 to their places: (B, `blocks_of`)."""
     examples, own = layers.parts.examples, list(zip(places, units, strict=True))
-    layers.start(_gram_kernel, units, examples, own, squares, examples, SIDE=SIDE)
+    for split in (False, True):
+        some = [count if split == layers.split(place) else 0 for place, count in enumerate(units)]
+        layers.start(_gram_kernel, some, examples, own, squares, examples, SIDE=SIDE, warps=warps_of_gram(split=split))
 
 
-def add_sums(layers: Layers, units: Sequence[int], own: Sequence[tuple[int, int]]) -> None:
-    """Add the examples' vectors to the sums; `own` are the addresses of weights and sums."""
+def add_sums(layers: Layers, chains: Sequence[bool | None], own: Sequence[tuple[int, int]], *, wide: bool) -> None:
+    """Add the examples' vectors to the sums; `own` are the addresses of weights and sums.
+
+    `chains` says which layers are multiplied in one chain; None for those that are not summed here.
+    """
     examples = layers.parts.examples
-    layers.start(_sum_kernel, units, -(-examples // BATCH.value), own, examples, SIDE=SIDE)
+    kinds = [None if chain is None else (layers.split(place), chain) for place, chain in enumerate(chains)]
+    for kind in dict.fromkeys(filter(None, kinds)):
+        tile = tile_of_sums(split=kind[0], chained=kind[1], wide=wide)
+        units = [tile.number(row.p, row.q) * (each == kind) for row, each in zip(layers.rows, kinds, strict=True)]
+        copies, settings = -(-examples // BATCH.value), tile.settings()
+        layers.start(_sum_kernel, units, copies, own, examples, CHAINED=kind[1], **settings)
 
 
 @jit
@@ -83,33 +132,40 @@ def weight_of(part):
 @jit
 def side_of(part, example, FIELD: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr):
     """Return where an example's rows of a part begin, and how far they lie apart."""
-    at = tl.load(part + FIELD).to(tl.pointer_type(KIND)) + example * tl.load(part + FIELD + 1)
+    at, apart = tl.load(part + FIELD).to(tl.pointer_type(KIND)), tl.load(part + FIELD + 1)
     step = tl.load(part + FIELD + 2)
     if ALIGNED:  # the host has seen it, and loads of 16 bytes need to know
-        at, step = tl.multiple_of(at, 16), tl.multiple_of(step, 8)
-    return at, step
+        at, apart = tl.multiple_of(at, 16), tl.multiple_of(apart, 8)
+        step = tl.multiple_of(step.to(tl.int32), 8)
+    return at + example * apart, step
 
 
 @jit
 def tile_of(
     rows, first, last, example, row, column, p, q, used,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, CHAINED: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile of an example's gradient, over the parts from `first` to `last`; zeros where not `used`."""
-    DEPTH: tl.constexpr = SPLIT_DEPTH if tl.float32 == KIND else CORE_DEPTH
-    v = tl.zeros((SIDE, SIDE), tl.float32)
+    """Return a tile of an example's gradient, over the parts from `first` to `last`; zeros where not `used`.
+
+    In one chain it stays on the tensor core, and is not multiplied by a point weight.
+    """
+    v, inner = tl.zeros((HIGH, WIDE), tl.float32), tl.arange(0, DEPTH)
     for index in range(counted(first), counted(last + 1)):
         part = rows + index * FIELDS
         e, e_step = side_of(part, example, 4, KIND, ALIGNED)
         a, a_step = side_of(part, example, 1, KIND, ALIGNED)
         weight = weight_of(part)
         end = tl.where(used, tl.load(part + 8), 0).to(tl.int32)
+        to, at = (inner * e_step)[None, :] + row[:, None], (inner * a_step)[:, None] + column[None, :]
         for start in range(0, counted(end), DEPTH):
-            position = start + tl.arange(0, DEPTH)
-            inside = position < end
-            left = read(e + (position * e_step)[None, :] + row[:, None], (row < q)[:, None] & inside[None, :])
-            right = read(a + (position * a_step)[:, None] + column[None, :], inside[:, None] & (column < p)[None, :])
-            v = tl.fma(weight, multiplied(left, right, tl.zeros((SIDE, SIDE), tl.float32), KIND), v)
+            inside = inner < end - start
+            left = read(e + start * e_step + to, (row < q)[:, None] & inside[None, :])
+            right = read(a + start * a_step + at, inside[:, None] & (column < p)[None, :])
+            if CHAINED:
+                v = multiplied(left, right, v, KIND)
+            else:
+                v = tl.fma(weight, multiplied(left, right, tl.zeros((HIGH, WIDE), tl.float32), KIND), v)
     return v
 
 
@@ -129,10 +185,10 @@ def parts_at(row_of, first, end):
 
 
 @jit
-def corners(tile, p, SIDE: tl.constexpr):
+def corners(tile, p, HIGH: tl.constexpr, WIDE: tl.constexpr):
     """Return the rows and columns of a tile."""
-    across = (p + SIDE - 1) // SIDE
-    return tile // across * SIDE + tl.arange(0, SIDE), tile % across * SIDE + tl.arange(0, SIDE)
+    across = (p + WIDE - 1) // WIDE
+    return tile // across * HIGH + tl.arange(0, HIGH), tile % across * WIDE + tl.arange(0, WIDE)
 
 
 @kernel("examples")
@@ -174,41 +230,64 @@ def length_of(at, mask, width, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMN
 @kernel("examples")
 def _tiles_kernel(
     rows, row_of, layers, layer_of, squares, examples,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     layer, within = located(layers, layer_of, examples)
     p, q, first, end = core_sizes_of(layer, ALIGNED)
-    tiles = (p + SIDE - 1) // SIDE * ((q + SIDE - 1) // SIDE)
-    row, column = corners(within % tiles, p, SIDE)
+    tiles = (p + WIDE - 1) // WIDE * ((q + HIGH - 1) // HIGH)
+    row, column = corners(within % tiles, p, HIGH, WIDE)
     part, last = parts_at(row_of, first, end)
-    v = tile_of(rows, part, last, within // tiles, row, column, p, q, True, KIND, ALIGNED, SIDE)
+    example = within // tiles
+    v = tile_of(rows, part, last, example, row, column, p, q, True, KIND, ALIGNED, False, HIGH, WIDE, DEPTH)
     tl.store(squares + (tl.load(layer + 6) * examples + within), square_sum(v))
 
 
 @kernel("examples")
 def _sum_kernel(
     rows, row_of, layers, layer_of, examples,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, CHAINED: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     batches = (examples + BATCH - 1) // BATCH
     layer = layer_at(tl.program_id(0) // batches, layers, layer_of)
     p, q, first, end = core_sizes_of(layer, ALIGNED)
-    row, column = corners((tl.program_id(0) // batches - tl.load(layer)).to(tl.int32), p, SIDE)
+    row, column = corners((tl.program_id(0) // batches - tl.load(layer)).to(tl.int32), p, HIGH, WIDE)
     part, last = parts_at(row_of, first, end)
     weights, begin = tl.load(layer + 6).to(tl.pointer_type(tl.float64)), tl.program_id(0) % batches * BATCH
-    highs, lows = tl.zeros((SIDE, SIDE), tl.int32), tl.zeros((SIDE, SIDE), tl.int32)
+    highs, lows = tl.zeros((HIGH, WIDE), tl.int32), tl.zeros((HIGH, WIDE), tl.int32)
     for example in range(counted(begin), counted(tl.minimum(begin + BATCH, examples))):
         weight = tl.load(weights + example)
         # An example of weight 0 is not read: what it holds cannot matter, not even NaN.
-        v = tile_of(rows, part, last, example, row, column, p, q, weight != 0, KIND, ALIGNED, SIDE)
+        used = weight != 0
+        v = tile_of(rows, part, last, example, row, column, p, q, used, KIND, ALIGNED, CHAINED, HIGH, WIDE, DEPTH)
+        if CHAINED:
+            weight *= weight_of(rows + part * FIELDS)
         weight = tl.minimum(tl.maximum(weight, -LARGEST_WEIGHT), LARGEST_WEIGHT).to(tl.float32)
         high, low = words_of(weight * v)
         highs += high
         lows += low
-    inside = (row < q)[:, None] & (column < p)[None, :]
-    out = tl.load(layer + 7).to(tl.pointer_type(tl.float64)) + (row.to(tl.int64) * p)[:, None] + column[None, :]
+    out = tl.load(layer + 7).to(tl.pointer_type(tl.float64))
+    # Half a tile at a time: all addresses of a whole one have no place in registers.
+    left, right = halves(column[None, :])
+    left_high, right_high = halves(highs)
+    left_low, right_low = halves(lows)
+    add_words(out, row, left, p, q, left_high, left_low)
+    add_words(out, row, right, p, q, right_high, right_low)
+
+
+@jit
+def halves(x):
+    """Return the left and the right half of a matrix."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@jit
+def add_words(out, row, column, p, q, highs, lows):
+    """Add the numbers that words stand for to the matrix at `out`, which has fewer than 2^31 numbers."""
     # Other batches add to the same numbers. These are integers, so that the order makes no difference.
-    tl.atomic_add(out, highs.to(tl.float64) * WORD + lows.to(tl.float64), mask=inside, sem="relaxed")
+    inside = (row < q)[:, None] & (column < p)
+    to = out + ((row * p)[:, None] + column)
+    tl.atomic_add(to, highs.to(tl.float64) * WORD + lows.to(tl.float64), mask=inside, sem="relaxed")
 
 
 @kernel("examples")

@@ -14,7 +14,9 @@ most ``rho s'`` in any order of additions, with
 
     rho = products depth / 16 BLOCK + split + (chunks + 4) 2^-24
 
-where `chunks` are added up. (4: the weight, its product, what underflows, and terms of second order.)
+where `chunks` are added up. (4: the weight, its product, what underflows, and terms of second order.) Or all of them
+are added in one chain, of 16 products after 16 products, where each part's last 16 may be fewer: then `depth` is 16
+times their number, and there is one chunk, whose weight is the example's, too.
 
 **Float32 numbers** are split: ``x = x1 + x2 + d`` with x1 and x2 the nearest bfloat16 numbers of x and of ``x - x1``,
 so that ``|x2| <= 2^-9 |x|`` and ``|d| <= 2^-18 |x|``. Three products are added, ``x1 y1 + x1 y2 + x2 y1``. What is left
@@ -29,7 +31,8 @@ makes S infinite, and an S from 2^60 on the norm, so that no finite norm has an 
 kernel makes of the same numbers, in another order. A coordinate of each is off from v's by rho times the sum of its
 terms' sizes, so that by Cauchy's inequality the vectors are off by rho S.
 
-- *Tiles.* ``|v~| <= |v'| + 2 rho S``, and the squares of v' are added in float32 along a tile's row, `SIDE` of them.
+- *Tiles.* ``|v~| <= |v'| + (rho~ + rho') S``, for the sum and the norm may add in different chunks, and the squares of
+  v' are added in float32 along a tile's row, `WIDE` of them at most.
 - *Inner products.* ``P_st = a_s . a_t`` is off by ``rho_p |a_s| |a_t|``, that of gradients by rho_q likewise, and their
   product by ``rho_p + rho_q + rho_p rho_q`` and 5 roundings; these are added over blocks, and along a row, in float32.
   So ``|v|^2 <= Q + eps S^2``, and ``|v~| <= |v| + rho S``.
@@ -49,10 +52,12 @@ from dpcore_triton.pairs import Bound
 
 # The share of the sizes that 16 products on a tensor core are off by, and what splitting float32 numbers leaves out.
 BLOCK, SPLIT, UNIT = 2.0**-19, 2.0**-16, 2.0**-24
-# Rows and columns of a tile, positions of a block of inner products, and the products that are added on the tensor core
-# from 0: of 16-bit numbers, and of float32 numbers that are split.
-SIDE = 64
-CORE_DEPTH, SPLIT_DEPTH = tl.constexpr(32), tl.constexpr(16)
+# Positions of a block of inner products, rows and columns of a tile of float32 numbers; most columns of a tile.
+SIDE, WIDE = 64, 128
+# Products that are added on the tensor core from 0: of 16-bit numbers, and of float32 numbers that are split.
+CORE_DEPTH, SPLIT_DEPTH = tl.constexpr(64), tl.constexpr(16)
+# Positions up to which 16-bit numbers are added in one chain: a norm grows by ``2^-15 S`` for it at most.
+CHAIN = 256
 # What is lost where a product of two inner products, or with a weight, underflows: 2^-126 for each of fewer than 2^40
 # pairs of positions, or coordinates and chunks. And the S from which on a norm is infinite.
 UNDER, LIMIT = 2.0**-40, 2.0**60
@@ -60,18 +65,27 @@ UNDER, LIMIT = 2.0**-40, 2.0**60
 RAISED, ROW = tl.constexpr(2.0**-50), tl.constexpr(2.0**100)
 # A row's squares are added in float32, this many at a time: off by 2^-11 of themselves at most up to `WIDEST` columns.
 MARGIN, WIDEST = tl.constexpr(1 + 2.0**-10), 1 << 20
+LARGEST = (1 << 31) - 1  # numbers of a matrix: places in it are of 32 bits
 
 
-def rounding(counts: Sequence[int], *, split: bool) -> float:
-    """Return rho of sums of so many products, which are added up one sum after the other."""
+def rounding(counts: Sequence[int], *, split: bool, chained: bool = False) -> float:
+    """Return rho of sums of so many products, which are added up one sum after the other, or in one chain."""
+    if chained:
+        return sum(-(-count // 16) for count in counts) * BLOCK + 5 * UNIT
     depth = int((SPLIT_DEPTH if split else CORE_DEPTH).value)
     chunks = sum(-(-count // depth) for count in counts)
     return (3 * depth / 16 * BLOCK + SPLIT if split else depth / 16 * BLOCK) + (chunks + 4) * UNIT
 
 
+def most_rounding(counts: Sequence[int]) -> float:
+    """Return the largest rho of sums of so many products, whatever the dtype."""
+    chained = rounding(counts, split=False, chained=True) if sum(counts) <= CHAIN else 0.0
+    return max(chained, *(rounding(counts, split=split) for split in (False, True)))
+
+
 def tiles_bound(rho: float) -> Bound:
-    """Return the bound for norms by tiles, of a vector whose sum is off by `rho`."""
-    return Bound(0.0, 2 * rho, 1 + (SIDE + 8) * UNIT, UNDER, LIMIT)
+    """Return the bound for norms by tiles, of a vector whose sum and whose norm are off by `rho` together."""
+    return Bound(0.0, rho, 1 + (WIDE + 8) * UNIT, UNDER, LIMIT)
 
 
 def gram_bound(rho: float, p: int, q: int, blocks: int, *, split: bool) -> Bound:
@@ -148,6 +162,7 @@ def words_of(x):
     loses nothing that the second does not get: what lies between x and a multiple of 2^23 is a float32 number.
     """
     x = tl.minimum(tl.maximum(x, -MOST), MOST)
-    high = x * (1 / WORD) + MAGIC
-    low = (x - (high - MAGIC) * WORD) + MAGIC
+    # All but the additions of MAGIC are exact, so that it makes no difference where one operation does two.
+    high = tl.fma(x, 1 / WORD, MAGIC)
+    low = tl.fma(high - MAGIC, -WORD, x) + MAGIC
     return high.to(tl.int32, bitcast=True) - MAGIC_BITS, low.to(tl.int32, bitcast=True) - MAGIC_BITS

@@ -38,8 +38,13 @@ class Layers(NamedTuple):
     parts: Parts
     rows: list[Layer]
     kept: Sequence[Tensor | None]  #: the tensors at the scales' addresses
-    #: The dtype of each layer's arrays, and whether all rows begin at multiples of 16 bytes and have 8 k numbers.
+    #: The dtype of each layer's arrays, and whether all rows begin at multiples of 16 bytes, have multiples of 8
+    #: numbers, and lie near those of the same example.
     kinds: list[tuple[str, bool]]
+
+    def split(self, layer: int) -> bool:
+        """Return whether tensor cores take a layer's numbers as two each: those of float32."""
+        return self.kinds[layer][0] == "float32"
 
     def start(self, function: Any, units: Sequence[int], copies: int, own: Any, *args: Any, **meta: Any) -> None:
         """Start a kernel of `copies` programs for each unit of the layers; `own` are two numbers for each layer.
@@ -91,7 +96,9 @@ def layers_of(
 def _kind_of(arrays: Sequence[Tensor]) -> tuple[str, bool]:
     """Return the dtype of a layer's arrays, and whether they are aligned."""
     numbers = [number for x in arrays for number in (x.data_ptr() // 2, *x.stride()[:2], x.shape[2])]
-    return str(arrays[0].dtype).removeprefix("torch."), all(number % 8 == 0 for number in numbers)
+    # Kernels of aligned arrays compute an example's places with 32 bits.
+    near = all(x.stride(1) * x.shape[1] < 1 << 30 for x in arrays)
+    return str(arrays[0].dtype).removeprefix("torch."), near and all(number % 8 == 0 for number in numbers)
 
 
 @jit

@@ -14,8 +14,8 @@ from dpcore.spec.contributions import WIDEST_SLICED
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton import core_linear, slices
 from dpcore_triton.chips import Chip, chip_of
+from dpcore_triton.cores import CHAIN, LARGEST, WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.cores import SIDE as CORE_SIDE
-from dpcore_triton.cores import WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
 from dpcore_triton.grid import nearest
 from dpcore_triton.launch import KINDS, common_device, jit, kernel
@@ -116,13 +116,15 @@ def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool, slice
     if total == 1:
         return "slices" if sliced and _sliced_is_faster(p, q, chip) else "one"
     plain = "gram" if layer.gram or (total <= FEW_POSITIONS and not layer.exact) else "tiles"
-    if chip is None or layer.exact or 0 in sizes or max(p, q) > WIDEST:
+    if chip is None or layer.exact or 0 in sizes or max(p, q) > WIDEST or p * q > LARGEST:
         return plain
-    time = (3 if _split(layer) else 1) / chip.bfloat16
-    rows, wide, high = (-(-size // CORE_SIDE) * CORE_SIDE for size in sizes)
-    costs = {"core tiles": rows * wide * high * time}
+    split = _split(layer)
+    tile, time = core_linear.tile_of_norms(split=split), (3 if split else 1) / chip.bfloat16
+    chunks = -(-total // tile.depth) * tile.depth
+    costs = {"core tiles": chunks * tile.number(p, q) * tile.high * tile.wide * time}
     if total <= GRAM_POSITIONS:
-        costs["core gram"] = rows * (rows + CORE_SIDE) / 2 * (wide + high) * time
+        rows = -(-total // CORE_SIDE) * CORE_SIDE
+        costs["core gram"] = rows * (rows + CORE_SIDE) / 2 * (p + q) * time
     rows, wide, high = (-(-size // side) * side for size, side in zip(sizes, (DEPTH, SIDE, SIDE), strict=True))
     costs[plain] = (rows * rows / 2 * (p + q) if plain == "gram" else rows * wide * high) / chip.float64
     return min(costs, key=costs.__getitem__)
@@ -143,8 +145,14 @@ def _units(row: Layer, layer: LinearPairs[Tensor], way: str) -> int:
     """Return how many numbers of an example add up to Q."""
     if "core" in way:
         gram = way == "core gram"
-        return core_linear.blocks_of(_counts(layer)) if gram else core_linear.tiles_of(row.p, row.q)
+        tile = core_linear.tile_of_norms(split=_split(layer))
+        return core_linear.blocks_of(_counts(layer)) if gram else tile.number(row.p, row.q)
     return {"one": 0, "gram": blocks_of(row.total), "tiles": tiles_of(row.p, row.q)}[way]
+
+
+def _chained(layer: LinearPairs[Tensor]) -> bool:
+    """Return whether a sum's products stay on the tensor core, over all positions: few, and all of one weight."""
+    return not _split(layer) and sum(_counts(layer)) <= CHAIN and len(set(layer.point_weights)) == 1
 
 
 def _counts(layer: LinearPairs[Tensor]) -> list[int]:
@@ -157,7 +165,10 @@ def _bound(row: Layer, layer: LinearPairs[Tensor], way: str) -> Bound:
     if "core" in way:
         split = _split(layer)
         rho, blocks = rounding(_counts(layer), split=split), core_linear.blocks_of(_counts(layer))
-        return gram_bound(rho, row.p, row.q, blocks, split=split) if way == "core gram" else tiles_bound(rho)
+        summed = rounding(_counts(layer), split=split, chained=_chained(layer))
+        return (
+            gram_bound(summed, row.p, row.q, blocks, split=split) if way == "core gram" else tiles_bound(rho + summed)
+        )
     if way == "one":
         # |v| = S, rounded p + q + 16 times at most; the product with a weight included.
         return Bound(0.0, 1 + 2 * (row.p + row.q + 16) * UNIT, 0.0)
@@ -187,8 +198,9 @@ def linear_sums(
     factors = [contiguous(own) for own in weights]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
     meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
-    cores = [core_linear.tiles_of(row.p, row.q) * ("core" in way) for row, way in zip(given.rows, ways, strict=True)]
-    core_linear.add_sums(given, cores, own)
+    chains = [_chained(layer) if "core" in way else None for layer, way in zip(layers, ways, strict=True)]
+    chip = chip_of(given.parts.device)
+    core_linear.add_sums(given, chains, own, wide=chip is not None and chip.wide)
     slices.add_sums(given, [way == "slices" for way in ways], own, longest or ())
     for one in (False, True):
         chosen = [

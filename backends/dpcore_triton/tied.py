@@ -13,7 +13,7 @@ from dpcore.spec.contributions import CANCELLATION
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton import core_linear
 from dpcore_triton.chips import chip_of
-from dpcore_triton.cores import LIMIT, UNDER, rounding
+from dpcore_triton.cores import LIMIT, UNDER, most_rounding
 from dpcore_triton.cores import UNIT as ROUNDING
 from dpcore_triton.embedding import TOKEN_COLUMNS, joined, tokens_of
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, inner_products, signed_roundings
@@ -83,7 +83,7 @@ def tied_norms(
     if not cores:
         return norms
     # The sum, and its weights in float32: relative to the head's own terms, which the other part may cancel.
-    rho = rounding([part.shape[1] for part in inputs], split=True) + 4 * ROUNDING
+    rho = most_rounding([part.shape[1] for part in inputs]) + 4 * ROUNDING
     return norms + norm_of(parts, Bound(0.0, rho, 0.0, UNDER, LIMIT), exponent, linear, lengths)
 
 

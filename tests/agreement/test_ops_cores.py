@@ -25,9 +25,9 @@ from dpcore_triton.launch import INTERPRETED
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-# Across the edges of tiles (64), and of what is added up at once (16 of float32 numbers, 32 of 16 bits).
+# Across the edges of tiles (64 and 128), and of what is added up at once (16 of float32 numbers, 64 of 16 bits).
 times = st.lists(st.sampled_from([1, 15, 33, 65]), min_size=1, max_size=2).filter(lambda counts: sum(counts) > 1)
-widths = st.sampled_from([1, 8, 64, 72])
+widths = st.sampled_from([1, 8, 72, 136])
 kinds = st.sampled_from(["float32", "bfloat16", "float16"])
 ways = st.sampled_from(["core tiles", "core gram", "tiles", "gram"])
 _dot, asked = truncating(A100), linear.way_of
@@ -45,11 +45,11 @@ def emulated(x: Any, y: Any, total: Any) -> Any:
 def way() -> Any:
     """Let a chip be there, a truncating tensor core in the interpreter, and the test choose how norms are taken."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "chip_of", lambda device: chips.CHIPS["L4"])
         if INTERPRETED:
             patch.setattr(cores, "product", emulated)
 
-        def force(name: str) -> None:
+        def force(name: str, chip: str = "L4") -> None:
+            patch.setattr(linear, "chip_of", lambda device: chips.CHIPS[chip])
             patch.setattr(linear, "way_of", lambda *arguments, **options: name)
 
         yield force
@@ -74,14 +74,26 @@ def true(a: list[torch.Tensor], e: list[torch.Tensor], points: list[float]) -> t
     return v.reshape(len(v), -1), terms
 
 
-@given(st.integers(0, 2**32 - 1), times, widths, widths, kinds, ways, st.sampled_from([1.0, -3.7, 1e-30]))
-@example(1, [17, 33], 8, 9, "float32", "core tiles", -3.7)
-@example(2, [33, 65], 9, 8, "bfloat16", "core gram", -3.7)
+@given(
+    st.integers(0, 2**32 - 1),
+    times,
+    widths,
+    widths,
+    kinds,
+    ways,
+    st.sampled_from([2.0, -3.7, 1e-30]),
+    st.sampled_from(["L4", "H100"]),
+)
+@example(1, [17, 33], 8, 9, "float32", "core tiles", -3.7, "L4")
+@example(2, [33, 65], 9, 8, "bfloat16", "core gram", -3.7, "H100")
+# One chain over two parts.
+@example(3, [33, 65], 72, 136, "bfloat16", "core tiles", 2.0, "H100")
 @settings(max_examples=chosen(4, 100))
 def test_what_an_example_adds_is_its_vector_and_within_its_norm(
-    way: Callable[[str], None], seed: int, counts: list[int], p: int, q: int, kind: str, name: str, point: float
-) -> None:
-    way(name)
+    way: Callable[..., None], seed: int, counts: list[int], p: int, q: int, kind: str, name: str, point: float,
+    chip: str,
+) -> None:  # fmt: skip
+    way(name, chip)
     backend, points = load_backend("triton"), [2.0, point][: len(counts)]
     a, e = parts(seed, counts, p, kind), parts(seed + 1, counts, q, kind)
     norms = backend.to_numpy(linear_norms(backend, a, e, points))
@@ -104,7 +116,7 @@ def test_what_an_example_adds_is_its_vector_and_within_its_norm(
 @pytest.mark.parametrize("name", ["core tiles", "core gram"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_what_is_not_finite_in_one_example_changes_that_one_only(
-    way: Callable[[str], None], name: str, kind: str
+    way: Callable[..., None], name: str, kind: str
 ) -> None:
     way(name)
     backend, point = load_backend("triton"), [1.5]
@@ -124,7 +136,7 @@ def test_what_is_not_finite_in_one_example_changes_that_one_only(
         np.testing.assert_array_equal(*map(backend.to_numpy, (again, whole)))
 
 
-def test_many_examples_have_one_sum_in_any_batches(way: Callable[[str], None]) -> None:
+def test_many_examples_have_one_sum_in_any_batches(way: Callable[..., None]) -> None:
     """Words of 23 bits and a sign leave room for 256 examples at a time; largest ones, all of one sign."""
     way("core tiles")
     backend, rng = load_backend("triton"), np.random.default_rng(5)
@@ -166,6 +178,8 @@ def test_the_way_follows_from_shapes_dtype_and_chip() -> None:
     assert found("H100", 1024, 768, 3072) == "core tiles"
     assert found("H100", 128, 768, 3072, exact=True) == found(None, 128, 768, 3072) == "tiles"
     assert found("H100", 1, 768, 3072) == "one"
-    # A small matrix fills a float64 tile, and a quarter of the tensor core's.
-    assert found("H100", 16, 32, 32) == "tiles"
-    assert "core" in found("4090", 16, 32, 32)
+    # A small matrix fills a float64 tile, and a sixteenth of the tensor core's.
+    assert found("H100", 16, 32, 32, torch.bfloat16) == "tiles"
+    assert "core" in found("4090", 16, 32, 32, torch.bfloat16)
+    # Places in a matrix are of 32 bits.
+    assert found("H100", 256, 1 << 16, 1 << 15) == "tiles"

@@ -78,12 +78,20 @@ class Listing:
 
     def product_loop(self) -> Counter[str]:
         """Return the instructions of the shortest loop that has tensor-core instructions; none without one."""
+        return min(self._product_loops(), key=Counter.total, default=Counter())
+
+    def _product_loops(self) -> list[Counter[str]]:
         found: list[Counter[str]] = []
         for place, instruction in enumerate(self.instructions):
             first = self.labels.get(instruction.target or "", place)
             loop = Counter(each.name for each in self.instructions[first : place + 1] if each.name != "NOP")
             found += [loop] if first < place and any(loop[name] for name in PIPES["tensor"].split()) else []
-        return min(found, key=Counter.total, default=Counter())
+        return found
+
+    def around_product_loop(self) -> int:
+        """Return the other instructions of the longest loop around that of `product_loop`."""
+        totals = [loop.total() for loop in self._product_loops()]
+        return max(totals, default=0) - min(totals, default=0)
 
     def loads_together(self) -> float:
         """Return how many loads stand between two stores, where any do: the median."""

@@ -62,9 +62,11 @@ def multiplied(x: Array, y: Array, dot: Dot, split: bool) -> Array:
     return dot(x1, y1, total)
 
 
-def summed(x: Array, y: Array, dot: Dot, split: bool) -> Array:
-    """Return x y, (..., M, D) and (..., D, N): chunks on the tensor core, which float32 adds up."""
-    total, depth = np.zeros((*x.shape[:-1], y.shape[-1])), 16 if split else 32
+def summed(x: Array, y: Array, dot: Dot, split: bool, chained: bool = False) -> Array:
+    """Return x y, (..., M, D) and (..., D, N): chunks on the tensor core, which float32 adds up, or one chain."""
+    total, depth = np.zeros((*x.shape[:-1], y.shape[-1])), 16 if split else 64
+    if chained:
+        return dot(x, y, total)
     for first in range(0, x.shape[-1], depth):
         some = slice(first, first + depth)
         total = np.float32(total + multiplied(x[..., some], y[..., some, :], dot, split)).astype(np.float64)

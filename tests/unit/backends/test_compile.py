@@ -241,11 +241,12 @@ def compile_and_measure(
     from dpcore_triton import launch
     from tests.unit.backends.listing import Listing, by_pipe
 
-    names = kernel.arg_names
+    names, warps = kernel.arg_names, constants.get("warps", launch.WARPS)
+    constants = {name: value for name, value in constants.items() if name != "warps"}
     signature = {**types_, **dict.fromkeys(constants, "constexpr")}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types_.items() if str(kind)[0] == "*"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": launch.WARPS, "enable_fp_fusion": False}
+    options = {"num_warps": warps, "enable_fp_fusion": False}
     compiled = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
@@ -258,20 +259,21 @@ def compile_and_measure(
     assert used is not None
     listing = Listing(run("nvdisasm", "-c"))
     counted = Counter(instruction.name for instruction in listing.instructions)
-    threads = 32 * launch.WARPS
+    threads = 32 * warps
     registers = int(used[1])
-    warps_resident = min(64, 65536 // (-(-registers // 8) * 8 * threads) * launch.WARPS)
+    warps_resident = min(64, 65536 // (-(-registers // 8) * 8 * threads) * warps)
     return {
         "kernel": title, "registers": registers, "stack": int(used[2]), "shared": compiled.metadata.shared,
         "spills": counted["STL"] + counted["LDL"], "instructions": sum(counted.values()) - counted["NOP"],
         "elements_a_thread": elements // threads, "warps_resident": warps_resident,
         "fused": counted["DFMA"], "executed": by_pipe(listing.executed(), elements // threads),
         "loads_together": listing.loads_together(), "product_loop": listing.product_loop(), "moved": listing.moved(),
+        "around_loop": listing.around_product_loop(),
     }  # fmt: skip
 
 
-def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
-    """Return the kernels of tensor cores, for aligned arrays, as `cases` does."""
+def core_cases(chip: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
+    """Return the kernels of tensor cores for a chip, and aligned arrays, as `cases` does."""
     import triton.language as tl
 
     from dpcore_triton import core_linear, cores, launch, pairs, slices
@@ -284,14 +286,27 @@ def core_cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     found = list[Any]()
     for kind in (tl.bfloat16, tl.float32):
         chosen: dict[str, Any] = {"KIND": kind, "ALIGNED": True}
-        side, size = {**chosen, "SIDE": cores.SIDE}, cores.SIDE**2
+        split = kind == tl.float32
+        side = {**chosen, "SIDE": cores.SIDE, "warps": core_linear.warps_of_gram(split=split)}
+
+        def of_tile(
+            title: str, kernel: Any, types_: dict[str, Any], tile: Any, chosen: dict[str, Any] = chosen, **more: bool
+        ) -> Any:
+            return title, kernel, types_, {**chosen, **more, **tile.settings()}, tile.high * tile.wide
+
+        def of_sums(title: str, *, chained: bool = False, wide: bool = False, split: bool = split) -> Any:
+            tile = core_linear.tile_of_sums(split=split, chained=chained, wide=wide)
+            return of_tile(title, core_linear._sum_kernel, {**layers, **batch}, tile, CHAINED=chained)
+
         found += [
-            (f"core tiles, {kind}", core_linear._tiles_kernel, squares, side, size),
-            (f"core inner products, {kind}", core_linear._gram_kernel, squares, side, size),
-            (f"core sums, {kind}", core_linear._sum_kernel, {**layers, **batch}, side, size),
+            of_tile(f"core tiles, {kind}", core_linear._tiles_kernel, squares, core_linear.tile_of_norms(split=split)),
+            (f"core inner products, {kind}", core_linear._gram_kernel, squares, side, cores.SIDE**2),
+            of_sums(f"core sums, {kind}"),
             (f"core lengths, {kind}", core_linear._lengths_kernel, lengths, {**chosen, **rows}, rows["ROWS"] * 128),
             (f"sliced factors, {kind}", slices._factors_kernel, of_slices, {**chosen, **tile}, made),
         ]
+        if not split:
+            found.append(of_sums(f"core sums in one chain, {kind}", chained=True, wide=chip == 90))
     return [*found, ("sliced sums", slices._sum_kernel, of_slices, square, slices.SIDE**2)]
 
 

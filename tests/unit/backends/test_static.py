@@ -24,7 +24,7 @@ from tests.unit.backends import test_compile as compiled
 compiled.without_a_gpu()
 from dpcore_triton import core_linear, linear
 
-cases = {case[0]: case for case in compiled.core_cases()}
+cases = {case[0]: case for case in compiled.core_cases(80)}
 title, kernel, types, constants, elements = cases["core tiles, bf16"]
 product = title, linear._tiles_kernel, types, {"SCALED": False, "SIDE": 32, "DEPTH": 16}, 32**2
 title, kernel, types, constants, elements = cases["core lengths, fp32"]
@@ -37,15 +37,15 @@ print(json.dumps(found))
 def test_no_kernel_spills_and_products_take_few_instructions() -> None:
     """As recorded; `test_the_compiler_makes_what_is_recorded` compares that with the compiler."""
     cores = {name: found for name, found in RECORDED.items() if name.startswith("core")}
-    assert len(cores) == 4 * 2 * 3
+    assert len(cores) == (4 * 2 + 1) * 3
     for name, found in cores.items():
         assert found["spills"] == 0, name
         products = "lengths" not in name
         assert (found["16-bit products of the loop"] > 0) == products, name
         assert found["float64 products of the loop"] == 0, name
         assert found["double instructions an element"] < 1, name
-        # A loop multiplies 64 x 64 x 32 numbers, or of float32 numbers 16: 16 HMMA, or 24.
-        most = 352 if "fp32" in name else 144
+        # A warp's share of a tile takes 16, 32 or 64 HMMA, or 4 HGMMA; of 64 x 64 x 16 float32 numbers 24, or 3.
+        most = 352 if "fp32" in name else 264 if "tiles" in name else 184
         assert (0 < found["instructions of the loop"] <= most) == products, name
 
 
@@ -79,9 +79,28 @@ def test_predicted_steps_are_those_of_the_recorded_loops() -> None:
     found = predicted.ratios(RECORDED)
     assert found == {name: each for name, each in RECORDED.items() if name.startswith("step of")}
     slower = dict(RECORDED)
-    slower["core sums, bf16, sm_90"] = {**RECORDED["core sums, bf16, sm_90"], "instructions of the loop": 300.0}
+    kernel = "core sums in one chain, bf16, sm_90"
+    slower[kernel] = {**RECORDED[kernel], "instructions of the loop": 300.0}
     lines = static.worse(RECORDED | predicted.ratios(slower), RECORDED)
     assert [line.split(":")[0] for line in lines] == ["step of BERT-base, T=128, B=32, H200"]
+
+
+def test_predicted_tiles_are_those_of_the_kernels() -> None:
+    pytest.importorskip("triton")
+    from dpcore_triton import core_linear, cores, linear
+
+    def sums(**chosen: bool) -> core_linear.Tile:
+        return core_linear.tile_of_sums(split=False, **chosen)
+
+    side, depth = cores.SIDE, int(cores.CORE_DEPTH.value)
+    assert {
+        "tiles": core_linear.tile_of_norms(split=False),
+        "inner products": (side, side, depth, core_linear.warps_of_gram(split=False)),
+        "sums": sums(chained=False, wide=True),
+        "sums in one chain": sums(chained=True, wide=False),
+        "sums in one chain, wide": sums(chained=True, wide=True),
+    } == predicted.TILES
+    assert predicted.FEW == cores.CHAIN == linear.GRAM_POSITIONS
 
 
 def run(*command: str, folder: Path) -> str:
