@@ -200,7 +200,7 @@ def _sum_kernel(rows, row_of, layers, layer_of, multiples, examples, SIDE: tl.co
     unit = tl.program_id(0) // batches
     layer = layer_at(unit, layers, layer_of)
     p, q, _, _ = sizes_of(layer)
-    row, column = corners((unit - tl.load(layer)).to(tl.int32), p, SIDE)
+    row, column = corners((unit - tl.load(layer)).to(tl.int32), p, SIDE, SIDE)
     begin, slices = tl.program_id(0) % batches * BATCH, tl.load(layer + 7).to(tl.pointer_type(tl.int8))
     stride, a_lower = stride_of(examples, p, SIDE)
     _, e_lower = stride_of(examples, q, SIDE)
