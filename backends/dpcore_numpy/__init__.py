@@ -9,7 +9,7 @@ from dpcore_numpy.correlate import correlate
 from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.joined import joined_norms
-from dpcore_numpy.linear import linear_norms, linear_sums
+from dpcore_numpy.linear import linear_norms, linear_sums, linear_way
 from dpcore_numpy.noise import normal
 from dpcore_numpy.step import step
 from dpcore_numpy.stream import words
@@ -33,6 +33,7 @@ __all__ = [
     "joined_norms",
     "linear_norms",
     "linear_sums",
+    "linear_way",
     "name",
     "normal",
     "recurrence",

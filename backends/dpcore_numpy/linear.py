@@ -36,6 +36,14 @@ class Arithmetic(NamedTuple):
     add_factors: Callable[[Side, Side, Wide, Indices, Any], None] | None = None
 
 
+def linear_way(layer: LinearPairs[Any], device: Any, *, scaled: bool = False) -> str:  # noqa: ARG001
+    """See `dpcore.spec.pair_ops.PairOperations.linear_way`."""
+    if layer.exact:
+        return "float64"
+    few = sum(int(part.shape[1]) for part in layer.inputs) <= _FEW
+    return "inner products" if few or (layer.gram and not scaled) else "tiles"
+
+
 def linear_norms(
     layers: Sequence[LinearPairs[Floats]],
     scales: Sequence[Floats | None] | None = None,

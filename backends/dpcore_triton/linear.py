@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -76,6 +77,21 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     return norms_of(given.parts, sums, squares, lengths)
 
 
+def linear_way(layer: LinearPairs[Tensor], device: Any, *, scaled: bool = False) -> str:
+    """See `dpcore.spec.pair_ops.PairOperations.linear_way`."""
+    chip = chip_of(device)
+    ways = [way_of(layer, chip, scaled=scaled, sliced=sliced) for sliced in (False, True)]
+    if "core" in ways[0]:
+        words = "inner products" if ways[0] == "core gram" else "tiles"
+        return f"{words}, {'3 products' if _split(layer) else 'one product'} of 16 bits"
+    words = {"one": "one position", "gram": "inner products", "tiles": "tiles"}[ways[0]]
+    if ways[1] == "slices":
+        return f"{words} in float64, sum of 8 bits"
+    reasons = {"scaled": scaled, "points subtracted": layer.exact, "chip unknown": chip is None}
+    why = next((reason for reason, holds in reasons.items() if holds), "cheaper")
+    return f"{words} in float64: {why}"
+
+
 def _ways(
     layers: Sequence[LinearPairs[Tensor]], scales: Scales, *, sliced: bool = False
 ) -> tuple[list[LinearPairs[Tensor]], list[str]]:
@@ -99,7 +115,7 @@ def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
 def _split(layer: LinearPairs[Tensor]) -> bool:
     """Return whether tensor cores take the layer's numbers as two each: they are not all of one dtype of 16 bits."""
     kinds = {x.dtype for x in (*layer.inputs, *layer.gradients)}
-    return len(kinds) > 1 or torch.float32 in kinds
+    return len(kinds) > 1 or not kinds <= {torch.bfloat16, torch.float16}
 
 
 def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool, sliced: bool = False) -> str:

@@ -9,7 +9,7 @@ count as concatenated along time. T is the sum of T_j.
 """
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 A = TypeVar("A")
 
@@ -44,6 +44,13 @@ class PairOperations(Protocol[A]):
 
     A weight of 0 adds exactly 0, even if the example's arrays have NaN or infinities.
     """
+
+    def linear_way(self, layer: LinearPairs[A], device: Any, *, scaled: bool = False) -> str:
+        """Return in words how this backend takes a layer's norms and, if otherwise, its sum on a device.
+
+        Only shapes and dtypes are looked at; `device` is the arrays' once there are any, and `scaled` says whether
+        there is a scale.
+        """
 
     def linear_norms(self, layers: Sequence[LinearPairs[A]], scales: Sequence[A | None] | None = None) -> tuple[A, ...]:
         """Return an upper bound on the L2 norm of each example's weight gradient: (B,) float64 for each layer.

@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from dpcore.errors import ArgumentError
 from dpcore.plan.plan import Plan
 from dpcore.spec.free_memory import words
+from dpcore.spec.ops import Backend
 from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied, joined, scaled
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree
@@ -116,9 +119,6 @@ def fullest(plan: Plan) -> tuple[Point, ...]:
     return max((query.points(step) for step in sorted(looked_at) if step < plan.steps), key=len)
 
 
-_FEW = 8  # rows an example, up to which every backend takes norms by inner products
-
-
 @dataclass(frozen=True)
 class Layer:
     """One trained tensor, or all the frozen ones."""
@@ -212,23 +212,25 @@ def _layers(rehearsal: Rehearsal) -> Iterator[Layer]:
     """Yield the row of each trained tensor: the blocks of all points together, which have only shapes."""
     footprint, points, gradient = rehearsal.footprint, rehearsal.points, rehearsal.engine.gradient
     blocks = [joined(block.weighted(float(point.weight)) for point in points) for block in footprint.blocks]
-    if rehearsal.engine.mechanism.vectors.scales is not None:
+    vectors, backend = rehearsal.engine.mechanism.vectors, rehearsal.engine.mechanism.backend
+    if vectors.scales is not None:
         blocks = scaled(blocks)
     kept = rehearsal.engine.working.kept  # the dtype of an array under the backend
+    device = gradient.parameters()[0].device
     for place, block in enumerate(blocks):
         total = sum(array.numel() * kept(array.dtype).itemsize for array in arrays_of(block))
         yield Layer(
             gradient.names[place],
             math.prod(block.shape),
             gradient.operations(place),
-            rule_of(block),
+            rule_of(block, backend, device, scaled=vectors.scales is not None),
             rows=_rows(block) // len(points),
             points=len(points),
             bytes=total // footprint.count,
         )
 
 
-def rule_of(block: Block) -> str:
+def rule_of(block: Block, backend: Backend[Any], device: torch.device, *, scaled: bool) -> str:
     """Return in words how a block's norms and its sum are taken."""
     if isinstance(block, Rows):
         return "rows"
@@ -238,11 +240,8 @@ def rule_of(block: Block) -> str:
         return "tied: table and rows" if isinstance(block.linear, Rows) else "tied: table and pairs"
     if isinstance(block, Chunked):
         return "head without logits" if len({type(part) for part in block.parts}) == 1 else "tied: head without logits"
-    if isinstance(block, Linear) and block.exact:
-        return "pairs: float64"
-    if isinstance(block, Linear) and (block.gram or _rows(block) <= _FEW):
-        return "pairs: inner products"
-    return "pairs: tiles"
+    assert isinstance(block, Linear)
+    return f"pairs: {backend.linear_way(block.layer, device, scaled=scaled)}"
 
 
 def _rows(block: Block) -> int:

@@ -1,6 +1,8 @@
 """`private.explain()`: what it says is so."""
 
 import json
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from torch import nn
 
 from dpcore.errors import SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
+from dpcore.spec.backends import load_backend
+from dpcore.spec.pair_ops import LinearPairs
 from tests.unit.torch.models import Called
 from tests.unit.torch_runs import METHODS, Tied, model, start
 
@@ -54,6 +58,27 @@ def test_every_tensor_has_a_row_that_says_how_it_is_taken() -> None:
     assert rows["norm.bias"].operations == ("layer_norm",)
     assert told.limit_bytes is None
     assert told.limit_source == "microbatch_size was given"
+
+
+def test_a_gpu_says_how_its_chip_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = load_backend("triton")
+    linear, chips = (import_module(f"dpcore_triton.{name}") for name in ("linear", "chips"))
+
+    def words(chip: str | None, time: int, dtype: torch.dtype = torch.float32, **options: Any) -> str:
+        monkeypatch.setattr(linear, "chip_of", lambda device: chip and chips.CHIPS[chip])
+        a, e = (torch.empty(2, time, width, dtype=dtype, device="meta") for width in (768, 3072))
+        exact = options.pop("exact", False)
+        return triton.linear_way(LinearPairs([a], [e], [1.0], exact=exact), torch.device("cuda"), **options)
+
+    assert words(None, 512) == "tiles in float64: chip unknown"
+    assert words("L4", 512) == "tiles, 3 products of 16 bits"
+    assert words("L4", 512, torch.float64) == "tiles, 3 products of 16 bits"  # the backend keeps them in float32
+    assert words("L4", 512, torch.bfloat16) == "tiles, one product of 16 bits"
+    assert words("L4", 64, torch.bfloat16) == "inner products, one product of 16 bits"
+    assert words("L4", 64, scaled=True) == "tiles in float64: scaled"
+    assert words("L4", 64, exact=True) == "tiles in float64: points subtracted"
+    assert words("H200", 1) == "one position in float64, sum of 8 bits"
+    assert words(None, 1) == "one position in float64: chip unknown"
 
 
 def test_points_that_cancel_are_taken_in_float64_and_held_for_every_point() -> None:
