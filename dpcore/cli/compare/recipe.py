@@ -97,12 +97,16 @@ class Recipe:
             return f"dpcore reproduce run {self.name}"
         return f"python {self.study}" if self.study else self.reason
 
-    def comparison(self, seeds: int | None = None, **changed: Any) -> Comparison:
-        """Return the comparison with one contestant an arm; `changed` replaces settings of all of them."""
-        given = {name: sourced.value for name, sourced in self.settings.items()} | changed
+    def comparison(self, seeds: int | None = None, data_dir: str | None = None, **changed: Any) -> Comparison:
+        """Return the comparison with one contestant an arm; `changed` replaces values that the recipe has."""
+        given = {name: changed.get(name, sourced.value) for name, sourced in self.settings.items()}
+        given |= {} if data_dir is None else {"data_dir": data_dir}
         own = {name: _read(name, parse, given.pop(name)) for name, parse in _OF_COMPARISON.items() if name in given}
         common = {name: _read(name, parsers(Settings)[name], value) for name, value in given.items()}
-        tables = {arm: {name: sourced.value for name, sourced in table.items()} for arm, table in self.arms.items()}
+        tables = {
+            arm: {name: changed.get(name, sourced.value) for name, sourced in table.items()}
+            for arm, table in self.arms.items()
+        }
         return Comparison(
             contestants=from_tables(tables, own.pop("lr", ())),
             epsilon=own.pop("epsilon", ()),
@@ -180,7 +184,7 @@ def _check(recipe: Recipe) -> None:
     tolerance = recipe.tolerance.value
     if not isinstance(tolerance, (int, float)) or isinstance(tolerance, bool) or not 0 < tolerance <= 100:
         raise DataError(f"tolerance={tolerance!r}: must be a number of points above 0, with a source")
-    for key in ("data", "model"):
+    for key in ("data", "model", "delta", "epochs", "batch_size", "seeds"):
         if key not in recipe.settings:
             raise DataError(f"settings: lacks {key!r}")
     if strange := [row for row in recipe.printed.rows if row not in recipe.arms]:

@@ -36,9 +36,9 @@ reproduce = Commands()  # its help is in dpcore.cli.app
 _Name = Annotated[str, typer.Argument(metavar="NAME | FILE.toml", help="A recipe of dpcore reproduce list, or a file.",
     show_default=False)]  # fmt: skip
 # A few steps on a few examples: what a run says then has no meaning, but everything is run.
-_TINY = {"epochs": 1, "batch_size": 40}
+_TINY = {"epochs": 1, "batch_size": 10, "warmup_steps": 1}
 _FOREIGN = "is not the one of this name that dpcore brings"
-_TINY_EXAMPLES = {"train": 120, "test": 40}
+_TINY_EXAMPLES = {"train": 60, "test": 20}
 
 
 @reproduce.command("list", example="dpcore reproduce list --paper pmlf")
@@ -107,15 +107,13 @@ def run_command(
         return _study(one, data_dir, out, tiny or seeds is not None or jobs != 1, as_json)
     changed: dict[str, Any] = {}
     if tiny:
-        epsilon, warmup = one.comparison().epsilon[:1], {"warmup_steps": 1} if "warmup_steps" in one.settings else {}
-        changed = {"data_dir": str(out / "data"), "epsilon": epsilon, **_TINY, **warmup}
-        if one.settings["data"].value == "digits":
-            changed["data_dir"] = None
-    elif data_dir is not None:
-        changed = {"data_dir": data_dir}
-    comparison = one.comparison(1 if tiny and seeds is None else seeds, **changed)
+        changed = {"epsilon": one.comparison().epsilon[:1], **_TINY}
+        if isinstance(rates := one.settings["lr"].value if "lr" in one.settings else None, list):
+            changed["lr"] = rates[:2]
+        data_dir = None if one.settings["data"].value == "digits" else str(out / "data")
+    comparison = one.comparison(1 if tiny and seeds is None else seeds, data_dir, **changed)
     if not tiny:
-        _check_data(comparison.shared.data, comparison.shared.data_dir)
+        _check_data(comparison.shared.data, data_dir)
     _begin(one, out)
     if tiny:
         _make_up(comparison.shared.data, out / "data")
