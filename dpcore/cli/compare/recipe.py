@@ -144,26 +144,22 @@ def read(name: str, content: bytes, where: str) -> Recipe:
         raise DataError(f"{where}: is not valid TOML ({str(cause).splitlines()[0]})") from cause
     try:
         _known(given, _KEYS, "key")
-        recipe = Recipe(
-            name=name,
-            content=content,
-            **{key: _text(given[key], key) for key in TEXTS if key in given},
-            **_required(given),
-            methods=tuple(_texts(given.get("methods", []), "methods")),
-            arms={arm: _sourced(f"arms.{arm}", table) for arm, table in _table(given.get("arms", {}), "arms").items()},
-            **({"tolerance": _pair("tolerance", given["tolerance"])} if "tolerance" in given else {}),
-        )
+        for key in ("paper", "place", "title", "printed", "settings"):
+            if key not in given:
+                raise DataError(f"lacks {key!r}")
+        fields: dict[str, Any] = {key: _text(given[key], key) for key in TEXTS if key in given}
+        fields["printed"] = _printed(given["printed"])
+        fields["settings"] = _sourced("settings", given["settings"])
+        fields["methods"] = tuple(_texts(given.get("methods", []), "methods"))
+        tables = _table(given.get("arms", {}), "arms")
+        fields["arms"] = {arm: _sourced(f"arms.{arm}", table) for arm, table in tables.items()}
+        if "tolerance" in given:
+            fields["tolerance"] = _pair("tolerance", given["tolerance"])
+        recipe = Recipe(name=name, content=content, **fields)
         _check(recipe)
     except DpcoreError as cause:
         raise DataError(f"{where}: {cause}") from cause
     return recipe
-
-
-def _required(given: Mapping[str, Any]) -> dict[str, Any]:
-    for key in ("paper", "place", "title", "printed", "settings"):
-        if key not in given:
-            raise DataError(f"lacks {key!r}")
-    return {"printed": _printed(given["printed"]), "settings": _sourced("settings", given["settings"])}
 
 
 def _check(recipe: Recipe) -> None:
@@ -187,6 +183,9 @@ def _check(recipe: Recipe) -> None:
     for key in ("data", "model", "delta", "epochs", "batch_size", "seeds"):
         if key not in recipe.settings:
             raise DataError(f"settings: lacks {key!r}")
+    data = recipe.settings["data"].value
+    if not isinstance(data, str) or Path(data).name != data:  # files are written and read by this name
+        raise DataError(f"settings.data={data!r}: must be a name")
     if strange := [row for row in recipe.printed.rows if row not in recipe.arms]:
         raise DataError(f"printed.rows: {strange[0]!r} is no arm")
     made = recipe.comparison()
@@ -198,7 +197,10 @@ def _printed(given: Any) -> Printed:
     if isinstance(given, str):
         return Printed(_text(given, "printed"))
     _known(_table(given, "printed"), ("unit", "columns", "rows"), "key of printed")
-    rows = {name: tuple(cells) for name, cells in _table(given.get("rows", {}), "printed.rows").items()}
+    rows = {
+        name: tuple(_list(cells, f"printed.rows: {name}"))
+        for name, cells in _table(given.get("rows", {}), "printed.rows").items()
+    }
     made = Printed(_text(given.get("unit", ""), "printed.unit"), tuple(_texts(given.get("columns"), "columns")), rows)
     if not rows:
         raise DataError('printed.rows: is empty; write printed = "read off figure: none" if there are no numbers')
@@ -255,10 +257,14 @@ def _text(given: Any, where: str) -> str:
     return given
 
 
-def _texts(given: Any, where: str) -> list[str]:
+def _list(given: Any, where: str) -> list[Any]:
     if not isinstance(given, list):
         raise DataError(f"{where}={given!r}: must be a list of texts")
-    return [_text(item, where) for item in given]
+    return given
+
+
+def _texts(given: Any, where: str) -> list[str]:
+    return [_text(item, where) for item in _list(given, where)]
 
 
 paper_of = one_of(lambda: dict.fromkeys(find(name).paper for name in names()))
