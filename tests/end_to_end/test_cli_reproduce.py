@@ -148,7 +148,10 @@ def test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints(tmp_path,
     assert not found["built_in"]
     assert "mine: is not the one of this name that dpcore brings" in said.out
     assert "its numbers mean nothing" in said.out
-    assert f"{int(first['here'] == 0)} of 1 printed numbers are within 4.9 points" in (out / "paper.txt").read_text()
+    assert (
+        f"{int(first['here'] == 0)} of 1 printed numbers are within ± 4.9 of those here"
+        in (out / "paper.txt").read_text()
+    )
     file.write_text(text)
     assert "has the runs of another recipe" in say(capsys, run(str(file), out), 2).err
 

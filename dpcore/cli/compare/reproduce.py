@@ -72,7 +72,7 @@ def show_command(name: _Name, as_json: Json = False) -> None:
     about += [(key, text) for key in ("data", "model", "note") if (text := getattr(one, key))]
     about += [("methods", "; ".join(one.methods or one.arms)), ("by", one.how)]
     if one.arms:
-        about.append(("tolerance", f"{one.tolerance.value:g} points ({one.tolerance.source})"))
+        about.append(("tolerance", f"± {one.tolerance.value:g} ({one.tolerance.source})"))
     if not one.built_in:
         about.append(("recipe", f"{one.name}: {_FOREIGN}"))
     write_table(("", ""), [(key, escape(text)) for key, text in about], wraps=1)
@@ -236,7 +236,7 @@ def _lines(one: Recipe, content: dict[str, Any]) -> list[str]:
     head = ("arm", "epsilon", "paper", "here", "interval", "")
     write_table(head, [tuple(map(escape, each)) for each in cells], file=(table := StringIO()))
     compared = [row["within_tolerance"] for row in content["rows"] if row["within_tolerance"] is not None]
-    said = f"{sum(compared)} of {len(compared)} printed numbers are within {one.tolerance.value:g} points"
+    said = f"{sum(compared)} of {len(compared)} printed numbers are within ± {one.tolerance.value:g} of those here"
     lines = [f"{PAPERS[one.paper][0].title}, {one.place}\n", table.getvalue()]
     lines.append(f"{said if compared else 'The paper prints no number to compare with'}.")
     seeds = counted(content["seeds"], "seed")
