@@ -20,6 +20,20 @@ class Mutation(NamedTuple):
 # By file: name, what stands there once, what replaces it, files or ids of tests below tests/ (for slow files, the test).
 # fmt: off
 TABLE: dict[str, list[tuple[str, str, str, str]]] = {
+    "dpcore/cli/compare/reproduce.py": [
+        ("take a number outside the tolerance for a paper's", "abs(paper - here) <= one.tolerance.value", "abs(paper - here) >= one.tolerance.value",
+         "end_to_end/test_cli_reproduce.py::test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints"),
+        ("run the program that a stranger's recipe names", "if not one.built_in:  # a stranger's", "if False:  # a stranger's",
+         "end_to_end/test_cli_reproduce.py::test_nonsense_is_one_sentence"),
+        ("go on with a changed recipe in the folder of the former", "if kept.read_bytes() != one.content:", "if not kept.read_bytes():",
+         "end_to_end/test_cli_reproduce.py::test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints"),
+    ],
+    "dpcore/cli/compare/recipe.py": [
+        ("call a recipe built in by its name", "and (FOLDER / f\"{self.name}.toml\").read_bytes() == self.content", "",
+         "end_to_end/test_cli_reproduce.py::test_nonsense_is_one_sentence"),
+        ("read a recipe's data from any path", "or Path(data).name != data:", "or not data:",
+         "end_to_end/test_cli_reproduce.py::test_a_recipe_that_is_not_complete_is_one_sentence"),
+    ],
     "dpcore/ledger/allowance.py": [
         ("go on with plans that something was released beside", "return in_plan and not outside_plans(state)", "return in_plan",
          "unit/ledger/test_ledger.py::test_a_release_beside_plans_that_keep_the_budget_ends_them"),

@@ -14,6 +14,7 @@ import benchmark_pages
 import command_reference
 import error_reference
 import inventories
+import recipe_table
 
 GENERATORS = {
     "objects": api_pages.table,
@@ -21,6 +22,7 @@ GENERATORS = {
     "errors": error_reference.markdown,
     "warnings": error_reference.warnings,
     "exit-codes": error_reference.exit_codes,
+    "recipes": recipe_table.markdown,
     "peers": benchmark_pages.peers,
     "asv": benchmark_pages.asv_history,
     "command-line": benchmark_pages.command_line,

@@ -160,12 +160,12 @@ def find_idx(folder: str | os.PathLike[str], name: str) -> Path:
 
 
 # Collections in the IDX format of MNIST: public facts (classes, image size) that the files must agree with.
-_IDX_SETS = {"mnist": (10, (28, 28)), "fashion-mnist": (10, (28, 28)), "kmnist": (10, (28, 28))}
-_ROLES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_SETS = {"mnist": (10, (28, 28)), "fashion-mnist": (10, (28, 28)), "kmnist": (10, (28, 28))}
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
-NAMES = ("digits", *_IDX_SETS, "idx", "npz")
+NAMES = ("digits", *IDX_SETS, "idx", "npz")
 
 Inputs = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64]
@@ -288,8 +288,8 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
         raise ArgumentError(f"data_dir=None: {name} is read from files; name their folder")
     if not folder.exists():
         raise DataError(f"data_dir={str(folder)!r}: no such folder")
-    if name in _IDX_SETS:
-        return _idx(name, folder, *_IDX_SETS[name])
+    if name in IDX_SETS:
+        return _idx(name, folder, *IDX_SETS[name])
     if name == "idx":
         return _idx(name, folder, None, None)
     if own is not None and own.is_file():
@@ -311,7 +311,7 @@ def _digits() -> Dataset:
 
 
 def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | None) -> Dataset:
-    files, parts = [find_idx(folder, role) for role in _ROLES], list[Any]()
+    files, parts = [find_idx(folder, role) for role in IDX_FILES], list[Any]()
     for path, labels in (files[:2], files[2:]):
         pixels = read_idx(path, ndim=3)
         if shape is not None and pixels.shape[1:] != shape:
