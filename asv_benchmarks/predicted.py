@@ -37,12 +37,12 @@ CHIPS = {
 }
 #: Rows and columns of a tile, positions, columns or examples of a loop, and warps, as in `dpcore_triton.core_linear`.
 TILES = {
-    "core tiles, bf16": (128, 128, 64, 8),
-    "core inner products, bf16": (64, 64, 64, 8),
-    "core sums, bf16": (64, 128, 64, 8),
-    "core sums in one chain, bf16": (64, 128, 64, 8),
-    "core sums in one chain, bf16, wide": (128, 128, 64, 8),
-    "sliced sums": (64, 64, 64, 4),
+    "tiles": (128, 128, 64, 8),
+    "inner products": (64, 64, 64, 8),
+    "sums": (64, 128, 64, 8),
+    "sums in one chain": (64, 128, 64, 8),
+    "sums in one chain, wide": (128, 128, 64, 8),
+    "sums of bytes": (64, 64, 64, 4),
 }
 #: Positions, examples, layers of a block (p, q): all blocks of a model are alike.
 MODELS: dict[str, Any] = {
@@ -67,10 +67,11 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
 
         `factors` are the products that a pair of numbers takes.
         """
-        found = figures[f"{kernel}, sm_{target}"]
+        title = "sliced sums" if kernel == "sums of bytes" else f"core {kernel}, bf16"
+        found = figures[f"{title}, sm_{target}"]
         high, wide, depth, warps = TILES[f"{kernel}, wide" if f"{kernel}, wide" in TILES and target == 90 else kernel]
         loop, products = found["instructions of the loop"], factors * high * wide * depth / per_cycle
-        outside = found["around it"] if "core sums" in kernel else found["instructions"] - loop
+        outside = found["around it"] if kernel in ("sums", "sums in one chain") else found["instructions"] - loop
         issued = (loop + outside * depth / length) * warps / 4
         loaded = 2 * (high + wide) * depth / cache / MEMORY
         programs = REGISTERS // (-(-found["registers"] // 8) * 8 * 32 * warps)
@@ -90,14 +91,14 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
             continue
         if times == 1:
             # Four products of bytes, twice as many in a cycle; a number's two bytes are those of the tiles' operands.
-            sums = 2 * product * slowed("sliced sums", examples, 2)
+            sums = 2 * product * slowed("sums of bytes", examples, 2)
             private += sums + 3 * examples * (p + q) / wide_peak + 4 * operands
             continue
         long = filled(64)
-        grams = examples * long * (long + 64) * (p + q) / peak * slowed("core inner products, bf16", p + q)
-        tiles = product * long / times * slowed("core tiles, bf16", long)
+        grams = examples * long * (long + 64) * (p + q) / peak * slowed("inner products", p + q)
+        tiles = product * long / times * slowed("tiles", long)
         norm = min(grams, tiles) if times <= FEW else tiles
-        sums = slowed("core sums in one chain, bf16" if times <= FEW else "core sums, bf16", long)
+        sums = slowed("sums in one chain" if times <= FEW else "sums", long)
         private += operands + norm + product * long / times * sums
     return round(private / plain, 3)
 

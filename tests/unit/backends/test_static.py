@@ -87,7 +87,7 @@ def test_predicted_steps_are_those_of_the_recorded_loops() -> None:
 
 def test_predicted_tiles_are_those_of_the_kernels() -> None:
     pytest.importorskip("triton")
-    from dpcore_triton import core_linear, cores, linear
+    from dpcore_triton import core_linear, cores, linear, slices
 
     def sums(**chosen: bool) -> core_linear.Tile:
         return core_linear.tile_of_sums(split=False, **chosen)
@@ -99,6 +99,7 @@ def test_predicted_tiles_are_those_of_the_kernels() -> None:
         "sums": sums(chained=False, wide=True),
         "sums in one chain": sums(chained=True, wide=False),
         "sums in one chain, wide": sums(chained=True, wide=True),
+        "sums of bytes": (slices.SIDE, slices.SIDE, int(slices.DEPTH.value), 4),
     } == predicted.TILES
     assert predicted.FEW == cores.CHAIN == linear.GRAM_POSITIONS
 
