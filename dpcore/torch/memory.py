@@ -200,15 +200,16 @@ class Footprint:
         kept: Callable[[torch.dtype], torch.dtype],
         parameters: int,
         *,
-        several: bool,
+        unit: int | None,
         scaled: bool,
     ) -> int:
         """Return the most bytes that a sum over `examples` examples takes at one time.
 
         `kept` gives the dtype that arrays of a dtype have as the backend's, and `parameters` are the bytes of all
-        parameters there. With `several` the sum of several rows is clipped; with `scaled` norms and sums are of scaled
-        vectors.
+        parameters there. If the sum of several examples is clipped, `unit` is the most of them that a unit
+        has; with `scaled` norms and sums are of scaled vectors.
         """
+        several = unit is not None
         one, times = np.array([1.0, examples]), examples / self.count
         pairs, rows = (times * size for size in self._kept_bytes(kept))
         if points > 1 or several:  # rows are added up, in no 16 bits
@@ -225,8 +226,9 @@ class Footprint:
         every = points * pairs + rows
         joining = every + 2 * (rows + largest) if points > 1 else 0
         used = [_scratch(block, examples, points, scaled) for block in self.blocks]
-        if several:  # all may be of one unit, whose inner products are of all their positions
-            used += [_scratch(block, 1, points, scaled, examples) for block in self.blocks]
+        if unit is not None:  # a unit's inner products are of all its examples' positions
+            size = min(examples, unit)
+            used += [_scratch(block, max(1, examples // size), points, scaled, size) for block in self.blocks]
         summing = every + max(used, default=0)
         if several:
             summing += max(every, 3 * parameters)
@@ -315,7 +317,7 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool, size: int =
     if isinstance(block, Chunked):
         with torch.no_grad(), Peak() as making:
             piece, _, _ = next(block.pieces())
-        made: float = making.peak / block.examples * (examples * points + 1) * size  # one for an example's logits
+        made: float = making.peak / block.examples * (examples * size * points + 1)  # one for an example's logits
         return made + _scratch(piece, examples, points, scaled, size)
     if isinstance(block, Tied):
         table, head = (_scratch(part, examples, points, scaled, size) for part in (block.embedding, block.linear))
@@ -346,4 +348,4 @@ def _scratch(block: Block, examples: int, points: int, scaled: bool, size: int =
     widths = (q, block.gradients[0].itemsize), (p, block.inputs[0].itemsize)
     lined = sum(width for width, item in widths if times * width % 16 or (item == 2 and points == 1))
     sides = at_once * times * ((2 * (p + q) if points > 1 or scaled else min(p, q)) + lined)
-    return wide * (max(entries, inner) + sides) + _PIECES
+    return wide * (max(entries, inner) + sides) + min(8 * examples * coordinates, _PIECES)

@@ -91,10 +91,7 @@ def predict(
     out: Picture = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Predict the expected loss of methods on a quadratic, each at its own best learning rate, without data.
-
-    Exact for gradients that no clip cuts; all methods get the same noise and the same number of steps.
-    """
+    """Predict the loss of methods on a quadratic at their best learning rates, without data."""
     if not noise or min(noise) <= 0:
         raise ArgumentError(f"--noise {', '.join(f'{value:g}' for value in noise)}: must be numbers above 0")
     if steps < 1:

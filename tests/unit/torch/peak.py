@@ -68,7 +68,7 @@ def peak_of_sum(run: PrivateRun, examples: int) -> int:
 
     def whole() -> None:
         blocks = blocks_of(run, examples)
-        if not run._rehearsal.several:
+        if run._rehearsal.unit is None:
             mechanism.add(blocks)
             return
         for units in of_units(mechanism.backend, blocks, [1, examples - 1]):
