@@ -50,12 +50,9 @@ class Rehearsal:
         return float(sampler.expected_batch_size * self.engine.views)
 
     @property
-    def unit(self) -> int | None:
-        """The most rows whose sum is clipped, a user's or an example's views; None if each is clipped alone."""
-        sampler, views = self.plan.sampler, self.engine.views
-        if sampler.unit_of_privacy == "example":
-            return views if views > 1 else None
-        return int(getattr(sampler, "max_examples_per_user", 1)) * views
+    def several(self) -> bool:
+        """Whether the clipped vector is the sum of several rows: of a user's, or of an example's views."""
+        return self.plan.sampler.unit_of_privacy != "example" or self.engine.views > 1
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -111,7 +108,7 @@ class Rehearsal:
         working, scales = self.engine.working, self.engine.mechanism.vectors.scales
         parameters = sum(tensor.nbytes for tensor in working.tensors())
         return self.footprint.needed(
-            examples, len(self.points), working.kept, parameters, unit=self.unit, scaled=scales is not None
+            examples, len(self.points), working.kept, parameters, several=self.several, scaled=scales is not None
         )
 
 

@@ -200,16 +200,15 @@ class Footprint:
         kept: Callable[[torch.dtype], torch.dtype],
         parameters: int,
         *,
-        unit: int | None,
+        several: bool,
         scaled: bool,
     ) -> int:
         """Return the most bytes that a sum over `examples` examples takes at one time.
 
         `kept` gives the dtype that arrays of a dtype have as the backend's, and `parameters` are the bytes of all
-        parameters there. If the sum of several examples is clipped, `unit` is the most of them that a unit
-        has; with `scaled` norms and sums are of scaled vectors.
+        parameters there. With `several` the sum of several rows is clipped; with `scaled` norms and sums are of scaled
+        vectors.
         """
-        several = unit is not None
         one, times = np.array([1.0, examples]), examples / self.count
         pairs, rows = (times * size for size in self._kept_bytes(kept))
         if points > 1 or several:  # rows are added up, in no 16 bits
@@ -226,9 +225,8 @@ class Footprint:
         every = points * pairs + rows
         joining = every + 2 * (rows + largest) if points > 1 else 0
         used = [_scratch(block, examples, points, scaled) for block in self.blocks]
-        if unit is not None:  # a unit's inner products are of all its examples' positions
-            size = min(examples, unit)
-            used += [_scratch(block, max(1, examples // size), points, scaled, size) for block in self.blocks]
+        if several:  # all may be of one unit, whose inner products are of all their positions
+            used += [_scratch(block, 1, points, scaled, examples) for block in self.blocks]
         summing = every + max(used, default=0)
         if several:
             summing += max(every, 3 * parameters)

@@ -101,7 +101,7 @@ def test_list_and_show_have_it_all(capsys):
     assert all(each["how"] for each in listed)
     printed = say(capsys, ["reproduce", "list", "--paper", "disk"]).out
     assert set(re.findall(r"^([a-z]+)-\S*", printed, re.MULTILINE)) == {"disk"}
-    assert "5 run, 0 are studies, 13 do neither" in printed
+    assert "5 by dpcore compare, 0 by a study, 13 by neither" in printed
     shown = ask("reproduce", "show", "pmlf table 4 mnist")
     assert shown["settings"]["lr"] == {"value": 0.5, "source": "appendix E"}
     assert shown["built_in"]

@@ -267,5 +267,5 @@ def _texts(given: Any, where: str) -> list[str]:
     return [_text(item, where) for item in _list(given, where)]
 
 
-paper_of = one_of(lambda: dict.fromkeys(find(name).paper for name in names()))
-"""Parser of the papers that have recipes, by the name of their method."""
+paper_of = one_of(lambda: dict.fromkeys(name.partition("-")[0] for name in names()))
+"""Parser of the papers that have recipes, by the word that their recipes' names begin with."""

@@ -43,11 +43,11 @@ _TINY_EXAMPLES = {"train": 60, "test": 20}
 
 @reproduce.command("list", example="dpcore reproduce list --paper pmlf")
 def list_command(
-    paper: Annotated[Any, option(recipes.paper_of, "PAPER", "One paper alone, by the name of its method.")] = None,
+    paper: Annotated[Any, option(recipes.paper_of, "PAPER", "One paper: the first word of its recipes.")] = None,
     as_json: Json = False,
 ) -> None:
     """List all tables and figures of the papers that show a private result: a command for each, or a reason."""
-    found = [one for one in map(recipes.find, recipes.names()) if paper in (None, one.paper)]
+    found = [one for one in map(recipes.find, recipes.names()) if paper in (None, one.name.partition("-")[0])]
     if as_json:
         write_json({"recipes": [_to_dict(one) for one in found]})
         return
@@ -55,9 +55,11 @@ def list_command(
         rows = [(one.name, one.place, _short(one)) for one in found if one.paper == key]
         write_table(("recipe", "place", "how"), rows, title=PAPERS[key][0].title, wraps=2)
         write_line()
-    counts = f"{sum(bool(one.arms) for one in found)} run, {sum(bool(one.study) for one in found)} are studies"
+    counts = (
+        f"{sum(bool(one.arms) for one in found)} by dpcore compare, {sum(bool(one.study) for one in found)} by a study"
+    )
     write_line(
-        f"{len(found)} recipes: {counts}, {sum(bool(one.reason) for one in found)} do neither, for the reason given."
+        f"{len(found)} recipes: {counts}, {sum(bool(one.reason) for one in found)} by neither, for the reason given."
     )
 
 

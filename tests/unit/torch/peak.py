@@ -68,7 +68,7 @@ def peak_of_sum(run: PrivateRun, examples: int) -> int:
 
     def whole() -> None:
         blocks = blocks_of(run, examples)
-        if run._rehearsal.unit is None:
+        if not run._rehearsal.several:
             mechanism.add(blocks)
             return
         for units in of_units(mechanism.backend, blocks, [1, examples - 1]):

@@ -160,7 +160,13 @@ ESTIMATED = {
 }
 
 
-@pytest.mark.parametrize(("name", "way"), pairs(ESTIMATED, ["two points", "one point", "users"], 3))
+# Inner products of a unit are of all its positions: seen only where there are many, of no tile.
+UNITS = ("transformer, short", "users")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), dict.fromkeys([*pairs(ESTIMATED, ["two points", "one point", "users"], 3), UNITS])
+)
 def test_what_follows_from_the_graph_is_what_a_sum_takes(name: str, way: str) -> None:
     make, data = ESTIMATED[name]
     users, method = way == "users", METHODS["disk" if way == "two points" else "dp_sgd"](4 if way == "users" else 8)
