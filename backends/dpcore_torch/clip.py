@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 import dpcore_numpy as reference
@@ -86,9 +87,10 @@ def _squares_by_runs(block: torch.Tensor, scale: torch.Tensor | None) -> torch.T
     if scale is not None:
         block = block * scale
     count, whole = len(block), block.shape[1] // _RUN * _RUN
-    runs = torch.linalg.vector_norm(block[:, :whole].view(count, whole // _RUN, _RUN), dim=2).double().square_().sum(1)
-    squares: torch.Tensor = runs + torch.linalg.vector_norm(block[:, whole:].double(), dim=1).square_()
-    return squares
+    runs = torch.linalg.vector_norm(block[:, :whole].view(count, whole // _RUN, _RUN), dim=2).double().numpy()
+    # torch adds the entries of a single row in several threads.
+    squares: torch.Tensor = torch.from_numpy(np.vecdot(runs, runs))
+    return squares.add_(torch.linalg.vector_norm(block[:, whole:].double(), dim=1).square_())
 
 
 @bounded()

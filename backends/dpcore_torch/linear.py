@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dpcore.spec.contributions import FACTOR_BITS
 from dpcore.spec.pair_ops import LinearPairs
@@ -106,33 +105,45 @@ def norms(rows: Sequence[Floats]) -> Wide:
     return found
 
 
-def matmul(x: Floats, y: Floats) -> Floats:
-    """Return the product of two arrays."""
-    product: NDArray[Any] = torch.matmul(torch.from_numpy(x), torch.from_numpy(y)).numpy()
-    return product
-
-
 def gram_narrow(a: Side, e: Side) -> tuple[Wide, Wide]:
-    """See `dpcore_numpy.gram.gram_narrow`; the inner products of several examples at a time."""
-    square, off = torch.empty(2, a.examples, dtype=torch.float64, device="cpu")
-    x, y = (torch.from_numpy(np.sqrt(side.measured[1]))[:, :, None] for side in (a, e))
+    """See `dpcore_numpy.gram.gram_narrow`.
+
+    torch adds the entries of one array, and those of one of several arrays, in different orders. NumPy's products of
+    vectors add each row by a call of its own.
+    """
+    square, off = np.empty((2, a.examples))
+    x, y = (np.sqrt(side.measured[1]) for side in (a, e))
     count = max(1, _TILES // max(1, 4 * a.time**2))
     for first in range(0, a.examples, count):
         chosen = slice(first, first + count)
         inputs, gradients = _inner(narrow(a, chosen)), _inner(narrow(e, chosen))
-        square[chosen] = (inputs * gradients).sum((1, 2))
-        apart = (x[chosen] * (gradients.abs_() @ x[chosen])).sum((1, 2))
-        off[chosen] = apart + (y[chosen] * (inputs.abs_() @ y[chosen])).sum((1, 2))
+        square[chosen] = np.vecdot(inputs.numpy(), gradients.numpy()).sum(axis=1)
+        apart = _form(gradients.abs_(), x[chosen])
+        off[chosen] = apart + _form(inputs.abs_(), y[chosen])
     terms = terms_of(a, e)
-    return narrow_root(a, e, square.numpy(), off.numpy(), terms, _COLUMNS), terms
+    return narrow_root(a, e, square, off, terms, _COLUMNS), terms
+
+
+def _form(matrices: torch.Tensor, x: Wide) -> Wide:
+    """Return ``x^T M x`` for each example's matrix M (n, T, T) and vector x (n, T)."""
+    found: Wide = np.vecdot(np.vecdot(matrices.numpy(), x[:, None]), x)
+    return found
 
 
 def _inner(rows: torch.Tensor) -> torch.Tensor:
-    """Return the inner products of each example's rows, (n, T, T): float32 ones of few columns, added in float64."""
-    total = torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=torch.float64, device="cpu")
-    for first in range(0, rows.shape[2], _COLUMNS):
-        columns = rows[:, :, first : first + _COLUMNS]
-        total += columns @ columns.mT
+    """Return the inner products of each example's rows, (n, T, T): float32 ones of few columns, added in float64.
+
+    A product for each example, as in `_tiles`.
+    """
+    examples, time, width = rows.shape
+    total = torch.zeros(examples, time, time, dtype=torch.float64, device="cpu")
+    size = _lines(time * time)
+    pieces = torch.empty(examples * size, device="cpu").as_strided(total.shape, (size, time, 1))
+    for first in range(0, width, _COLUMNS):
+        columns = _lined(rows[:, :, first : first + _COLUMNS])
+        for own, piece in zip(columns.unbind(), pieces.unbind(), strict=True):
+            torch.mm(own, own.mT, out=piece)
+        total += pieces
     return total
 
 
@@ -218,7 +229,8 @@ def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide
         if scale is not None:
             tile = tile * torch.from_numpy(scale.reshape(e.width, a.width)[rows, columns].astype(np.float64))
         if tile.dtype == torch.float64:
-            squares[chosen] += tile.square_().sum((1, 2)).numpy()
+            flat = tile.flatten(1).numpy()
+            squares[chosen] += np.vecdot(flat, flat)
         else:
             squares[chosen] += np.square(row_norms([tile.flatten(1)]).numpy())
     norms = np.sqrt(squares * (1 + 2 * gamma(a.width * e.width + 8, U64)))
@@ -287,4 +299,4 @@ def add_factors(a: Side, e: Side, weights: Wide, used: Indices, total: Floats) -
         out.addmm_(y.flatten(0, 1).mT, x.flatten(0, 1))
 
 
-TORCH = reference.Arithmetic(_Side, norms, matmul, gram_narrow, tile_norms, add_tiles, add_factors)
+TORCH = reference.Arithmetic(_Side, norms, np.matmul, gram_narrow, tile_norms, add_tiles, add_factors)
