@@ -9,9 +9,9 @@ from scipy.optimize import minimize_scalar
 
 import dpcore
 from dpcore import theory
-from dpcore.analysis.filters import impulse_response
 from dpcore.errors import ArgumentError
 from dpcore.stages.filters import named_filter
+from dpcore.theory.analysis.filters import impulse_response
 from tests.refused import refused
 
 PROBLEM = {"smoothness": 2.0, "initial_gap": 3.0, "initial_gradient": 1.5, "noise_power": 0.5}
