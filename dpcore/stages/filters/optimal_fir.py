@@ -38,10 +38,10 @@ class OptimalFIR(Checked):
     for tau >= 1, and chat_0 = 1/2 by definition: estimated like the others it would contain the noise. The products of
     different steps do not, for their noise is independent; under correlated noise the estimate is biased by it.
 
-    The paper has no ``max(0, .)`` in the numerator: its c_tau may be negative, and ``b = c / sum c`` is then no weighting.
-    At c = (1/2, -1/2) it divides by 0, and at (1/2, -0.4) b = (5, -4) multiplies the noise's variance by 41, while the
-    estimate of a small c_tau is negative half of the time by noise alone. With the maximum every weight lies in [0, 1],
-    so that no estimate amplifies the noise. Where all c_tau >= 0 the two agree.
+    The paper has no ``max(0, .)`` in the numerator: its c_tau may be negative, and ``b = c / sum c`` is then no
+    weighting: at c = (1/2, -1/2) it divides by 0, and at (1/2, -0.4) b = (5, -4) multiplies the noise's variance by
+    41. Noise alone makes the estimate of a small c_tau negative. With the maximum every weight lies in [0, 1], so that
+    no estimate amplifies the noise. Where all c_tau >= 0 the two agree.
 
     The ratio of signal to noise is ``<c, b> / ||b||^2``. Under ``<1, b> = 1`` it is the quadratic form
     ``<c, b> <1, b> / ||b||^2``, whose matrix ``(c 1' + 1 c') / 2`` has its largest eigenvalue,
