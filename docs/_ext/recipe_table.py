@@ -1,4 +1,4 @@
-"""The matrix of the papers: every algorithm, theorem, table and figure, where it is in dpcore or why it is not there."""
+"""The matrix of the papers: every algorithm, theorem, table and figure, where it is in dpcore or why it is not."""
 
 from __future__ import annotations
 

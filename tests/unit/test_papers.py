@@ -25,8 +25,14 @@ def upto(last: int) -> set[str]:
 # What the papers number, counted in their texts.
 NUMBERED = {
     "doppler": {"algorithm": upto(3), "theorem": upto(3), "figure": upto(12), "table": upto(4)},
-    "disk": {"algorithm": upto(3), "theorem": upto(3), "corollary": upto(1), "lemma": upto(1), "figure": upto(8), "table": upto(7)},
-    "pmlf": {"algorithm": upto(1), "theorem": upto(1), "corollary": upto(1), "lemma": upto(1), "figure": upto(7), "table": upto(5)},
+    "disk": {
+        "algorithm": upto(3), "theorem": upto(3), "corollary": upto(1), "lemma": upto(1), "figure": upto(8),
+        "table": upto(7),
+    },
+    "pmlf": {
+        "algorithm": upto(1), "theorem": upto(1), "corollary": upto(1), "lemma": upto(1), "figure": upto(7),
+        "table": upto(5),
+    },
     "srg_memf": {
         "algorithm": upto(3), "theorem": {"4.1", "4.6", "4.7", "4.10", "4.11"}, "claim": {"4.2", "4.9"},
         "lemma": {"4.3", "4.8"}, "corollary": {"4.4", "4.5"}, "figure": upto(1),
@@ -63,6 +69,12 @@ def test_every_name_exists_and_what_has_none_says_why(paper: str) -> None:
         for name in item["where"]:
             module, _, member = name.rpartition(".")
             assert hasattr(import_module(module), member), name
+
+
+def test_disks_recipes_clip_as_its_appendix_does() -> None:
+    running = [one for one in RECIPES if one.paper == "disk" and one.arms]
+    assert running
+    assert {one.settings["clipping"].value for one in running} == {"automatic_v"}
 
 
 def test_the_page_has_a_row_for_every_item_and_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
