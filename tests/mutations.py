@@ -603,6 +603,20 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("weigh in float32 in a compiled sum", "block.double() * weights[:, None]", "(block * weights[:, None].to(block.dtype)).double()",
          "unit/backends/test_compiled.py::test_a_compiled_sum_has_the_same_bits"),
     ],
+    "backends/dpcore_numpy/step.py": [
+        ("square the scaled average, in scale-then-privatize without noise", "    if slot.scale is not None:\n        q /= slot.scale\n", "",
+         "papers/test_adaptive.py::test_noiseless_scale_then_privatize_is_its_loop_and_not_private"),
+    ],
+    "dpcore/stages/filters/optimal_fir.py": [
+        ("weigh by a negative estimate of the autocorrelation", "max(0.0, mean) / power", "mean / power",
+         "unit/stages/test_filters_stages.py::test_no_estimate_amplifies_the_noise"),
+    ],
+    "dpcore/theory/convergence.py": [
+        ("take the rate's square out of DiSK's descent, as the paper's condition does", "- 4 * error * kept", "- 4 * beta * kept",
+         "unit/theory/test_convergence.py"),
+        ("count every lag of DOPPLER's signal once", "np.arange(len(c), 0, -1) @ (c * kappa)", "np.ones(len(c)) @ (c * kappa)",
+         "unit/theory/test_convergence.py"),
+    ],
     "backends/dpcore_numpy/filter.py": [
         ("forget the bias correction", "return y if normalizer == 1 else y / normalizer", "return y", "papers/test_doppler.py"),
     ],

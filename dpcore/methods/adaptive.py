@@ -16,13 +16,14 @@ _SOURCES: Final = {
     "post_processing": "filtered", "independent_moments": "independent", "joint_moments": "joint",
     "bias_corrected": "filtered", "scale_then_privatize": "filtered", "delayed_preconditioner": "filtered",
     "side_information": "public", "noiseless_preconditioner": "noiseless",
+    "noiseless_scale_then_privatize": "noiseless",
 }  # fmt: skip
 VARIANTS: Final = tuple(_SOURCES)
 # Second moments that noise can turn negative, or to zero.
 _NOISY: Final = ("independent_moments", "joint_moments", "bias_corrected")
-_SCALED: Final = ("scale_then_privatize", "delayed_preconditioner")
+_SCALED: Final = ("scale_then_privatize", "noiseless_scale_then_privatize", "delayed_preconditioner")
 _ONLY_FOR: Final = {
-    "scale_eps": _SCALED, "max_scaled_norm": _SCALED, "unscaled_steps": _SCALED[1:], "scaled_steps": _SCALED[1:],
+    "scale_eps": _SCALED, "max_scaled_norm": _SCALED, "unscaled_steps": _SCALED[2:], "scaled_steps": _SCALED[2:],
     "joint_scale": ("joint_moments",),
 }  # fmt: skip
 
@@ -43,7 +44,7 @@ class Adaptive(Shared, total=False):
     joint_scale : float or None
         Of "joint_moments".
     allow_nonprivate : bool
-        Must be True for "noiseless_preconditioner".
+        Must be True for the two noiseless variants.
     """
 
     eps: float | None
@@ -75,6 +76,7 @@ def dp_adam(
         "delayed_preconditioner": the same in cycles with a frozen scale.
         "side_information": the second moment of public gradients that the caller supplies.
         "noiseless_preconditioner": of clipped gradients without noise; **not private**.
+        "noiseless_scale_then_privatize": scaled by that before the clip; **not private**.
     betas : (float, float)
         Decays of the moments.
     **settings

@@ -102,7 +102,7 @@ def disk(
     filter : str or Filter, optional
         DOPPLER's filter on top of the average.
     **common
-        See `dpcore.methods.Common`; the clip is automatic by default.
+        See `dpcore.methods.Common`; the clip is automatic by default, and "automatic_v" in appendix C.2.
 
     Notes
     -----

@@ -95,7 +95,7 @@ class Method:
         _refuse(scaled and update.rule not in SECOND_MOMENT,
                 f"query=Preconditioned(...): needs an update with a second moment, such as Adam; "
                 f"{update.rule!r} has none")
-        _refuse(scaled and not released,
+        _refuse(scaled and not (released or moment == "noiseless"),  # noiseless: claims no sensitivity
                 f"second_moment={moment!r}: must be 'filtered', 'released' or 'public' under a preconditioned query, "
                 "which the sensitivity of a separate second moment does not cover")
         _refuse(scaled and (corrected or adaptive),

@@ -111,6 +111,9 @@ METHODS = {
     "dp_adam, noiseless": build(
         methods.dp_adam, variant=st.just("noiseless_preconditioner"), allow_nonprivate=st.just(True), **adaptive
     ),
+    "dp_adam, noiseless scale": build(
+        methods.dp_adam, variant=st.just("noiseless_scale_then_privatize"), allow_nonprivate=st.just(True), **adaptive
+    ),
     "dp_adam, scaled": preconditioned(methods.dp_adam),
     "dp_adam, public": build(methods.dp_adam, variant=st.just("side_information"), **adaptive),
     "dp_adagrad": build(methods.dp_adagrad, **adaptive),

@@ -39,7 +39,7 @@ SAMPLERS: dict[str, Any] = {
     "shuffled": ShuffledSampler(dataset_size=160, batch_size=40),
     "fixed batches": FixedBatches([range(20), range(10, 40), [], range(40)]),
 }
-PRIVATE_VARIANTS = [name for name in VARIANTS if name != "noiseless_preconditioner"]
+PRIVATE_VARIANTS = [name for name in VARIANTS if not name.startswith("noiseless")]
 DELAYED = {"unscaled_steps": 2, "scaled_steps": 2, "max_scaled_norm": 3.0}
 BANDS = np.linalg.inv(np.linalg.inv(np.eye(9) + 0.5 * np.eye(9, k=-1) + 0.25 * np.eye(9, k=-2)))
 

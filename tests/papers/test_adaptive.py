@@ -211,6 +211,30 @@ def test_the_noiseless_preconditioner_is_its_loop_and_not_private() -> None:
         assert all(math.isinf(epsilon) for epsilon in result.statement(1e-5).epsilon.values())
 
 
+@pytest.mark.parametrize("update", ["adam", "adagrad"])
+def test_noiseless_scale_then_privatize_is_its_loop_and_not_private(update: str) -> None:
+    """Figure 3's "Scale-Then-Privatize + Noiseless Preconditioner": nu and scale of the clipped mean, scaled back."""
+
+    def square(t, x, g, clean):
+        return (clean / scale(t)) ** 2
+
+    make, kind = {"adam": (methods.dp_adam, Adam), "adagrad": (methods.dp_adagrad, AdaGrad)}[update]
+    move = kind(added(1e-3), square)
+
+    def scale(t):  # `move` runs after the step's gradients, so its nuhat is that of the step before
+        return 1 / (np.sqrt(move.nuhat) + 0.05)
+
+    own = {"betas": (B1, B2)} if update == "adam" else {}
+    method = make(
+        variant="noiseless_scale_then_privatize", allow_nonprivate=True, eps=1e-3, scale_eps=0.05, max_scaled_norm=2.5,
+        **own, **COMMON,
+    )  # fmt: skip
+    assert_same(run(method), loop(move=move, scale=scale, clip=2.5))
+    result = dpcore.minimize(gradient, np.zeros(D), BATCHES, method)
+    assert isinstance(result.event, dpcore.accounting.NonPrivate)
+    assert all(math.isinf(epsilon) for epsilon in result.statement(1e-5).epsilon.values())
+
+
 @pytest.mark.parametrize("name", ["second-order", "p3"])
 @pytest.mark.parametrize("noise", [None, "tree"], ids=str)
 def test_bias_correction_behind_a_filter_takes_off_the_filtered_noise(name: str, noise: str | None) -> None:

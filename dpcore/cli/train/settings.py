@@ -96,7 +96,7 @@ class Settings:
         "Limit of truncated-poisson; by default exceeded less than once in a million steps.", PRIVACY)] = None
     groups: Annotated[_Count, option(count, "N", "For cyclic-poisson: groups that take turns.", PRIVACY)] = None
     allow_nonprivate: Annotated[_Flag, flag("--allow-nonprivate",
-        "Allow the variant noiseless_preconditioner, which guarantees nothing.", PRIVACY)] = None
+        "Allow the noiseless variants, which guarantee nothing.", PRIVACY)] = None
     method: Annotated[str, option(one_of(METHODS), "NAME",
         f"{', '.join(METHODS)}; dpcore methods names their papers.", METHOD)] = "dp_sgd"
     epochs: Annotated[int, option(count, "N", "Passes over the data.", METHOD)] = 10
@@ -177,9 +177,9 @@ class Settings:
                 "variant='side_information': takes the second moment of public gradients, which the command line has "
                 "no option for; use dpcore.torch.make_private"
             )
-        if self.variant == "noiseless_preconditioner" and self.epsilon is not None:
+        if (self.variant or "").startswith("noiseless") and self.epsilon is not None:
             raise ArgumentError(
-                f"epsilon={self.epsilon!r}: cannot be met by variant='noiseless_preconditioner', which guarantees "
+                f"epsilon={self.epsilon!r}: cannot be met by variant={self.variant!r}, which guarantees "
                 "nothing; use --noise-multiplier and --allow-nonprivate, or another variant"
             )
         method = self.build_method()

@@ -26,7 +26,7 @@ class OptimalFIR(Checked):
         nb, at least 1: the number of earlier released averages that are kept and weighted with the present one.
     weighting : {"optimal", "paper"}
         "optimal" maximizes the signal-to-noise ratio among weights that add up to 1,
-        ``b proportional to c + ||c|| / sqrt(nb + 1)``; "paper" takes ``b proportional to c``.
+        ``b proportional to c + ||c|| / sqrt(nb + 1)``; "paper" takes ``b proportional to c``, the printed form.
 
     Notes
     -----
@@ -37,6 +37,11 @@ class OptimalFIR(Checked):
 
     for tau >= 1, and chat_0 = 1/2 by definition: estimated like the others it would contain the noise. The products of
     different steps do not, for their noise is independent; under correlated noise the estimate is biased by it.
+
+    The paper has no ``max(0, .)`` in the numerator: its c_tau may be negative, and ``b = c / sum c`` is then no
+    weighting: at c = (1/2, -1/2) it divides by 0, and at (1/2, -0.4) b = (5, -4) multiplies the noise's variance by
+    41. Noise alone makes the estimate of a small c_tau negative. With the maximum every weight lies in [0, 1], so that
+    no estimate amplifies the noise. Where all c_tau >= 0 the two agree.
 
     The ratio of signal to noise is ``<c, b> / ||b||^2``. Under ``<1, b> = 1`` it is the quadratic form
     ``<c, b> <1, b> / ||b||^2``, whose matrix ``(c 1' + 1 c') / 2`` has its largest eigenvalue,

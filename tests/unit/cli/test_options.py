@@ -283,6 +283,7 @@ def test_epsilon_is_named_as_it_was_typed():
     ("dp_sgd", {"warmup_steps": 3}, "is only for --schedule cosine"), ("dp_sgd", {"ema": 1.0}, "ema=1.0"),
     ("dp_adam", {"variant": "side_information"}, "make_private"),
     ("dp_adam", {"variant": "noiseless_preconditioner", "allow_nonprivate": True}, "guarantees nothing"),
+    ("dp_adam", {"variant": "noiseless_scale_then_privatize", "allow_nonprivate": True}, "guarantees nothing"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(method: str, settings: dict[str, Any], words: str):
     with pytest.raises(ArgumentError, match=words) as caught:

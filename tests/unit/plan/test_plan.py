@@ -95,6 +95,7 @@ def test_what_does_not_fit(make, error, words: str) -> None:
     (lambda: methods.dp_adam(lr=0.1, variant="delayed_preconditioner"), "needs unscaled_steps and scaled_steps"),
     (lambda: methods.dp_adam(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
     (lambda: methods.dp_adagrad(lr=0.1, variant="noiseless_preconditioner"), "give allow_nonprivate=True"),
+    (lambda: methods.dp_adam(lr=0.1, variant="noiseless_scale_then_privatize"), "give allow_nonprivate=True"),
     (lambda: methods.doppler(lr=0.1, bias_corrected=True), "is only for base='adam' or 'adamw'"),
     (lambda: methods.doppler(lr=0.1, base="adam", betas=(0.9, 0.99)), "the first must be 0"),
     (lambda: methods.pmlf(lr=0.1, window=0), "window=0"), (lambda: methods.pmlf(lr=0.1, beta=1.0), "beta=1.0"),
@@ -380,8 +381,9 @@ def test_negative_products_of_columns_are_bounded_by_their_size() -> None:
     assert event.sensitivity > 1.5 * math.sqrt(((c[:, 0] + c[:, 2]) ** 2).sum())
 
 
-def test_the_noiseless_preconditioner_costs_everything() -> None:
-    method = methods.dp_adam(lr=0.1, variant="noiseless_preconditioner", allow_nonprivate=True, noise_multiplier=1.0)
+@pytest.mark.parametrize("variant", ["noiseless_preconditioner", "noiseless_scale_then_privatize"])
+def test_noiseless_variants_cost_everything(variant: str) -> None:
+    method = methods.dp_adam(lr=0.1, variant=variant, allow_nonprivate=True, noise_multiplier=1.0)
     assert isinstance(plan(method).event, NonPrivate)
     assert isinstance(plan(method).event_after(3, 2), NonPrivate)
 

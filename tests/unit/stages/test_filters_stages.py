@@ -289,6 +289,20 @@ def test_the_optimal_weights_maximize_the_ratio(tail: list[float]) -> None:
     assert snr(b, c) >= snr(plain, c) - 1e-12
 
 
+@given(st.lists(st.floats(-3, 0.5), min_size=1, max_size=6), st.sampled_from(["optimal", "paper"]))
+def test_no_estimate_amplifies_the_noise(tail: list[float], weighting: str) -> None:
+    """The printed c / sum c does: by 41 at (1/2, -0.4)."""
+    assert snr(np.array([5.0, -4.0]), np.array([0.5, -0.4])) == pytest.approx(4.1 / 41)
+    c = np.array([0.5, *tail])
+    stage = OptimalFIR(len(tail), weighting)
+    b = np.array(stage.weights(statistics_of(stage, c), 100))
+    assert (b >= 0).all()
+    assert b.sum() == pytest.approx(1)
+    assert b @ b <= 1 + 1e-12
+    if weighting == "paper" and min(tail) >= 0:
+        assert b == pytest.approx(c / c.sum())
+
+
 @pytest.mark.parametrize("weighting", ["optimal", "paper"])
 def test_weights_of_the_first_steps(weighting: str) -> None:
     stage = OptimalFIR(3, weighting=weighting)
