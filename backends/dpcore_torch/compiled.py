@@ -20,7 +20,7 @@ from dpcore.errors import SpeedWarning
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_torch.clip import add_rows, weighted_sum
 from dpcore_torch.linear import TORCH, add_tiles, linear_sums
-from dpcore_torch.noise import normal, numbers
+from dpcore_torch.noise import integers, normal, numbers
 from dpcore_torch.step import step
 
 # Fewer numbers cost less than the call of a compiled function; a kernel for one row would be another one.
@@ -34,7 +34,7 @@ class Compiled:
         self._backend = backend
         self._sum, self._rounded = Kernel(weighted), Kernel(rounded)
         tiles = partial(add_tiles, add=self._add)
-        self._arithmetic, self._draw = TORCH._replace(add_tiles=tiles), partial(normal, numbers_of=Kernel(numbers))
+        self._arithmetic, self._numbers = TORCH._replace(add_tiles=tiles), Kernel(numbers)
 
     def __getattr__(self, name: str) -> Any:
         """Return any other member of the backend."""
@@ -57,11 +57,11 @@ class Compiled:
 
     def normal(self, *args: Any, **options: Any) -> torch.Tensor:
         """See `dpcore.spec.ops.Backend.normal`."""
-        return self._draw(*args, **options)
+        return normal(*args, **options, numbers_of=self._numbers)
 
     def step(self, *args: Any, **options: Any) -> None:
         """See `dpcore.spec.ops.Backend.step`."""
-        step(*args, **options, draw=self._draw)
+        step(*args, **options, draw=partial(integers, numbers_of=self._numbers))
 
     def _add(
         self,

@@ -258,13 +258,16 @@ def add_tiles(
     before = not wide and scale is None
     tiles = _tiles(a, e, used, wide, factors if before else None) if len(used) else ()
     for rows, columns, chosen, tile in tiles:
-        piece = torch.zeros(tile[0].numel(), dtype=torch.float64, device="cpu")
+        out = torch.from_numpy(total)[rows, columns]
+        # Integers are added exactly: the total itself takes them where its rows lie one after the other.
+        piece = out.view(-1) if out.is_contiguous() else out.new_zeros(out.numel())
         if before:
             add(tile.flatten(1), piece)
         else:
             own = None if scale is None else torch.from_numpy(scale[rows, columns].reshape(-1))
             add(tile.flatten(1), piece, torch.from_numpy(factors[chosen]), own)
-        torch.from_numpy(total)[rows, columns] += piece.view(tile.shape[1:])
+        if not out.is_contiguous():
+            out += piece.view(out.shape)
 
 
 def _add_outer(a: Side, e: Side, factors: Wide, used: Indices, total: Floats, scale: Floats) -> None:

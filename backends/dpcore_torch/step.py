@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from dpcore.spec.check import check_step, order_of
-from dpcore.spec.grid import nearest, released, step_of
+from dpcore.spec.grid import nearest, step_of
 from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
 from dpcore_numpy.correlate import correlate
 from dpcore_torch.filter import recurrence
-from dpcore_torch.noise import normal
+from dpcore_torch.noise import integers
 from dpcore_torch.update import move
 
 # Tiles that a thread takes at once: their float64 numbers stay in its processor's cache.
@@ -33,9 +33,9 @@ def step(
     correlation: Correlation | None = None,
     square: str = "filtered",
     square_noise: NoiseRow | None = None,
-    draw: Callable[..., torch.Tensor] = normal,
+    draw: Callable[..., torch.Tensor] = integers,
 ) -> None:
-    """See `dpcore.spec.ops.Backend.step`; `draw` is `normal` or another function of its arguments."""
+    """See `dpcore.spec.ops.Backend.step`; `draw` is `integers` or another function of its arguments."""
     check_step(
         slots, noise, batch_size, filters, rule, settings, step_number, unit, correlation, square, square_noise
     )  # fmt: skip
@@ -55,7 +55,7 @@ def step(
 
 
 class Draws:
-    """Normals of a row, drawn for several small tensors at once: a call costs more than their numbers."""
+    """Integers floor(2^bits Z) of a row, drawn for several small tensors at once: a call costs more than their numbers."""
 
     def __init__(
         self, row: NoiseRow | None, slots: Sequence[Slot[torch.Tensor]], size: int, draw: Callable[..., torch.Tensor]
@@ -67,7 +67,7 @@ class Draws:
         self._first, self._drawn = 0, torch.empty(0, dtype=torch.float64, device="cpu")
 
     def of(self, slot: Slot[torch.Tensor]) -> torch.Tensor:
-        """Return the slot's normals; other normals may lie in the same memory, but not at these elements."""
+        """Return the slot's integers, which lie beside other slots': to be read only."""
         assert self.row is not None
         first, size = slot.first, slot.parameter.numel()
         if not (self._first <= first and first + size <= self._first + len(self._drawn)):
@@ -81,8 +81,9 @@ def _average(slot: Slot[torch.Tensor], noise: Draws, factor: float, correlation:
     if noise.scale:
         m = noise.of(slot)
         if correlation is not None:
-            m = correlate(m, slot.noise_state, correlation, bits=noise.bits)
-        average = released(slot.total, m, noise.bits, factor)
+            unit = 2.0**-noise.bits
+            m = correlate(m * unit, slot.noise_state, correlation, bits=noise.bits) / unit
+        average = (m + slot.total).mul_(factor)  # `dpcore.spec.grid.released`
     else:
         average = slot.total * factor
     g: torch.Tensor = average.to(slot.parameter.dtype)
@@ -110,7 +111,7 @@ def _square(g: torch.Tensor, slot: Slot[torch.Tensor], factor: float, square: st
     h: torch.Tensor = q * q
     if square_noise.scale:
         u = step_of(square_noise.scale, square_noise.bits)
-        h = released(nearest(h * (1 / u)), square_noise.of(slot), square_noise.bits, u)
+        h = (nearest(h * (1 / u)) + square_noise.of(slot)).mul_(u)
     return h.to(slot.parameter.dtype)
 
 

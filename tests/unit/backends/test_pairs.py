@@ -489,3 +489,15 @@ def test_refuses_tokens_that_are_none_and_outputs_that_do_not_fit():
         backend.tied_row_norms([index], e, [1.0], np.ones((2, 21), np.float32), 5)
     with pytest.raises(ArgumentTypeError, match="contiguous"):
         backend.embedding_sum([index], e, [1.0], np.ones(2), np.zeros(40)[::2])
+
+
+@pytest.mark.parametrize("width", [1024, 1030])
+def test_wide_sums_by_tiles_add_to_the_total(width: int):
+    """On both sides of a tile's width: the total's rows in a tile lie together, or not."""
+    rng = np.random.default_rng(9)
+    a = rng.integers(-3, 4, (2, 30, width)).astype(np.float32)
+    e = rng.integers(-3, 4, (2, 30, 70)).astype(np.float32)
+    before = rng.integers(-9, 10, 70 * width).astype(np.float64)
+    total = before.copy()
+    linear_sum(backend, [a], [e], [1.0], np.array([1.0, 2.0]), total)
+    np.testing.assert_array_equal(total - before, np.einsum("b,bto,bti->oi", [1.0, 2.0], e, a).reshape(-1))
