@@ -51,7 +51,7 @@ def measured(only: str = "") -> Figures:
     titles = [*cases, *on_cores[CHIPS[-1]]]
     chosen = [(title, chip) for title, chip in wanted(titles) if only in f"{title}, sm_{chip}"]
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
+        os.environ.setdefault("TRITON_CACHE_DIR", folder)
         records = [compiled.compile_and_measure(*{**cases, **on_cores[chip]}[title], chip) for title, chip in chosen]
     found = {f"{title}, sm_{chip}": figures(each) for (title, chip), each in zip(chosen, records, strict=True)}
     return found if only else found | ratios(found)

@@ -6,12 +6,11 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests import device
+from tests import device, interpreter
 
 WANTS_GPU = os.environ.get("DPCORE_TEST_GPU") == "1"
 HAS_GPU = device.has_gpu(WANTS_GPU)
@@ -132,17 +131,12 @@ def _ledgers_in_temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_sums_for_checks_that_are_left_out() -> None:
-    """Halve the time of Triton's interpreter.
-
-    For every sum of integers it computes whether they overflow, by a dozen further operations. The check that takes the
-    result is left out unless its `debug` is set, which it is not.
-    """
-    if INTERPRETED and "triton" in sys.modules:
-        from triton.runtime.interpreter import interpreter_builder as builder
-
-        assert not builder.options.debug
-        builder.options = replace(builder.options, sanitize_overflow=False)
+def _a_fast_interpreter() -> Iterator[None]:
+    """Spare Triton's interpreter what it repeats, in the tests of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        if INTERPRETED and "triton" in sys.modules:
+            interpreter.hasten(patch)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import types
 from collections import Counter
 from pathlib import Path
@@ -249,15 +250,17 @@ def compile_and_measure(
     options = {"num_warps": warps, "enable_fp_fusion": False}
     compiled = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    cubin = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
 
-    def run(tool: str, *options: str) -> str:
-        return subprocess.run([tools / tool, *options, cubin], capture_output=True, text=True, check=True).stdout
+        def run(tool: str, *options: str) -> str:
+            command = [tools / tool, *options, cubin.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", run("cuobjdump", "--dump-resource-usage"))
+        used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", run("cuobjdump", "--dump-resource-usage"))
+        listing = Listing(run("nvdisasm", "-c"))
     assert used is not None
-    listing = Listing(run("nvdisasm", "-c"))
     counted = Counter(instruction.name for instruction in listing.instructions)
     threads = 32 * warps
     registers = int(used[1])
@@ -362,7 +365,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     def compile_all(folder: Path) -> Path:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        environment["TRITON_CACHE_DIR"] = str(folder)
+        environment.setdefault("TRITON_CACHE_DIR", str(folder))
         out = folder / "measured.json"
         command = [sys.executable, __file__, out, *chosen(["few"], [])]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
