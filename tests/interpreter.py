@@ -81,7 +81,7 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
             if type(rhs) is core.tensor and lhs.type.name == rhs.type.name:
                 return lhs, rhs
             if type(rhs) in (int, float):
-                key = lhs.type.name, type(rhs), rhs
+                key = lhs.type.name, type(rhs), repr(rhs)  # 0.0 == -0.0
                 if key in constants:
                     return lhs, constants[key]
         left, right = check(self, lhs, rhs, *given)
