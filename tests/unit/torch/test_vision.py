@@ -11,7 +11,7 @@ from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.model.models import MODELS, SCALED_MODELS, build
 from dpcore.torch.model.vision import StandardConv2d
 
-# Of one example of CIFAR-10. WRN-16-4: Zagoruyko and Komodakis (2016), table 4; ResNet: torchvision's numbers,
+# Of one example of CIFAR-10. WRN-16-4: counted from this code; ResNet: torchvision's numbers,
 # 11,689,512 and 25,557,032, less what its first convolution and head of 1,000 classes have more; ViT-small: timm's
 # 22,050,664, less its head, larger squares and more places.
 PARAMETERS = {
