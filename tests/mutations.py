@@ -28,6 +28,15 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on with a changed recipe in the folder of the former", "if kept.read_bytes() != one.content:", "if not kept.read_bytes():",
          "end_to_end/test_cli_reproduce.py::test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints"),
     ],
+    "dpcore/cli/datasets/cifar.py": [
+        ("take a damaged file for the published one", "if len(content) == published and found != digest:", "if False:",
+         "unit/cli/test_cifar.py"),
+        ("take CIFAR-100's superclasses for its classes", "records[:, labels - 1]", "records[:, 0]", "unit/cli/test_cifar.py"),
+    ],
+    "dpcore/torch/model/vision.py": [
+        ("leave the mean in a standardized kernel", "F.conv2d(inputs, centered * scale,", "F.conv2d(inputs, self.weight * scale,",
+         "unit/torch/test_vision.py"),
+    ],
     "dpcore/cli/compare/recipe.py": [
         ("call a recipe built in by its name", "and (FOLDER / f\"{self.name}.toml\").read_bytes() == self.content", "",
          "end_to_end/test_cli_reproduce.py::test_nonsense_is_one_sentence"),

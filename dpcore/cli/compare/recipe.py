@@ -97,10 +97,14 @@ class Recipe:
             return f"dpcore reproduce run {self.name}"
         return f"python {self.study}" if self.study else self.reason
 
-    def comparison(self, seeds: int | None = None, data_dir: str | None = None, **changed: Any) -> Comparison:
+    def comparison(
+        self, seeds: int | None = None, data_dir: str | None = None, model_scale: float | None = None, **changed: Any
+    ) -> Comparison:
         """Return the comparison with one contestant an arm; `changed` replaces values that the recipe has."""
         given = {name: changed.get(name, sourced.value) for name, sourced in self.settings.items()}
-        given |= {} if data_dir is None else {"data_dir": data_dir}
+        given |= {
+            name: value for name, value in (("data_dir", data_dir), ("model_scale", model_scale)) if value is not None
+        }
         own = {name: _read(name, parse, given.pop(name)) for name, parse in _OF_COMPARISON.items() if name in given}
         common = {name: _read(name, parsers(Settings)[name], value) for name, value in given.items()}
         tables = {

@@ -21,10 +21,11 @@ import dpcore
 from dpcore.cli.compare import recipe as recipes
 from dpcore.cli.compare.compare import run_comparison
 from dpcore.cli.compare.recipe import Recipe
-from dpcore.cli.datasets import IDX_FILES, IDX_SETS, KEYS, NAMES
+from dpcore.cli.datasets import IDX_FILES, IDX_SETS, KEYS, cifar
 from dpcore.cli.options import Commands, Json, count, flag, option
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.train.run_folder import content_of
+from dpcore.cli.train.settings import SCALED_MODELS
 from dpcore.errors import ArgumentError, DataError
 from dpcore.methods import PAPERS
 from dpcore.spec.canonical import plain
@@ -37,6 +38,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME | FILE.toml", help="A recipe
     show_default=False)]  # fmt: skip
 # A few steps on a few examples: what a run says then has no meaning, but everything is run.
 _TINY = {"epochs": 1, "batch_size": 10, "warmup_steps": 1}
+_TINY_SCALE = 1 / 8
 _FOREIGN = "is not the one of this name that dpcore brings"
 _TINY_EXAMPLES = {"train": 60, "test": 20}
 
@@ -112,10 +114,10 @@ def run_command(
         changed = {"epsilon": one.comparison().epsilon[:1], **_TINY}
         if isinstance(rates := one.settings["lr"].value if "lr" in one.settings else None, list):
             changed["lr"] = rates[:2]
+        if one.settings["model"].value in SCALED_MODELS:
+            changed |= {"model_scale": _TINY_SCALE, "batch_size": 30}
         data_dir = None if one.settings["data"].value == "digits" else str(out / "data")
     comparison = one.comparison(1 if tiny and seeds is None else seeds, data_dir, **changed)
-    if not tiny:
-        _check_data(comparison.shared.data, data_dir)
     _begin(one, out)
     if tiny:
         _make_up(comparison.shared.data, out / "data")
@@ -156,16 +158,6 @@ def _begin(one: Recipe, out: Path) -> None:
         file.write(one.content)
 
 
-def _check_data(data: str, folder: str | None) -> None:
-    """Refuse a missing file of a data set that has no reader of its own; `dpcore.cli.datasets.load` does the others."""
-    if data in NAMES:
-        return
-    if folder is None:
-        raise ArgumentError(f"data_dir=None: {data} is read from {data}.npz; name its folder")
-    if Path(folder).is_dir() and not (path := Path(folder) / f"{data}.npz").is_file():
-        raise DataError(f"{path}: no such file; make it by numpy.savez with {', '.join(KEYS)}, the images as bytes")
-
-
 def _make_up(data: str, folder: Path) -> None:
     """Write a made-up data set in the data's own format: each class has a bright square of its own."""
     if data == "digits":
@@ -181,8 +173,13 @@ def _make_up(data: str, folder: Path) -> None:
         images = np.moveaxis(square * 180 + (pixel + row * 13 + column * 29) % 50, 2, 0).astype(np.uint8)
         arrays |= {f"x_{part}": np.repeat(images[..., None], channels, -1), f"y_{part}": labels.astype(np.uint8)}
     if data not in IDX_SETS:
-        with whole_file(folder / f"{data}.npz") as file:
-            np.savez(file, classes=np.array(classes), **arrays)
+        *train, test = cifar.FILES[data]
+        for part, names in (("train", train), ("test", [test])):
+            images = arrays[f"x_{part}"].transpose(0, 3, 1, 2).reshape(_TINY_EXAMPLES[part], -1)
+            labels = np.repeat(arrays[f"y_{part}"][:, None], 1 if data == "cifar-10" else 2, axis=1)
+            for name, records in zip(names, np.array_split(np.hstack((labels, images)), len(names)), strict=True):
+                with whole_file(folder / name) as file:
+                    file.write(records.tobytes())
         return
     for name, key in zip(IDX_FILES, KEYS, strict=True):
         values = arrays[key][..., 0] if key.startswith("x") else arrays[key]

@@ -47,7 +47,9 @@ SEARCH, FINAL = "search", "final"
 # Seeds of the search for learning rates start here, so that no final run shares one with a search run.
 FIRST_SEARCH_SEED = 1000
 # The same for all contestants, or decided by the comparison itself.
-SAME_FOR_ALL = frozenset(("data", "data_dir", "model", "epsilon", "delta", "noise_multiplier", "seed", "backend"))
+SAME_FOR_ALL = frozenset(
+    ("data", "data_dir", "model", "model_scale", "epsilon", "delta", "noise_multiplier", "seed", "backend")
+)
 
 
 class Run(NamedTuple):

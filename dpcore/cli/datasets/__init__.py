@@ -1,4 +1,4 @@
-"""Data sets as plain NumPy arrays: built-in digits, IDX files, .npz archives."""
+"""Data sets as plain NumPy arrays: built-in digits, IDX files, CIFAR's binary files, .npz archives."""
 
 import gzip
 import io
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.cli.datasets import cifar
 from dpcore.errors import ArgumentError, DataError
 from dpcore.spec.validate import nearest
 
@@ -165,7 +166,7 @@ IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
-NAMES = ("digits", *IDX_SETS, "idx", "npz")
+NAMES = ("digits", *IDX_SETS, "cifar-10", "cifar-100", "idx", "npz")
 
 Inputs = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64]
@@ -268,8 +269,9 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
     """Load a data set by name.
 
     ``digits`` is built in. All others are read from `data_dir`: ``mnist``, ``fashion-mnist`` or ``kmnist`` (their four
-    IDX files, plain or .gz); ``idx`` (any four IDX files with MNIST's names); ``npz`` (the one .npz file there, or
-    `data_dir` is that file); or any NAME for which ``data_dir/NAME.npz`` exists. Unsigned integers come scaled to
+    IDX files, plain or .gz); ``idx`` (any four IDX files with MNIST's names); ``cifar-10`` or ``cifar-100`` (their
+    binary files); ``npz`` (the one .npz file there, or `data_dir` is that file); or any NAME for which
+    ``data_dir/NAME.npz`` exists, which comes before binary files. Unsigned integers come scaled to
     [0, 1] by the largest value of their dtype (digits: by 16, their format's maximum); floating-point inputs are
     unchanged. ArgumentError for an unknown name, DataError if files are missing, damaged, or do not fit together.
     """
@@ -294,6 +296,10 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
         return _idx(name, folder, None, None)
     if own is not None and own.is_file():
         return _npz(own)
+    if name in cifar.FILES:
+        train, test = cifar.read(name, folder)
+        inputs = [scaled(images, f"data_dir={str(folder)!r}") for images in (train[0], test[0])]
+        return Dataset(name, inputs[0], train[1], inputs[1], test[1], cifar.CLASSES[name])
     files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
     if len(files) != 1:
         there = ", ".join(path.name for path in files) or "none"

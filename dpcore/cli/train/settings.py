@@ -42,7 +42,8 @@ from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.rules import COUPLINGS
 from dpcore.stages.updates.schedules import WarmupCosine
 
-MODELS = ("logistic", "mlp", "cnn-5")
+SCALED_MODELS = ("wrn-16-4", "resnet-18", "resnet-50", "vit-small")
+MODELS = ("logistic", "mlp", "cnn-5", "cnn-5-torch", *SCALED_MODELS)
 PRECISIONS = ("float32", "bf16")
 CLIPPING = ("standard", "automatic", "automatic_v", "normalized", "psac")
 DATA, METHOD, PRIVACY, RUN = "Data and model", "Method", "Privacy", "Run"
@@ -72,10 +73,12 @@ class Settings:
     """
 
     # fmt: off
-    data: Annotated[str, option(str, "NAME", "digits (built in), mnist, fashion-mnist, kmnist, idx, npz.",
-        DATA)] = "digits"
+    data: Annotated[str, option(str, "NAME",
+        "digits (built in), mnist, fashion-mnist, kmnist, cifar-10, cifar-100, idx, npz.", DATA)] = "digits"
     data_dir: Annotated[_Text, option(str, "FOLDER", "Folder of the data's files.", DATA)] = None
-    model: Annotated[str, option(one_of(MODELS), "NAME", "logistic, mlp or cnn-5.", DATA)] = "logistic"
+    model: Annotated[str, option(one_of(MODELS), "NAME", f"{', '.join(MODELS)}.", DATA)] = "logistic"
+    model_scale: Annotated[_Real, option(real, "S",
+        f"Multiplies the channels and the number of blocks of {', '.join(SCALED_MODELS)}.", DATA)] = None
     seed: Annotated[int, option(whole, "N", "Seed of the initial weights. The noise is never seeded.", DATA)] = 0
     epsilon: Annotated[_Real, option(real, "EPSILON", "Target epsilon; the noise is calibrated to it.", PRIVACY)] = None
     delta: Annotated[float, option(real, "DELTA", "Delta, well below 1/n.", PRIVACY)] = 1e-5
@@ -170,6 +173,12 @@ class Settings:
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: is only for --{other}")
         if self.ema is not None:
             decay(ema=self.ema)
+        if self.model_scale is not None:
+            positive(model_scale=self.model_scale)
+            if self.model not in SCALED_MODELS:
+                raise ArgumentError(
+                    f"model_scale={self.model_scale!r}: is only for the models {_listed(list(SCALED_MODELS))}"
+                )
         if self.record_gradients is not None:
             integer(1, record_gradients=self.record_gradients)
         if self.variant == "side_information":

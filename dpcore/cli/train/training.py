@@ -151,7 +151,8 @@ class Training:
         self.evaluations: list[dict[str, Any]] = []
         # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
-        self.model = models.build(settings.model, dataset.shape, dataset.classes).to(_device(settings.backend))
+        built = models.build(settings.model, dataset.shape, dataset.classes, settings.model_scale or 1)
+        self.model = built.to(_device(settings.backend))
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.private = make_private(

@@ -1,7 +1,8 @@
-"""The models of the command line and the demos: small, without layers that mix examples."""
+"""The models of the command line and the demos, without layers that mix examples."""
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,23 +10,29 @@ from torch import nn
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
+from dpcore.torch.model.vision import VisionTransformer, resnet, wide_resnet
 
 CNN_CHANNELS = (16, 32, 32, 64, 64)
 MLP_WIDTH = 128
 
 
-def build(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+def build(name: str, input_shape: Sequence[int], classes: int, scale: float = 1) -> nn.Module:
     """Return a fresh model by name, for one example's shape: (height, width), (channels, height, width) or (features,).
 
     It takes (batch, *input_shape) and returns logits (batch, classes). torch's global generator initializes it, so
-    ``torch.manual_seed`` fixes it.
+    ``torch.manual_seed`` fixes it. `scale` multiplies the channels or features of a residual network or a transformer,
+    and its blocks or layers (one at least).
     """
-    validate.choice(MODELS, model=name)
+    validate.choice({**MODELS, **SCALED_MODELS}, model=name)
     validate.integer(minimum=2, classes=classes)
     shape = tuple(validate.integer(minimum=1, input_shape=size) for size in input_shape)
     if not shape:
         raise ArgumentError("input_shape=(): must have at least one dimension")
-    return MODELS[name](shape, classes)
+    if name not in SCALED_MODELS:
+        return MODELS[name](shape, classes)
+    channels, rows, columns = _image(shape, name)
+    as_images = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (channels, rows, columns)))
+    return nn.Sequential(as_images, SCALED_MODELS[name]((channels, rows, columns), classes, scale=scale))
 
 
 def logistic(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -43,25 +50,26 @@ def mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
     )
 
 
-def cnn_5(input_shape: Sequence[int], classes: int) -> nn.Module:
+def cnn_5(input_shape: Sequence[int], classes: int, own_start: bool = True) -> nn.Module:
     """Return the CNN of the papers: five convolutional layers, each followed by tanh and max-pooling, and one linear.
 
     Every convolution is 3x3, stride 1, padding 1, with bias; every pooling 2x2, stride 2, rounding sizes up, so that
     small images end at 1x1 and stay there. Pooling comes before tanh in the code: tanh is increasing, so the two
     commute, and it then sees a quarter of the values.
 
-    For one channel, 28x28 or 8x8, and 10 classes it has 70,122 parameters. Weights start uniform with Glorot's bound
-    times tanh's gain 5/3 (torch's default shrinks the signal about threefold in each of the five layers), biases at
-    zero.
+    For one channel, 28x28 or 8x8, and 10 classes it has 70,122 parameters. With `own_start`, weights start uniform with
+    Glorot's bound times tanh's gain 5/3, biases at zero; torch's default shrinks the signal about threefold in each of
+    the five layers.
     """
-    channels, height, width = _image(input_shape)
+    channels, height, width = _image(input_shape, "cnn-5")
     layers: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Unflatten(1, (channels, height, width)))]
     incoming = channels
     for outgoing in CNN_CHANNELS:
         convolution = nn.Conv2d(incoming, outgoing, kernel_size=3, padding=1)
-        nn.init.xavier_uniform_(convolution.weight, gain=nn.init.calculate_gain("tanh"))
-        assert convolution.bias is not None
-        nn.init.zeros_(convolution.bias)
+        if own_start:
+            nn.init.xavier_uniform_(convolution.weight, gain=nn.init.calculate_gain("tanh"))
+            assert convolution.bias is not None
+            nn.init.zeros_(convolution.bias)
         layers += [convolution, Halve(), nn.Tanh()]
         incoming = outgoing
         height, width = -(-height // 2), -(-width // 2)
@@ -79,7 +87,7 @@ class Halve(nn.Module):
         return F.max_pool2d(inputs.movedim(1, -1).contiguous().movedim(-1, 1), 2, ceil_mode=True)
 
 
-def _image(shape: Sequence[int]) -> tuple[int, int, int]:
+def _image(shape: Sequence[int], name: str) -> tuple[int, int, int]:
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     if len(shape) == 3:
@@ -88,9 +96,17 @@ def _image(shape: Sequence[int]) -> tuple[int, int, int]:
     if side > 1 and side * side == shape[0]:
         return 1, side, side
     raise ArgumentError(
-        f"input_shape={tuple(shape)}: cnn-5 takes (height, width), (channels, height, width) or a square number of "
+        f"input_shape={tuple(shape)}: {name} takes (height, width), (channels, height, width) or a square number of "
         "features"
     )
 
 
-MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn-5": cnn_5}
+MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
+    "logistic": logistic, "mlp": mlp, "cnn-5": cnn_5, "cnn-5-torch": partial(cnn_5, own_start=False),
+}  # fmt: skip
+SCALED_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "wrn-16-4": wide_resnet,
+    "resnet-18": partial(resnet, blocks=(2, 2, 2, 2), expansion=1),
+    "resnet-50": partial(resnet, blocks=(3, 4, 6, 3), expansion=4),
+    "vit-small": VisionTransformer,
+}
