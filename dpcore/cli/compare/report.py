@@ -216,8 +216,8 @@ def table(comparison: Comparison, made: Sequence[Row]) -> dict[str, Any]:
     return {
         "head": tuple(cells),
         "rows": [tuple(escape(cell(row)) for cell in cells.values()) for row in made],
-        "title": f"Held-out accuracy, {shared.data}, {shared.model}, {counted(comparison.seeds, 'seed')}, "
-        f"equal {comparison.equal}",
+        "title": f"Held-out accuracy, {shared.data}, {shared.model}, {counted(comparison.seeds, 'seed')}"
+        f"{', equal gradients' if comparison.equal == GRADIENTS else ''}",
         "right": len(cells) - list(cells).index("lr"),
     }
 
@@ -231,8 +231,11 @@ def footer(comparison: Comparison, made: Sequence[Row], tuned: dict[str, Any]) -
     """Return the sentences beneath the table."""
     interval = "± is the half width of the 95 % interval over seeds (Student's t). " if comparison.seeds > 1 else ""
     lines = [f"{interval}gradients: per example and step."]
-    if comparison.equal == GRADIENTS:
-        lines.append("Equal gradients: a method that takes w in a step has 1/w of the epochs, rounded down.")
+    lines.append(
+        "Equal gradients: a method that takes w in a step has 1/w of the epochs, rounded down."
+        if comparison.equal == GRADIENTS
+        else "Epochs are as given, whatever gradients a method takes (--equal gradients)."
+    )
     if comparison.baseline is not None:
         lines.append(
             f"less {comparison.baseline}: mean difference, paired by seed. A pair starts at the same weights; batches "
