@@ -37,6 +37,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave the mean in a standardized kernel", "F.conv2d(inputs, centered * scale,", "F.conv2d(inputs, self.weight * scale,",
          "unit/torch/test_vision.py"),
     ],
+    "dpcore/cli/compare/report.py": [
+        ("compose plans that were chosen as if fixed beforehand", "if any(len(events) > 1 for events in by_row.values()):", "if False:",
+         "end_to_end/test_cli_compare.py::test_a_plan_that_is_chosen_has_no_price_without_a_ledger"),
+        ("leave the search out of the price of all runs", "for record in log.records if record.statement is not None]\n    try:",
+         "for record in log.records if record.statement is not None and record.run.role == FINAL]\n    try:",
+         "end_to_end/test_cli_compare.py::test_what_chooses_does_not_measure_and_the_choice_has_a_price"),
+    ],
     "dpcore/cli/compare/recipe.py": [
         ("call a recipe built in by its name", "and (FOLDER / f\"{self.name}.toml\").read_bytes() == self.content", "",
          "end_to_end/test_cli_reproduce.py::test_nonsense_is_one_sentence"),
@@ -65,6 +72,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_cli_statement.py"),
     ],
     "dpcore/cli/compare/runs.py": [
+        ("measure what was chosen on what chose", "return (0 if run.role == SEARCH else 1) if", "return (0 if run.role == SEARCH else 0) if",
+         "end_to_end/test_cli_compare.py::test_what_chooses_does_not_measure_and_the_choice_has_a_price"),
+        ("give a method with two gradients all epochs at equal gradients", "epochs=made.epochs // taken", "epochs=made.epochs",
+         "unit/cli/test_comparison.py"),
+        ("take up a search on the images that measure", 'stored["format"] < FORMAT', 'stored["format"] < 2',
+         "end_to_end/test_cli_compare.py::test_what_chooses_does_not_measure_and_the_choice_has_a_price"),
         ("begin runs that are not paid for", "if not pays_for(paying, events_of(plans, [run])):", "if False:",
          "end_to_end/test_cli_compare.py::test_a_sweep_beyond_the_budget_is_told_before_its_first_run"),
         ("take a killed run of a comparison for a complete one", " and not stated.note", "", "end_to_end/test_cli_compare.py"),

@@ -120,7 +120,7 @@ def test_a_file_names_contestants(tmp_path, capsys):
     printed = capsys.readouterr()
     left = results(out)
     assert [run["contestant"] for run in left["runs"]] == ["plain"] * 3 + ["fixed order"]
-    assert "all runs together (4, of them 2 in search of learning rates)" in printed.out
+    assert "all runs together (4, of them 2 in search of settings)" in printed.out
     assert "Neighbors differ" in printed.out
     # config.json repeats the comparison, also that of an earlier version; its contestants and --methods exclude each
     # other.
@@ -131,6 +131,72 @@ def test_a_file_names_contestants(tmp_path, capsys):
     assert "4 of 4 runs were made before" in capsys.readouterr().err
     assert compare(out, "--config", str(file), "--methods", "disk") == 2
     assert "must not be given with the contestants" in capsys.readouterr().err
+
+
+def test_what_chooses_does_not_measure_and_the_choice_has_a_price(tmp_path, capsys):
+    out, file = tmp_path / "comparison", tmp_path / "compare.toml"
+    file.write_text(
+        'epsilon = 2\nseeds = 2\nequal = "gradients"\nbaseline = "plain"\n'
+        '[contestants.plain]\nmethod = "dp-sgd"\nlr = 0.3\n'
+        '[contestants.filtered]\nmethod = "disk"\nkappa = [0.3, 0.7]\nlr = 0.3\n'
+    )
+    assert compare(out, "--config", str(file), "--epochs", "2") == 0
+    printed, left = capsys.readouterr().out, results(out)
+    assert "equal gradients" in printed
+    assert "less plain" in printed
+    # Of the 359 test images 180 choose and 179 measure, those of the baseline too, which chose nothing.
+    for run in left["runs"]:
+        right = accuracy(out, run) * (180 if run["role"] == SEARCH else 179)
+        assert right == pytest.approx(round(right), abs=1e-9)
+    plain, filtered = left["summary"]["rows"]
+    assert (plain["epochs"], filtered["epochs"]) == (2, 1)
+    search = {run["setting"]: accuracy(out, run) for run in left["runs"] if run["role"] == SEARCH}
+    assert filtered["settings"] == {"kappa": 0.3 if search[0] >= search[1] else 0.7}
+    chosen = [run for run in left["runs"] if run["role"] == FINAL and run["contestant"] == "filtered"]
+    assert {json.loads((out / run["folder"] / "config.json").read_text())["settings"]["kappa"] for run in chosen} == {
+        filtered["settings"]["kappa"]
+    }
+    gaps = np.subtract(filtered["test_accuracy"], plain["test_accuracy"])
+    assert filtered["less_baseline"]["center"] == pytest.approx(np.mean(gaps))
+    # Two runs of twelve steps and four of six, at the noise of each.
+    events = [
+        accounting.PoissonSampledGaussian(256 / 1438, row["noise_multiplier"], 6 * row["epochs"])
+        for row in (plain, plain, *[filtered] * 4)
+    ]
+    price = left["summary"]["tuning"]["composed_epsilon"]
+    assert price == pytest.approx(accounting.epsilon(accounting.Composed(tuple(events)), 1e-5), rel=1e-6)
+    assert price > 2 * plain["epsilon"]
+
+    # Another baseline makes no run. A search of an earlier version, on the images that measure, is not taken up; final
+    # runs are.
+    assert compare(out, "--config", str(file), "--epochs", "2", "--baseline", "filtered") == 0
+    assert len(results(out)["runs"]) == 6
+    (out / "results.json").write_text(json.dumps({**left, "format": 2}))
+    assert compare(out, "--config", str(file), "--epochs", "2") == 2
+    assert "an earlier version chose its settings on the images that measure them" in capsys.readouterr().err
+    assert compare(tmp_path / "old", "--methods", "dp_sgd", "--epsilon", "2", "--seeds", "1") == 0
+    old = results(tmp_path / "old")
+    for run in old["runs"]:
+        del run["setting"]
+    (tmp_path / "old" / "results.json").write_text(json.dumps({**old, "format": 2}))
+    config = json.loads((tmp_path / "old" / "config.json").read_text())
+    del config["settings"]["equal"], config["settings"]["baseline"]
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert compare(tmp_path / "old", "--methods", "dp_sgd", "--epsilon", "2", "--seeds", "1") == 0
+    assert "1 of 1 run were made before" in capsys.readouterr().err
+
+
+def test_a_plan_that_is_chosen_has_no_price_without_a_ledger(tmp_path):
+    """Its cost depends on earlier results, which composition does not cover."""
+    (tmp_path / "compare.toml").write_text(
+        'epsilon = 2\nseeds = 1\n[contestants.plain]\nmethod = "dp-sgd"\nepochs = [1, 2]\n'
+    )
+    out = tmp_path / "comparison"
+    assert main(["compare", "--out", str(out), "--config", str(tmp_path / "compare.toml"), "--batch-size", "256"]) == 0
+    tuned = results(out)["summary"]["tuning"]
+    assert tuned["composed_epsilon"] is None
+    assert "cost not known, since settings were chosen that change a plan's cost" in " ".join(tuned["words"].split())
 
 
 def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, capsys, monkeypatch):

@@ -14,10 +14,14 @@ from dpcore import accounting
 from dpcore.cli.compare import report, runs
 from dpcore.cli.compare.runs import (
     COMPLETE,
+    EPOCHS,
+    GRADIENTS,
+    ONE_EACH,
     SAME_FOR_ALL,
     Comparison,
     Contestant,
     Log,
+    Plans,
     Record,
     check_plans,
     described,
@@ -28,7 +32,7 @@ from dpcore.cli.compare.runs import (
 )
 from dpcore.cli.datasets import load
 from dpcore.cli.interrupt import Stopped, deferred
-from dpcore.cli.options import Json, count, flag, names, option, parsers, real, reals, takes
+from dpcore.cli.options import Json, count, flag, names, one_of, option, parsers, real, reals, takes
 from dpcore.cli.output import remark, remarks, write_json, write_line, write_table
 from dpcore.cli.plots import Curves, by_epsilon
 from dpcore.cli.train import train
@@ -90,25 +94,25 @@ def run_comparison(
         except BudgetError as end:
             by, cause = "the ledger's budget", str(end)
             said = f"{report.stopped(log, by, continues=False)} {cause[:1].upper()}{cause[1:]}."
-            _finish(log, report.rows(log, plans), as_json, by, said)
+            _finish(log, plans, report.rows(log, plans), as_json, by, said)
             return BUDGET_STATUS
         except OSError:
             remark(report.kept(log))
             raise
         if log.due():
-            _finish(log, [], as_json, interruption.name, report.stopped(log, interruption.name))
+            _finish(log, plans, [], as_json, interruption.name, report.stopped(log, interruption.name))
             return interruption.status
-        _finish(log, report.rows(log, plans), as_json)
+        _finish(log, plans, report.rows(log, plans), as_json)
     return 0
 
 
-def _finish(log: Log, made: list[report.Row], as_json: bool, by: str = "", said: str = "") -> None:
+def _finish(log: Log, plans: Plans, made: list[report.Row], as_json: bool, by: str = "", said: str = "") -> None:
     """Write and show the files of a comparison at its end. `by` names what ended it early, in the sentence `said`."""
-    comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log)
+    comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log, plans)
     verdict, lines = said, list[str]()
     if not by:
-        verdict, lines = report.verdict(made), report.footer(comparison, made, tuned)
-    log.summary = report.to_dict(made, tuned, verdict, lines) if made else None
+        verdict, lines = report.verdict(made, comparison.baseline), report.footer(comparison, made, tuned)
+    log.summary = report.to_dict(comparison, made, tuned, verdict, lines) if made else None
     log.write()
     head = "\n\n".join(["Privacy statement of a comparison\n" + "=" * 33, *([said] if by else []), tuned["words"]])
     named = {f"{row.contestant}, each run at epsilon = {format_number(row.target_epsilon)}": row for row in made}
@@ -162,7 +166,11 @@ def compare(
     lr: Annotated[Any, option(reals, "R1,R2,...",
         "Learning rates; of several, each contestant uses its best by held-out accuracy.", METHOD)] = None,
     seeds: Annotated[int, option(count, "N", "Final runs of each contestant at each epsilon.", RUN)] = 3,
-    search_seeds: Annotated[int, option(count, "N", "Runs of each learning rate, other seeds.", RUN)] = 1,
+    search_seeds: Annotated[int, option(count, "N", "Runs of each rate and setting, other seeds.", RUN)] = 1,
+    equal: Annotated[str, option(one_of((EPOCHS, GRADIENTS)), "WHAT",
+        "epochs, or gradients: then methods with several gradients per example have fewer epochs.", RUN)] = EPOCHS,
+    baseline: Annotated[Any, option(str, "NAME",
+        "Contestant to which differences are taken, paired by seed.", RUN)] = None,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.", RUN)] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command continues where it stopped.",
         rich_help_panel=RUN)] = Path("comparison"),
@@ -183,6 +191,8 @@ def compare(
         common={name: value for name, value in given.items() if value is not None},
         seeds=seeds,
         search_seeds=search_seeds,
+        equal=equal,
+        baseline=baseline,
     )
     return run_comparison(comparison, out, jobs=jobs, overwrite=overwrite, as_json=as_json, ledger=ledger)
 
@@ -215,15 +225,33 @@ def from_tables(tables: Mapping[str, Any], lr: tuple[float, ...]) -> tuple[Conte
         read = {key.replace("-", "_"): value for key, value in table.items()}
         if isinstance(read.get("lr"), (int, float)):
             read["lr"] = [read["lr"]]
-        for key, value in read.items():
+        grids = {key: tuple(read.pop(key)) for key in list(read) if _is_grid(key, read[key])}
+        for key, values in {**grids, **{key: (value,) for key, value in read.items()}}.items():
             try:
-                read[key] = _parser(name, key)(value)
+                parsed = tuple(map(_parser(name, key), values))
             except typer.BadParameter as error:
                 raise ArgumentError(f"contestant {name!r}: {key}: {error.message}") from error
+            if key in grids:
+                grids[key] = parsed
+            else:
+                read[key] = parsed[0]
+        for key in sorted(ONE_EACH & set(grids)):
+            raise ArgumentError(f"contestant {name!r}: {key!r} must be one value; give each a table of its own")
         if "method" not in read:
             raise ArgumentError(f"contestant {name!r}: names no method, such as method = 'disk'")
-        contestants.append(Contestant(name, read, read.pop("lr", lr)))
+        contestants.append(Contestant(name, read, read.pop("lr", lr), grids))
     return tuple(contestants)
+
+
+# A list of these is one value; a list of lists is a grid.
+_LISTS = ("filter_b", "filter_a", "betas")
+
+
+def _is_grid(key: str, value: Any) -> bool:
+    """Whether a table's value has several values to try."""
+    if key == "lr" or not isinstance(value, list):
+        return False
+    return key not in _LISTS or any(isinstance(item, list) for item in value)
 
 
 def _parser(contestant: str, key: str) -> Callable[[Any], Any]:

@@ -2,22 +2,28 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 from rich.markup import escape
 
-from dpcore.cli.compare.runs import COMPLETE, FINAL, Comparison, Log, Plans, Record
+from dpcore import accounting
+from dpcore.accounting import Composed, Event
+from dpcore.cli.compare.runs import COMPLETE, FINAL, GRADIENTS, Comparison, Log, Plans, Record
 from dpcore.cli.intervals import Estimate, difference_interval, mean_interval
 from dpcore.cli.plots import Curves
+from dpcore.errors import DpcoreError
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_number
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant at one epsilon, and the records of its final runs, one a seed."""
+    """One contestant at one epsilon, and the records of its final runs, one a seed.
+
+    `settings` are the chosen values of its grids; `gradients` are those per example and step.
+    """
 
     contestant: str
     method: str
@@ -26,6 +32,8 @@ class Row:
     grid: tuple[float, ...]
     gradients: float
     records: tuple[Record, ...]
+    epochs: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def first(self) -> Record:
@@ -59,27 +67,59 @@ class Row:
         """Whether the chosen learning rate is the smallest or largest of several: a better one may be outside."""
         return len(self.grid) > 1 and self.lr in (self.grid[0], self.grid[-1])
 
+    def less(self, baseline: "Row") -> Estimate:
+        """Return the mean difference of accuracy over the seeds that both have, paired: they start at equal weights.
 
-def tuning(log: Log) -> dict[str, Any]:
-    """Return whether the search for learning rates is accounted for: plain values, and a sentence for a person.
+        Student's interval of the differences is right whatever the two runs of a pair share.
+        """
+        other = {record.run.seed: record.accuracy[-1] for record in baseline.records}
+        pairs = [(r.accuracy[-1], other[r.run.seed]) for r in self.records if r.run.seed in other]
+        return mean_interval([a - b for a, b in pairs]) if pairs else Estimate(math.nan, math.nan)
+
+
+def composed(log: Log, plans: Plans) -> tuple[float | None, str]:
+    """Return the epsilon of all runs together with any choice among them, or None and why it is not known.
+
+    Composition covers the choice because all events were fixed beforehand: what is chosen changes none of them. Where a
+    setting does (the batch size), the event of a final run depends on earlier results, and this says nothing.
+    """
+    by_row: dict[tuple[str, float], set[Event]] = {}
+    for (contestant, epsilon, _), plan in plans.items():
+        by_row.setdefault((contestant, epsilon), set()).add(plan.event)
+    if any(len(events) > 1 for events in by_row.values()):
+        return None, "not known, since settings were chosen that change a plan's cost"
+    stated = [record.statement for record in log.records if record.statement is not None]
+    try:
+        event = Composed(tuple(Event.from_dict(statement.event) for statement in stated))
+        return accounting.epsilon(event, log.comparison.shared.delta), ""
+    except DpcoreError as cause:
+        return None, f"not known ({cause})"
+
+
+def tuning(log: Log, plans: Plans) -> dict[str, Any]:
+    """Return whether the search for settings is accounted for: plain values, and a sentence for a person.
 
     "runs" counts all that released something, even if they were stopped or killed; "search_runs" counts those that
-    searched for a learning rate.
+    searched for settings; "composed_epsilon" is that of all of them.
     """
     stated = [record.statement for record in log.records if record.statement is not None]
     searched = sum(record.run.role != FINAL for record in log.records)
     charged = bool(stated) and all(statement.ledger for statement in stated)
-    counts = f"{len(stated)}, of them {searched} in search of learning rates"
+    counts = f"{len(stated)}, of them {searched} in search of settings"
+    together, unknown = composed(log, plans)
+    cost = unknown if together is None else f"epsilon = {format_epsilon(together)}"
+    # What private selection (dpcore.tuning) would charge instead belongs here, once it is there.
     words = (
-        f"Tuning is NOT accounted for: each run has its guarantee on its own; all runs together ({counts}) and the "
-        "choice among them spend more. On private data that would have to be counted (--ledger)."
+        f"Tuning is NOT accounted for: each run has its guarantee on its own; all runs together ({counts}) with any "
+        f"choice among them cost {cost}. On private data that would have to be counted (--ledger)."
     )
     if charged:
         words = (
             f"Tuning is accounted for by the ledger, not here: it paid for every run ({counts}), and its total counts "
             "them all (dpcore ledger show)."
         )
-    return {"accounted_for": charged, "runs": len(stated), "search_runs": searched, "words": words}
+    counted_runs = {"runs": len(stated), "search_runs": searched, "composed_epsilon": together}
+    return {"accounted_for": charged, **counted_runs, "words": words}
 
 
 def rows(log: Log, plans: Plans) -> list[Row]:
@@ -92,19 +132,30 @@ def rows(log: Log, plans: Plans) -> list[Row]:
     for epsilon in comparison.epsilon:
         for contestant in comparison.contestants:
             name, method = contestant.name, str(contestant.settings["method"])
-            lr = comparison.chosen(name, epsilon, accuracy)
-            final = [] if lr is None else comparison.final(name, epsilon, lr)
-            records = tuple(complete[run] for run in final if run in complete)
-            if lr is None or not records:
+            if (chosen := comparison.chosen(name, epsilon, accuracy)) is None:
                 continue
-            plan = plans[name, epsilon]
+            setting, lr = chosen
+            final = comparison.final(name, epsilon, lr, setting)
+            records = tuple(complete[run] for run in final if run in complete)
+            if not records:
+                continue
+            plan = plans[name, epsilon, setting]
             gradients = sum(len(plan.method.query.points(step)) for step in range(plan.steps)) / plan.steps
-            made.append(Row(name, method, epsilon, lr, comparison.grid(name), gradients, records))
+            epochs, values = comparison.settings_for(final[0]).epochs, comparison.candidates(name)[setting]
+            made.append(Row(name, method, epsilon, lr, comparison.grid(name), gradients, records, epochs, values))
     return made
 
 
-def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Sequence[str]) -> dict[str, Any]:
+def baselines(comparison: Comparison, made: Sequence[Row]) -> dict[float, Row]:
+    """Return the baseline's row at each epsilon that has one."""
+    return {row.target_epsilon: row for row in made if row.contestant == comparison.baseline}
+
+
+def to_dict(
+    comparison: Comparison, made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Sequence[str]
+) -> dict[str, Any]:
     """Return the summary as plain values."""
+    base = baselines(comparison, made)
     shown = [
         {
             "contestant": row.contestant,
@@ -121,24 +172,43 @@ def to_dict(made: Sequence[Row], tuned: dict[str, Any], verdict: str, lines: Seq
             "adjacency": row.statement.adjacency,
             "noise_multiplier": row.statement.noise["noise_multiplier"],
             "gradients_per_example_and_step": row.gradients,
+            "epochs": row.epochs,
+            "settings": row.settings,
+            "less_baseline": _plain(row.less(base[row.target_epsilon])) if row.target_epsilon in base else None,
         }
         for row in made
     ]
     return {"rows": shown, "verdict": verdict, "remarks": list(lines), "tuning": tuned}
 
 
+def _plain(estimate: Estimate) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in estimate._asdict().items()}
+
+
 def table(comparison: Comparison, made: Sequence[Row]) -> dict[str, Any]:
     """Return the table, as `dpcore.cli.output.write_table` takes it."""
+    base = baselines(comparison, made)
     columns: dict[str, tuple[bool, Callable[[Row], str]]] = {
         "contestant": (any(row.contestant != row.method for row in made), lambda row: row.contestant),
         "method": (True, lambda row: row.method),
+        "settings": (
+            any(row.settings for row in made),
+            lambda row: ", ".join(f"{name} {value}" for name, value in row.settings.items()) or "-",
+        ),
         "lr": (True, lambda row: format_number(row.lr) + ("*" if row.at_edge else "")),
         "runs": (
             any(len(row.accuracy) < comparison.seeds for row in made),
             lambda row: f"{len(row.accuracy)} of {comparison.seeds}",
         ),
-        "accuracy": (True, _mean),
+        "accuracy": (True, lambda row: f"{_points(row.interval)} %"),
+        f"less {comparison.baseline}": (
+            bool(base),
+            lambda row: (
+                "-" if (other := base.get(row.target_epsilon)) in (None, row) else _points(row.less(other), "+")
+            ),
+        ),
         "epsilon": (True, lambda row: format_epsilon(row.statement.best_epsilon)),
+        "epochs": (len({row.epochs for row in made}) > 1, lambda row: str(row.epochs)),
         "gradients": (True, lambda row: f"{row.gradients:.3g}"),
     }
     cells = {name: cell for name, (shown, cell) in columns.items() if shown}
@@ -146,25 +216,36 @@ def table(comparison: Comparison, made: Sequence[Row]) -> dict[str, Any]:
     return {
         "head": tuple(cells),
         "rows": [tuple(escape(cell(row)) for cell in cells.values()) for row in made],
-        "title": f"Held-out accuracy, {shared.data}, {shared.model}, {counted(comparison.seeds, 'seed')}",
+        "title": f"Held-out accuracy, {shared.data}, {shared.model}, {counted(comparison.seeds, 'seed')}"
+        f"{', equal gradients' if comparison.equal == GRADIENTS else ''}",
         "right": len(cells) - list(cells).index("lr"),
     }
 
 
-def _mean(row: Row) -> str:
-    half = row.interval.half_width
-    return f"{100 * row.interval.center:.2f}{'' if math.isnan(half) else f' ± {100 * half:.2f}'} %"
+def _points(estimate: Estimate, sign: str = "") -> str:
+    half = "" if math.isnan(estimate.half_width) else f" ± {100 * estimate.half_width:.2f}"
+    return f"{100 * estimate.center:{sign}.2f}{half}"
 
 
 def footer(comparison: Comparison, made: Sequence[Row], tuned: dict[str, Any]) -> list[str]:
     """Return the sentences beneath the table."""
     interval = "± is the half width of the 95 % interval over seeds (Student's t). " if comparison.seeds > 1 else ""
     lines = [f"{interval}gradients: per example and step."]
+    lines.append(
+        "Equal gradients: a method that takes w in a step has 1/w of the epochs, rounded down."
+        if comparison.equal == GRADIENTS
+        else "Epochs are as given, whatever gradients a method takes (--equal gradients)."
+    )
+    if comparison.baseline is not None:
+        lines.append(
+            f"less {comparison.baseline}: mean difference, paired by seed. A pair starts at the same weights; batches "
+            "and noise are drawn anew, since runs that share them would cost more than the accountant counts."
+        )
     grids = {row.contestant: row.grid for row in made}
     for grid in sorted(set(grids.values())):
         names = "; ".join(name for name, own in grids.items() if own == grid)
         whose = "" if len(set(grids.values())) == 1 else f" of {names}"
-        rates = f"best of {', '.join(map(format_number, grid))} by mean held-out accuracy"
+        rates = f"best of {', '.join(map(format_number, grid))} by mean accuracy in the search"
         if len(grid) == 1:
             rates = f"{format_number(grid[0])}, given, not searched"
         lines.append(f"Learning rate{whose}: {rates}.")
@@ -174,8 +255,8 @@ def footer(comparison: Comparison, made: Sequence[Row], tuned: dict[str, Any]) -
         lines.append(f"Clip rules differ, by the methods' defaults or as given ({rules}).")
     if kinds := _differing(made, lambda row: row.statement.adjacency):
         lines.append(f"Neighbors differ ({kinds}): the same epsilon does not mean the same protection across them.")
-    if tuned["search_runs"]:
-        lines.append("Rates were chosen on the held-out set that measures the accuracy: it flatters longer grids more.")
+    if comparison.searches:
+        lines.append("One half of the test set chose settings and rates; the other half measures the accuracy.")
     return [*lines, tuned["words"]]
 
 
@@ -186,13 +267,17 @@ def _differing(made: Sequence[Row], read: Callable[[Row], str]) -> str:
     return "; ".join(f"{value}: {', '.join(names)}" for value, names in who.items()) if len(values) > 1 else ""
 
 
-def verdict(made: Sequence[Row]) -> str:
-    """Return one paragraph: which differences of means exceed their intervals."""
+def verdict(made: Sequence[Row], baseline: str | None = None) -> str:
+    """Return one paragraph: which differences exceed their intervals, of all pairs or, paired, to the baseline."""
     sentences = []
     for epsilon in dict.fromkeys(row.target_epsilon for row in made):
         panel = [row for row in made if row.target_epsilon == epsilon]
-        sentences.append(f"At epsilon = {format_number(epsilon)}: {_panel(panel)}")
-    pairs = sum(1 for a, b in combinations(made, 2) if a.target_epsilon == b.target_epsilon)
+        sentences.append(f"At epsilon = {format_number(epsilon)}: {_panel(panel, baseline)}")
+    pairs = sum(
+        1
+        for a, b in combinations(made, 2)
+        if a.target_epsilon == b.target_epsilon and baseline in (None, a.contestant, b.contestant)
+    )
     if pairs > 1 and len(made[0].accuracy) > 1:
         sentences.append(
             f"Each interval has a confidence of 95 % on its own: were all methods equal, about {pairs / 20:.2g} of the "
@@ -201,12 +286,15 @@ def verdict(made: Sequence[Row]) -> str:
     return " ".join(sentences)
 
 
-def _panel(panel: Sequence[Row]) -> str:
+def _panel(panel: Sequence[Row], baseline: str | None) -> str:
     ranked = sorted(panel, key=lambda row: -row.interval.center)
     if len(ranked) == 1:
         return f"{ranked[0].contestant} is the only one, so there is nothing to compare."
+    base = next((row for row in panel if row.contestant == baseline), None)
     pairs = [
-        (a.contestant, b.contestant, difference_interval(a.accuracy, b.accuracy)) for a, b in combinations(ranked, 2)
+        (a.contestant, b.contestant, difference_interval(a.accuracy, b.accuracy) if base is None else a.less(b))
+        for a, b in combinations(ranked, 2)
+        if base is None or base in (a, b)
     ]
     if len(ranked[0].accuracy) == 1:
         first, second, gap = pairs[0]

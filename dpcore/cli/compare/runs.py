@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,16 +41,20 @@ from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, Pr
 from dpcore.ledger import Ledger
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import plain, read_json_file
+from dpcore.spec.validate import choice
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_number
 
 SEARCH, FINAL = "search", "final"
+EPOCHS, GRADIENTS = "epochs", "gradients"
 # Seeds of the search for learning rates start here, so that no final run shares one with a search run.
 FIRST_SEARCH_SEED = 1000
 # The same for all contestants, or decided by the comparison itself.
 SAME_FOR_ALL = frozenset(
     ("data", "data_dir", "model", "model_scale", "epsilon", "delta", "noise_multiplier", "seed", "backend")
 )
+# A list of these is several contestants: default rates and gradients follow from them.
+ONE_EACH = frozenset(("method", "base"))
 
 
 class Run(NamedTuple):
@@ -60,26 +65,30 @@ class Run(NamedTuple):
     role: str
     lr: float
     seed: int
+    setting: int = 0
+    """Index into `Comparison.candidates`."""
 
 
 @dataclass(frozen=True)
 class Contestant:
     """A method with settings of its own, none of `SAME_FOR_ALL`, and the learning rates it may try.
 
-    One rate needs no search, none takes the default of the update rule.
+    One rate needs no search, none takes the default of the update rule. `grids` have several values.
     """
 
     name: str
     settings: dict[str, Any]
     lr: tuple[float, ...] = ()
+    grids: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A whole comparison: contestants of different names, each with `seeds` final runs at every epsilon.
 
-    `search_seeds` are runs of each learning rate of a grid. `common` are settings of all contestants; a contestant's
-    own win.
+    `search_seeds` are runs of each learning rate and setting of a grid. `common` are settings of all contestants; a
+    contestant's own win. If `equal` is `GRADIENTS`, `epochs` are gradients per example: a method that takes w in a step
+    has 1/w of the epochs, rounded down. Differences are to `baseline`, if one is named.
     """
 
     contestants: tuple[Contestant, ...]
@@ -87,6 +96,8 @@ class Comparison:
     common: dict[str, Any] = field(default_factory=dict)
     seeds: int = 3
     search_seeds: int = 1
+    equal: str = EPOCHS
+    baseline: str | None = None
 
     def __post_init__(self) -> None:
         if not self.contestants:
@@ -105,7 +116,17 @@ class Comparison:
             raise ArgumentError(f"seeds={self.seeds!r}: must lie between 1 and {FIRST_SEARCH_SEED}")
         if self.search_seeds < 1:
             raise ArgumentError(f"search_seeds={self.search_seeds!r}: must be at least 1")
+        choice((EPOCHS, GRADIENTS), equal=self.equal)
+        if self.baseline is not None and self.baseline not in self._named:
+            raise ArgumentError(f"baseline={self.baseline!r}: must be a contestant: {', '.join(self._named)}")
         for contestant in self.contestants:
+            if self.equal == GRADIENTS and "epochs" in {**contestant.settings, **contestant.grids}:
+                raise ArgumentError(
+                    f"contestant {contestant.name!r}: 'epochs' follows from equal='gradients'; set it for all"
+                )
+            for name, values in contestant.grids.items():
+                if any(value in values[:place] for place, value in enumerate(values)):
+                    raise ArgumentError(f"{name} of {contestant.name}={values!r}: has a value twice")
             for rate in self.grid(contestant.name):
                 if not rate > 0:
                     raise ArgumentError(f"lr of {contestant.name}={rate!r}: must be greater than 0")
@@ -124,34 +145,47 @@ class Comparison:
         named = self._named[contestant]
         return tuple(sorted(named.lr)) or (self._settings(named, self.epsilon[0], None, 0).learning_rate,)
 
+    def candidates(self, contestant: str) -> list[dict[str, Any]]:
+        """Return the combinations of values of the contestant's grids; one, empty, if it has none."""
+        grids = self._named[contestant].grids
+        return [dict(zip(grids, values, strict=True)) for values in product(*grids.values())]
+
     def settings_for(self, run: Run) -> Settings:
         """Return the settings of `dpcore train` for this run."""
-        return self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed)
+        return self._settings(self._named[run.contestant], run.epsilon, run.lr, run.seed, run.setting)
 
     def search(self, contestant: str, epsilon: float) -> list[Run]:
-        """Return the runs that decide the learning rate; none if there is nothing to choose."""
-        grid = self.grid(contestant)
-        if len(grid) == 1:
+        """Return the runs that decide settings and learning rate; none if there is nothing to choose."""
+        tried = self._tried(contestant)
+        if len(tried) == 1:
             return []
         seeds = range(FIRST_SEARCH_SEED, FIRST_SEARCH_SEED + self.search_seeds)
-        return [Run(contestant, epsilon, SEARCH, lr, seed) for lr in grid for seed in seeds]
+        return [Run(contestant, epsilon, SEARCH, lr, seed, setting) for setting, lr in tried for seed in seeds]
 
-    def final(self, contestant: str, epsilon: float, lr: float) -> list[Run]:
+    @cached_property
+    def searches(self) -> bool:
+        """Whether anything is chosen: then one half of the test set chooses, and the other measures."""
+        return any(len(self._tried(name)) > 1 for name in self._named)
+
+    def _tried(self, contestant: str) -> list[tuple[int, float]]:
+        return [(at, lr) for at in range(len(self.candidates(contestant))) for lr in self.grid(contestant)]
+
+    def final(self, contestant: str, epsilon: float, lr: float, setting: int = 0) -> list[Run]:
         """Return the runs that are compared."""
-        return [Run(contestant, epsilon, FINAL, lr, seed) for seed in range(self.seeds)]
+        return [Run(contestant, epsilon, FINAL, lr, seed, setting) for seed in range(self.seeds)]
 
-    def chosen(self, contestant: str, epsilon: float, accuracy: Mapping[Run, float]) -> float | None:
-        """Return the learning rate with the best mean held-out accuracy, or None while the search is not complete.
+    def chosen(self, contestant: str, epsilon: float, accuracy: Mapping[Run, float]) -> tuple[int, float] | None:
+        """Return setting and learning rate with the best mean accuracy, or None while the search is not complete.
 
-        Of equally good ones, it is the smallest.
+        Of equally good ones it is the setting that was named first, then the smallest rate.
         """
-        grid, search = self.grid(contestant), self.search(contestant, epsilon)
+        tried, search = self._tried(contestant), self.search(contestant, epsilon)
         if not search:
-            return grid[0]
+            return tried[0]
         if any(run not in accuracy for run in search):
             return None
-        means = {lr: float(np.mean([accuracy[run] for run in search if run.lr == lr])) for lr in grid}
-        return max(grid, key=lambda lr: (means[lr], -lr))
+        means = {one: float(np.mean([accuracy[r] for r in search if (r.setting, r.lr) == one])) for one in tried}
+        return max(tried, key=means.__getitem__)
 
     def due(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return the runs that may begin now; those with an accuracy are complete."""
@@ -161,14 +195,14 @@ class Comparison:
     def ahead(self, accuracy: Mapping[Run, float]) -> list[Run]:
         """Return all runs to come, in the order in which they are made one after the other.
 
-        Runs whose learning rate is not chosen yet have the smallest of their grid.
+        Runs whose settings are not chosen yet have the first ones, and the smallest rate.
         """
         wanted: list[Run] = []
         for epsilon in self.epsilon:
             for contestant in self._named:
-                lr = self.chosen(contestant, epsilon, accuracy)
+                setting, lr = self.chosen(contestant, epsilon, accuracy) or self._tried(contestant)[0]
                 wanted += self.search(contestant, epsilon)
-                wanted += self.final(contestant, epsilon, self.grid(contestant)[0] if lr is None else lr)
+                wanted += self.final(contestant, epsilon, lr, setting)
         return [run for run in wanted if run not in accuracy]
 
     @property
@@ -178,22 +212,47 @@ class Comparison:
 
     @property
     def examples(self) -> list[Run]:
-        """One run of each plan that occurs: contestant and epsilon decide it; learning rate, role and seed do not."""
-        return [Run(name, epsilon, FINAL, self.grid(name)[0], 0) for epsilon in self.epsilon for name in self._named]
+        """One run of each plan that occurs: learning rate, role and seed do not matter."""
+        return [
+            Run(name, epsilon, FINAL, self.grid(name)[0], 0, setting)
+            for epsilon in self.epsilon
+            for name in self._named
+            for setting in range(len(self.candidates(name)))
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values, in the form of a configuration file."""
         own = {key: value for key, value in asdict(self).items() if key not in ("contestants", "common")}
-        tables = {item.name: {**item.settings, "lr": list(self.grid(item.name))} for item in self.contestants}
+        tables = {
+            item.name: {**item.settings, **item.grids, "lr": list(self.grid(item.name))} for item in self.contestants
+        }
         return {"backend": self.shared.backend, **self.common, **own, "contestants": tables}
 
-    def _settings(self, contestant: Contestant, epsilon: float, lr: float | None, seed: int) -> Settings:
+    def _settings(
+        self, contestant: Contestant, epsilon: float, lr: float | None, seed: int, setting: int = 0
+    ) -> Settings:
+        own = {**contestant.settings, **self.candidates(contestant.name)[setting]}
         try:
-            return settings_from({**self.common, **contestant.settings, "epsilon": epsilon, "lr": lr, "seed": seed})
+            made = settings_from({**self.common, **own, "epsilon": epsilon, "lr": lr, "seed": seed})
+            if self.equal == GRADIENTS:
+                taken = gradients_of(made)
+                if made.epochs < taken:
+                    raise ArgumentError(
+                        f"epochs={made.epochs}: must be at least {taken} with equal='gradients', the gradients that "
+                        f"{made.method} takes of an example in a step"
+                    )
+                made = replace(made, epochs=made.epochs // taken)
+            return made
         except ArgumentError as error:
             if len(self.contestants) == 1:
                 raise
             raise ArgumentError(f"contestant {contestant.name!r}: {error}") from error
+
+
+def gradients_of(settings: Settings) -> int:
+    """Return the most gradients of an example that a step takes; a query has all its points after `lags` steps."""
+    query = settings.build_method().query
+    return max(len(query.points(step)) for step in range(query.lags + 2))
 
 
 # The runs that a ledger's budget pays for: reported before the first run, and checked before each.
@@ -230,6 +289,8 @@ def pays_for(ledger: Ledger | None, events: Sequence[Event]) -> bool:
 
 # On disk at every moment: results.json lists the runs, and a run's own folder states what it spent, or more. Durations
 # are not kept: the duration of a run reveals the sizes of its batches.
+FORMAT = 3
+"""Of results.json; in 2 the search was measured on the whole test set."""
 COMPLETE, STOPPED, UNDER_WAY, NOTHING = "complete", "stopped", "under way", "ended before its first step"
 
 
@@ -311,7 +372,7 @@ class Log:
             {**record.run._asdict(), "folder": str(record.path.relative_to(base)), "status": record.status}
             for record in self.records
         ]
-        self.folder.write_json("results.json", {"format": 2, "summary": self.summary, "runs": runs})
+        self.folder.write_json("results.json", {"format": FORMAT, "summary": self.summary, "runs": runs})
 
 
 def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrite: bool) -> list[Record] | None:
@@ -328,6 +389,7 @@ def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrit
     saved, records = _saved(path)
     for name in GONE:
         saved.pop(name, None)
+    saved = {"equal": EPOCHS, **saved, "baseline": comparison.baseline}  # which decides no run
     paid = saved.pop("ledger", None)
     if paid is not None and ledger is None:
         raise DataError(
@@ -356,9 +418,15 @@ def _saved(path: Path) -> tuple[dict[str, Any], list[Record]]:
         settings = read_json_file(path / "config.json")["settings"]
         if not (path / "results.json").exists():
             return settings, []
-        records = []
-        for item in read_json_file(path / "results.json")["runs"]:
-            records.append(Record(Run(*(item[name] for name in Run._fields)), path / item["folder"]))
+        records, stored = [], read_json_file(path / "results.json")
+        for item in stored["runs"]:
+            if item["role"] == SEARCH and stored["format"] < FORMAT:
+                raise DataError(
+                    f"out={str(path)!r}: an earlier version chose its settings on the images that measure them; name "
+                    "another folder, or add --overwrite to start again"
+                )
+            of_run = {"setting": 0, **item}
+            records.append(Record(Run(*(of_run[name] for name in Run._fields)), path / item["folder"]))
             records[-1].read()
             if item["status"] in (COMPLETE, STOPPED) and records[-1].statement is None:
                 raise DataError(
@@ -377,19 +445,21 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-Plans = Mapping[tuple[str, float], Plan]
-"""The plan of each contestant's runs at an epsilon."""
+Plans = Mapping[tuple[str, float, int], Plan]
+"""The plan of each contestant's runs at an epsilon, with a setting."""
 
 
 def events_of(plans: Plans, runs: Iterable[Run]) -> list[Event]:
     """Return the event of each run."""
-    return [plans[run.contestant, run.epsilon].event for run in runs]
+    return [plans[run.contestant, run.epsilon, run.setting].event for run in runs]
 
 
 def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> None:
     """Refuse runs that are known to fail, without torch."""
     if ledger is not None:
         Ledger.open(ledger)
+    if comparison.searches:
+        dataset.tested_on(0)
     for run in comparison.examples:
         with _naming(run):
             comparison.settings_for(run).plan(len(dataset))
@@ -402,13 +472,13 @@ def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Pl
     """
     from dpcore.cli.train.training import Training
 
-    plans: dict[tuple[str, float], Plan] = {}
+    plans: dict[tuple[str, float, int], Plan] = {}
     for run in comparison.examples:
         with _naming(run):
             built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
         for sentence in () if plans else built.remarks:
             remark(sentence)
-        plans[run.contestant, run.epsilon] = built.private.plan
+        plans[run.contestant, run.epsilon, run.setting] = built.private.plan
     return plans
 
 
@@ -425,7 +495,7 @@ def described(run: Run) -> str:
     """Return a run in words."""
     return (
         f"{run.contestant}, epsilon {format_number(run.epsilon)}, {run.role}, lr {format_number(run.lr)}, "
-        f"seed {run.seed}"
+        f"seed {run.seed}{f', setting {run.setting + 1}' if run.setting else ''}"
     )
 
 
@@ -451,7 +521,7 @@ def make_runs(
             )
         record = log.begin(run)
         ledger = None if paying is None else paying.path
-        return record, Task(log.comparison.settings_for(run), record.path, ledger, name)
+        return record, Task(log.comparison.settings_for(run), record.path, ledger, name, _half(log.comparison, run))
 
     def end(record: Record, budget: str) -> None:
         record.read()
@@ -530,12 +600,21 @@ class Task(NamedTuple):
     path: Path
     ledger: Path | None
     name: str
+    half: int | None = None
+    """Of the test set, which measures the run; None is all of it."""
+
+
+def _half(comparison: Comparison, run: Run) -> int | None:
+    """Return the half of the test set that measures a run: what chooses does not measure what was chosen."""
+    return (0 if run.role == SEARCH else 1) if comparison.searches else None
 
 
 def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
     """Make one run; return why a ledger's budget ended it, if it did."""
     from dpcore.cli.train.training import Training
 
+    if task.half is not None:
+        dataset = dataset.tested_on(task.half)
     settings = task.settings.resolved(len(dataset))
     training = Training(settings, dataset, task.ledger, task.name)
     training.private.begin()
