@@ -617,7 +617,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_torch/step.py": [
         ("leave correlated noise in units of the normals, in torch's threads", "bits=noise.bits) / unit", "bits=noise.bits)",
-         "agreement/test_ops_step.py"),
+         "agreement/test_ops_step.py::test_a_step_of_everything_is_its_composition"),
     ],
     "backends/dpcore_torch/compiled.py": [
         ("add compiled vectors that are not rounded", "torch.round(block.double() * weights[:, None])", "block.double() * weights[:, None]",

@@ -48,8 +48,8 @@ def integers(
     """Return floor(2^bits Z) of the elements of `normal`, in float64."""
     first, last = start // TILE, -(-(start + size) // TILE)
     w0, w1 = (tile_blocks(key, row, stream, first, last - first, part=part, rng=rng) for part in (0, 1))
-    tensors = (torch.from_numpy(words.view(np.int32)) for words in (w0, w1))
-    z, region = (numbers_of or numbers)(*tensors, _columns())
+    v0, v1 = (torch.from_numpy(words.view(np.int32)) for words in (w0, w1))
+    z, region = (numbers_of or numbers)(v0, v1, _columns())
     flat = z.view(-1).numpy()
     # One element in 160 is of a staircase or the rest, whose regions are odd: the reference computes these.
     others = np.flatnonzero(region.bitwise_and_(1).view(-1).numpy() != 0)

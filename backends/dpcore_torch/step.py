@@ -55,7 +55,7 @@ def step(
 
 
 class Draws:
-    """Integers floor(2^bits Z) of a row, drawn for several small tensors at once: a call costs more than their numbers."""
+    """A row's integers, drawn for several small tensors at once: a call costs more than their numbers."""
 
     def __init__(
         self, row: NoiseRow | None, slots: Sequence[Slot[torch.Tensor]], size: int, draw: Callable[..., torch.Tensor]
