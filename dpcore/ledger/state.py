@@ -135,6 +135,8 @@ def within(planned: Event, event: Event) -> bool:
     """
     if event.adjacency != planned.adjacency:
         return False
+    if event == planned:
+        return True
     if type(event) is type(planned) and "steps" in {item.name for item in fields(planned)}:
         steps: int = event.steps  # type: ignore[attr-defined]
         if steps <= planned.steps and replace(planned, steps=steps) == event:  # type: ignore[attr-defined, call-arg]
