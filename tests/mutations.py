@@ -1163,6 +1163,16 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget what lies above the cap", "lost += float(in_p[0] + (t - 1) * in_q[0])", "lost += 0.0", "unit/accounting/test_random_allocation.py"),
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
+    "dpcore/tuning.py": [
+        ("make a run again that died", "_write(path, state)  # from here on", "# from here on",
+         "unit/tuning/test_tuning.py::test_the_winners_law_is_the_theorems_though_runs_die"),
+        ("let the earlier of two equal runs win", "(outcome.score, coin) > (best[\"score\"], best[\"coin\"])", "outcome.score > best[\"score\"]",
+         "unit/tuning/test_tuning.py::test_ties_are_broken_by_coins_not_by_order"),
+        ("pay for a selection only when it ended", "            _pay(ledger, selection, name, state[\"id\"], scored_on)\n            _run_all(run, place / \"selection.json\", state, event)",
+         "            _run_all(run, place / \"selection.json\", state, event)\n            _pay(ledger, selection, name, state[\"id\"], scored_on)",
+         "unit/tuning/test_tuning.py::test_releases_the_best_and_keeps_nothing_of_the_others"),
+        ("take the settings of a run that was drawn again", "    if not path.exists():", "    if True:", "unit/tuning/test_tuning.py::test_kill_9_at_any_place"),
+    ],
     "dpcore/accounting/selection.py": [
         ("select for the price of any run", "rest = epsilon - distortion(only)", "rest = epsilon",
          "unit/accounting/test_selection.py::test_no_winner_is_told_apart_better_than_the_bounds_say"),
