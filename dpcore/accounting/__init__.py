@@ -19,6 +19,7 @@ from dpcore.accounting.events import (
     MatrixGaussian,
     NonPrivate,
     PoissonSampledGaussian,
+    PrivateSelection,
     RandomAllocationGaussian,
     SelfComposed,
     TruncatedPoissonSampledGaussian,
@@ -33,8 +34,8 @@ from dpcore.spec import validate
 __all__ = [
     "OPACUS_ASSUMPTIONS", "Accountant", "Adjacency", "Composed", "CyclicPoissonSampledGaussian", "Event",
     "FixedSizeSampledGaussian", "Gaussian", "GaussianAccountant", "Interval", "MatrixGaussian", "NonPrivate",
-    "PldAccountant", "PoissonSampledGaussian", "RandomAllocationGaussian", "RdpAccountant", "SelfComposed",
-    "TradeOff", "TruncatedPoissonSampledGaussian", "accountants_for", "analytic_noise_multiplier",
+    "PldAccountant", "PoissonSampledGaussian", "PrivateSelection", "RandomAllocationGaussian", "RdpAccountant",
+    "SelfComposed", "TradeOff", "TruncatedPoissonSampledGaussian", "accountants_for", "analytic_noise_multiplier",
     "available_accountants", "calibrate", "curve", "delta", "delta_interval", "delta_remark", "epsilon",
     "epsilon_interval", "epsilons", "from_opacus", "known_dataset_size", "smallest_epsilon", "trade_off",
 ]  # fmt: skip

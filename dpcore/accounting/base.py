@@ -6,6 +6,7 @@ from dpcore.accounting.events import Event, check_event
 from dpcore.accounting.gaussian import GaussianAccountant
 from dpcore.accounting.pld import PldAccountant
 from dpcore.accounting.renyi import RdpAccountant
+from dpcore.accounting.selection import SelectionAccountant
 from dpcore.errors import ArgumentTypeError, PrivacyError
 from dpcore.spec import validate
 
@@ -32,7 +33,12 @@ class Accountant(Protocol):
 
 
 # The order is the order of preference, and of a statement: the first that covers an event is the default for it.
-ACCOUNTANTS: dict[str, Accountant] = {"pld": PldAccountant(), "rdp": RdpAccountant(), "gaussian": GaussianAccountant()}
+ACCOUNTANTS: dict[str, Accountant] = {
+    "pld": PldAccountant(),
+    "selection": SelectionAccountant(),
+    "rdp": RdpAccountant(),
+    "gaussian": GaussianAccountant(),
+}
 
 
 def find(accountant: str | Accountant | None, event: Event) -> Accountant:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from dpcore.accounting import base
-from dpcore.accounting.events import Composed, Event, check_event
+from dpcore.accounting.events import Composed, Event, PrivateSelection, check_event
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.accounting.phases import AllocationStep, Step, phases
 from dpcore.errors import ArgumentError, ArgumentTypeError
@@ -159,7 +159,7 @@ class _Question:
     def tolerance(self) -> float:
         """How far below the target the answer may be, relative to it."""
         # PLD rounds epsilon up by as much, differently at neighboring values.
-        return max(1e-3, 1e-4 / self.target) if self.accountant.name == "pld" else TOLERANCE
+        return max(1e-3, 1e-4 / self.target) if self.accountant.name in ("pld", "selection") else TOLERANCE
 
 
 # A guess of epsilon in microseconds, to begin a search at. It is no bound.
@@ -175,6 +175,8 @@ class _Question:
 
 def estimated_epsilon(event: Event, delta: float) -> float:
     """Return an approximate epsilon at delta; infinity if the event is of an unknown kind."""
+    if isinstance(event, PrivateSelection):
+        return (2.0 + (event.shape or 0.0)) * estimated_epsilon(event.run, delta / event.expected_runs)
     parts = phases(event)
     if parts is None:
         return math.inf

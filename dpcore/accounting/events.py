@@ -7,12 +7,13 @@ class states that sensitivity.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, Final
 
+from dpcore.accounting.run_law import continuation
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 
@@ -470,3 +471,55 @@ class SelfComposed(Event):
     def adjacency(self) -> Adjacency | None:
         """That of the repeated event."""
         return self.repeated.adjacency
+
+
+@dataclass(frozen=True)
+class PrivateSelection(Event):
+    """The best of K runs, K random: each the event `run`; only the best one is released, and nothing of the others.
+
+    The best is so by a total order of what a run releases, or of that and public data. K follows the truncated negative
+    binomial law of `shape` and mean `expected_runs`, or that of Poisson; it is independent of the data, as the settings
+    of the runs are, and stays secret (`dpcore.accounting.selection`). A run that fails counts as the worst.
+
+    Parameters
+    ----------
+    run : Event
+        One run, itself no selection.
+    expected_runs : float
+        The mean of K: more than 1; above 0 under the law of Poisson, which may make no run at all. At most 1e9.
+    shape : float, optional
+        Above -1, at most 1e3: 1 is the geometric law, 0 the logarithmic one. None: Poisson.
+    """
+
+    run: Event
+    expected_runs: float
+    shape: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(isinstance(part, PrivateSelection) for part in nested(check_event(run=self.run))):
+            raise ArgumentError("run: holds a PrivateSelection itself; a selection of selections is not covered")
+        object.__setattr__(self, "_depth", _depth((self.run,)))
+        runs = validate.positive(expected_runs=self.expected_runs)
+        least = 0.0 if self.shape is None else 1.0
+        if not least < runs <= 1e9:
+            raise ArgumentError(f"expected_runs={runs!r}: must be more than {least:g} and at most 1e9 for this law")
+        if self.shape is not None:
+            if not -1.0 < validate.number(shape=self.shape) <= 1e3:
+                raise ArgumentError(f"shape={self.shape!r}: must be above -1 and at most 1000, or None for Poisson")
+            continuation(self.shape, runs)
+
+    @property
+    def adjacency(self) -> Adjacency | None:
+        """That of a run."""
+        return self.run.adjacency
+
+
+def nested(event: Event) -> Iterator[Event]:
+    """Yield the event and all events in it."""
+    yield event
+    for item in fields(event):
+        value = getattr(event, item.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Event):
+                yield from nested(part)

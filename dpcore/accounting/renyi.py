@@ -21,9 +21,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting.events import Event
-from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, PoissonStep, Step, demand_phases, phases
+from dpcore.accounting.events import Composed, Event, PrivateSelection, SelfComposed
+from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, PoissonStep, Step, demand_phases, parts_of, phases
 from dpcore.accounting.pld.allocation import FAR, ranges, transformed
+from dpcore.accounting.run_law import continuation, mean_of
 from dpcore.spec import special
 
 # Conversion of Renyi differential privacy to (epsilon, delta) and back.
@@ -422,7 +423,8 @@ class RdpAccountant:
 
     def supports(self, event: Event) -> bool:
         """Whether every part of the event is of a kind known here."""
-        return phases(event) is not None
+        plain, selections = _without_selections(event)
+        return all(phases(each) is not None for each in (plain, *(selection.run for selection, _ in selections)))
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Return the smallest epsilon over the orders."""
@@ -436,7 +438,8 @@ class RdpAccountant:
 def _best(event: Event, bound: Callable[[Array, Array], float]) -> float:
     """Return the least of a bound over the orders, given them and the divergences at them."""
     orders = np.array(DEFAULT_ORDERS)
-    if len(demand_phases(event).steps) <= _FEW:
+    plain, selections = _without_selections(event)
+    if selections or len(demand_phases(plain).steps) <= _FEW:
         return bound(orders, event_rdp(event, orders))
     low, high, least = 0, len(orders) - 1, math.inf
     while True:
@@ -457,13 +460,45 @@ def event_rdp(event: Event, orders: Array) -> Array:
     PrivacyError
         If the event is not covered.
     """
-    parts = demand_phases(event)
+    plain, selections = _without_selections(event)
+    parts = demand_phases(plain)
     total = gaussian_rdp(parts.mu, orders)
     if math.isinf(parts.mu):
         return total
     for step, count in parts.steps:
         total = total + count * step_rdp(step, orders)
+    for selection, count in selections:
+        if count:
+            total = total + count * selected_moments(selection, orders, event_rdp(selection.run, orders))
     return total
+
+
+def selected_moments(event: PrivateSelection, orders: Array, rdp: Array) -> Array:
+    """Return a bound on the Renyi divergence of a selection at each order above 1, given that of its run there.
+
+    The first and the second formula of `dpcore.accounting.selection`; u runs over `DEFAULT_ORDERS` and 1.
+    """
+    every = np.array(DEFAULT_ORDERS)
+    every_rdp = event_rdp(event.run, every)
+    if event.shape is not None:
+        g = continuation(event.shape, event.expected_runs)
+        second = float(np.min((1.0 - 1.0 / every) * every_rdp - math.log(g) / every, initial=-math.log(g)))
+        mean = mean_of(event.shape, g)
+        return np.asarray((rdp + (1.0 + event.shape) * second + math.log(mean) / (orders - 1.0)) * (1.0 + 1e-12))
+    mean = event.expected_runs
+    logs = [log_delta_from_rdp(every, every_rdp, -math.log1p(-1.0 / order)) for order in orders.tolist()]
+    inside = (orders - 1.0) * (rdp + mean * np.exp(np.minimum(0.0, logs)))
+    return np.asarray(np.logaddexp(-mean, math.log(mean) + inside) / (orders - 1.0) * (1.0 + 1e-12))
+
+
+def _without_selections(event: Event) -> tuple[Event, list[tuple[PrivateSelection, int]]]:
+    """Return the event without its private selections, and these with their counts."""
+    parts = list(parts_of(event))
+    selections = [(part, count) for part, count in parts if isinstance(part, PrivateSelection)]
+    if not selections:
+        return event, []
+    others = [SelfComposed(part, count) for part, count in parts if not isinstance(part, PrivateSelection)]
+    return Composed(tuple(others)), selections
 
 
 def gaussian_rdp(mu: float, orders: Array) -> Array:

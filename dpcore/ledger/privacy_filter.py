@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 from dpcore.accounting import Event, analytic_noise_multiplier
 from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.accounting.phases import phases
-from dpcore.accounting.renyi import DEFAULT_ORDERS, epsilon_from_rdp, event_rdp
+from dpcore.accounting.renyi import DEFAULT_ORDERS, RdpAccountant, epsilon_from_rdp, event_rdp
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.spec import validate
 
@@ -108,7 +108,7 @@ class PrivacyFilter:
                     "not cover secretly sampled batches; use a fixed order, or a ledger with composition='rdp'"
                 )
             return parts.mu**2
-        if phases(event) is None:
+        if not RdpAccountant().supports(event):
             raise PrivacyError(f"event={type(event).__name__}: no Renyi divergence is known for it")
         return float(event_rdp(event, np.array([self.order]))[0])
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from dpcore.accounting import Composed, Event, smallest_epsilon
+from dpcore.accounting import Composed, Event, PrivateSelection, smallest_epsilon
 from dpcore.accounting.branches import Branch, Branches, Rows
 from dpcore.accounting.phases import phases
 from dpcore.errors import ArgumentError
@@ -135,6 +135,8 @@ def within(planned: Event, event: Event) -> bool:
     """
     if event.adjacency != planned.adjacency:
         return False
+    if isinstance(event, PrivateSelection):  # one release, of the winner
+        return event == planned
     if type(event) is type(planned) and "steps" in {item.name for item in fields(planned)}:
         steps: int = event.steps  # type: ignore[attr-defined]
         if steps <= planned.steps and replace(planned, steps=steps) == event:  # type: ignore[attr-defined, call-arg]

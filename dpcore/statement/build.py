@@ -36,6 +36,11 @@ ROUTES: Final = {
         "composed over the steps by convolution (FFT) with its errors added, for both directions of the adjacency; "
         "epsilon solves delta = E[max(0, 1 - exp(epsilon - loss))]."
     ),
+    "selection": (
+        "The winner of a random number of runs: a run's epsilon, by its privacy loss distribution, at the delta at "
+        "which any of the runs meets an event of that probability with the stated delta; and the largest log ratio at "
+        "which the number of runs weighs results on neighbours (Koskela, Redberg, Wang 2024)."
+    ),
     "gaussian": (
         "Exact: all steps are one Gaussian mechanism with mu = sqrt(sum of (sensitivity/noise)^2), and delta = "
         "Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu) (Balle, Wang 2018, Theorem 8)."

@@ -40,7 +40,7 @@ def test_golden_figures(row: dict[str, object]) -> None:
 
 
 def test_which_accountants_there_are() -> None:
-    assert accounting.available_accountants() == ("pld", "rdp", "gaussian")
+    assert accounting.available_accountants() == ("pld", "selection", "rdp", "gaussian")
     assert accounting.accountants_for(POISSON) == ("pld", "rdp")
     assert accounting.accountants_for(PoissonSampledGaussian(1.0, 1.0, 1)) == ("pld", "rdp", "gaussian")
     assert accounting.accountants_for(Gaussian(1.0)) == ("pld", "rdp", "gaussian")

@@ -1,0 +1,223 @@
+"""Private selection: what is sealed, paid for and kept, and the law of the winner through crashes and kills."""
+
+import json
+import math
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from dpcore import accounting, tuning
+from dpcore.accounting import Gaussian, PrivateSelection
+from dpcore.accounting.run_law import any_of
+from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, PrivacyError
+from dpcore.ledger import Ledger
+from dpcore.tuning import Choice, LogUniform, Outcome, Winner, select
+from tests.depth import chosen
+from tests.refused import refused
+
+EVENT = Gaussian(5.0)
+SPACE = {"lr": LogUniform(1e-3, 1.0), "momentum": Choice((0.0, 0.9))}
+LAW = (0.3, 0.2, 0.5)  # a run dies, or has score 1, or 2
+MEAN = 3.0
+
+
+class Killed(BaseException):
+    """What no except clause of the library catches: the disk is left as by a kill."""
+
+
+class Draws(random.Random):
+    """The operating system's randomness, replaced by a seed."""
+
+    randbits = random.Random.getrandbits
+
+    def token_hex(self, size: int) -> str:
+        return self.randbytes(size).hex()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.create(tmp_path / "l.db", accept_file_system=True)
+
+
+def best(folder: Path, ledger: Ledger, run: Callable[[dict[str, Any]], Outcome], **changes: Any) -> Winner:
+    settings: dict[str, Any] = {"scored_on": "public", "expected_runs": MEAN, "shape": 1.0} | changes
+    return select(
+        run, settings.pop("space", SPACE), settings.pop("event", EVENT), folder=folder, ledger=ledger, **settings
+    )
+
+
+def scored(settings: dict[str, Any]) -> Outcome:
+    return Outcome(-abs(math.log(settings["lr"] / 0.1)), json.dumps(settings).encode(), EVENT)
+
+
+def law_of_winner(shape: float | None) -> list[float]:
+    """Return how likely nothing, score 1 and score 2 win: differences of E x^K."""
+    at_most = [1.0 - any_of(shape, MEAN, 1.0 - sum(LAW[: k + 1])) for k in range(3)]
+    return np.diff(at_most, prepend=0.0).tolist()
+
+
+def test_releases_the_best_and_keeps_nothing_of_the_others(tmp_path: Path, ledger: Ledger, capfd: Any) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def run(settings: dict[str, Any]) -> Outcome:
+        assert [entry.planned for entry in ledger.runs()] == [PrivateSelection(EVENT, 200.0)]  # paid before
+        assert ledger.runs()[0].releases == 1
+        seen.append(settings)
+        sys.stdout.write("a line")
+        os.system("echo another")  # noqa: S605
+        return scored(settings)
+
+    won = best(tmp_path / "s", ledger, run, expected_runs=200.0)
+    assert won.settings == max(seen, key=lambda settings: scored(settings).score)
+    assert won.result == json.dumps(won.settings).encode()
+    assert all(1e-3 <= settings["lr"] <= 1.0 and settings["momentum"] in (0.0, 0.9) for settings in seen)
+    assert "how long" in won.remark
+    kept = json.loads((tmp_path / "s" / "selection.json").read_text())
+    assert set(kept) == {"id", "terms", "best"}  # neither K nor the other candidates
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {"selection.json", "lock"}
+    assert capfd.readouterr() == ("", "")
+    assert best(tmp_path / "s", ledger, run, expected_runs=200.0) == won
+    assert len(ledger.runs()) == 1
+
+
+@pytest.mark.parametrize("shape", [1.0, None])
+def test_the_winners_law_is_the_theorems_though_runs_die(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, shape: float | None
+) -> None:
+    monkeypatch.setattr(tuning, "secrets", Draws(1))
+    monkeypatch.setattr(os, "fsync", lambda _file: None)
+    monkeypatch.setattr(tuning, "_pay", lambda *_: None)
+    fate = np.random.default_rng(2)
+
+    def run(settings: dict[str, Any]) -> Outcome:
+        score = int(fate.choice(3, p=LAW))
+        if score:
+            return Outcome(score, b"", EVENT)
+        if fate.random() < 0.8:
+            raise Killed
+        return Outcome(math.nan, b"", EVENT) if fate.random() < 0.5 else Outcome("good", b"", EVENT)  # type: ignore[arg-type]
+
+    counts: Counter[float] = Counter()
+    times = chosen(600, 6000)
+    for i in range(times):
+        while True:
+            try:
+                counts[best(tmp_path / str(i), ledger, run, shape=shape).score or 0.0] += 1
+                break
+            except Killed:
+                continue
+    assert chisquare([counts[score] for score in (0.0, 1.0, 2.0)], times * np.array(law_of_winner(shape))).pvalue > 1e-3
+
+
+def test_ties_are_broken_by_coins_not_by_order(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "secrets", Draws(3))
+    monkeypatch.setattr(tuning, "runs_at", lambda *_: 2)
+    monkeypatch.setattr(tuning, "_pay", lambda *_: None)
+    first = 0
+    for i in range(60):
+        made: list[bytes] = []
+
+        def run(settings: dict[str, Any], made: list[bytes] = made) -> Outcome:
+            made.append(repr(settings).encode())
+            return Outcome(1.0, made[-1], EVENT)
+
+        first += best(tmp_path / str(i), ledger, run).result == made[0]
+    assert 15 < first < 45
+
+
+def test_kill_9_at_any_place(tmp_path: Path, ledger: Ledger) -> None:
+    """Processes are killed inside runs, and between them: draws stay, the ledger has one entry for each selection."""
+    fate, counts, kills = random.Random(4), Counter[float](), 0
+    selections = chosen(6, 160)
+    for i in range(selections):
+        sealed = None
+        while True:
+            seed, after = fate.random(), fate.choice([None, None, 1, 2])
+            process = os.fork()
+            if process == 0:
+                _child(tmp_path / str(i), ledger, seed, after)
+            status = os.waitpid(process, 0)[1]
+            assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+            killed = os.WIFSIGNALED(status)
+            state = tmp_path / str(i) / "selection.json"
+            now = json.loads(state.read_text()) if state.exists() else None
+            if sealed is not None:
+                before, left = sealed.get("left", []), now.get("left", [])
+                assert now["id"] == sealed["id"]
+                assert left == before[len(before) - len(left) :]
+            if not killed:
+                break
+            kills, sealed = kills + 1, now or sealed
+        assert now is not None
+        counts[(now["best"] or {"score": 0.0})["score"]] += 1
+        paid = [entry for entry in ledger.runs() if entry.releases and now["id"] in entry.name]
+        assert [entry.event for entry in paid] == [PrivateSelection(EVENT, MEAN)]
+    assert kills >= chosen(3, 100)
+    # Kills between runs hit whatever the results are, so only those inside of a run, at LAW[0], are part of its law.
+    assert (
+        chosen(1.0, chisquare([counts[x] for x in (0.0, 1.0, 2.0)], selections * np.array(law_of_winner(1.0))).pvalue)
+        > 1e-3
+    )
+
+
+def _child(folder: Path, ledger: Ledger, seed: float, after: int | None) -> None:
+    """Select in a process that kills itself in a run that dies, or when the state was written `after` times."""
+    fate, write = random.Random(seed), tuning._write
+
+    def run(_settings: dict[str, Any]) -> Outcome:
+        score = fate.choices((0, 1, 2), LAW)[0]
+        if not score:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Outcome(score, b"", EVENT)
+
+    def written(path: Path, state: Any) -> None:
+        nonlocal after
+        write(path, state)
+        begun = "left" in state and path.parent.joinpath("begun").exists()
+        if after == 1 and not begun:  # sealed, but nothing begun: dying here costs no run
+            path.parent.joinpath("begun").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tuning._write = written
+    try:
+        best(folder, ledger, run)
+    except BaseException:  # noqa: BLE001
+        os._exit(1)
+    os._exit(0)
+
+
+def test_refuses_what_is_no_selection(tmp_path: Path, ledger: Ledger) -> None:
+    def ask(**changes: Any) -> Winner:
+        return best(tmp_path / "r", ledger, scored, **changes)
+
+    refused(ArgumentError, "at least two points", ask, space={})
+    refused(ArgumentError, "at least two points", ask, space={"lr": Choice((0.1, 0.1))})
+    refused(ArgumentTypeError, r"space\['lr'\]=3: must be a LogUniform", ask, space={"lr": 3})
+    refused(ArgumentError, "high=1.0: must be more than low=1.0", LogUniform, 1.0, 1.0)
+    refused(ArgumentError, "at least one value", Choice, ())
+    refused(ArgumentError, "scored_on='training': .*training data is neither", ask, scored_on="training")
+    refused(ArgumentError, "expected_runs=501.0: must be at most 500", ask, expected_runs=501.0)
+    assert not ledger.runs()
+    ask()
+    refused(ArgumentError, "one selection never continues another", ask, expected_runs=4.0)
+    with pytest.raises(PrivacyError, match="must not change the plan"):
+        best(tmp_path / "e", ledger, lambda _: Outcome(1.0, b"", Gaussian(4.0)))
+
+
+def test_a_budget_is_asked_before_the_first_run(tmp_path: Path) -> None:
+    small = Ledger.create(tmp_path / "small.db", budget=(0.1, 1e-5), accept_file_system=True)
+    with pytest.raises(BudgetError):
+        best(tmp_path / "b", small, lambda _: pytest.fail("a run was made"))
+    exact = Ledger.create(tmp_path / "exact.db", budget=(1.2, 1e-5), accept_file_system=True)
+    best(tmp_path / "c", exact, scored)
+    assert exact.verify().valid
+    assert exact.total().fixed <= 1.2 < accounting.epsilon(PrivateSelection(EVENT, MEAN), 1e-5, "rdp")
