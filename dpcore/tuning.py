@@ -128,7 +128,8 @@ def select(
     Parameters
     ----------
     run : callable
-        From settings to an `Outcome`: one private run, without a ledger of its own.
+        From settings to an `Outcome`: one private run, without a ledger of its own. Call it yourself on made-up data
+        first: here no error of it is ever shown, and budget that was paid for failures is spent.
     space : mapping of str to LogUniform or Choice
         Each setting of a run is drawn by itself. No setting may change the event.
     event : Event
@@ -157,6 +158,17 @@ def select(
         If a run's event is another one.
     ArgumentError
         If the space has one point or none, or scores come from training data; if the folder has another selection.
+
+    Examples
+    --------
+    >>> def run(settings):
+    ...     method = dp_sgd(lr=settings["lr"], noise_multiplier=2, batch_size=100)
+    ...     private = make_private(model(), data, method, epochs=3)
+    ...     for batch in private.loader:
+    ...         private.step(batch)
+    ...     return Outcome(accuracy_on_public_data(private.model), weights_as_bytes(private.model), private.plan.event)
+    >>> select(run, {"lr": LogUniform(0.01, 10)}, plan.event, folder="selection", ledger=ledger,
+    ...        scored_on="public", expected_runs=20).settings  # doctest: +SKIP
     """
     selection = PrivateSelection(event, expected_runs, shape)
     if expected_runs > _MOST_RUNS:
