@@ -83,14 +83,8 @@ Space = Mapping[str, LogUniform | Choice]
 class Outcome(NamedTuple):
     """What a run hands to the selection.
 
-    Attributes
-    ----------
-    score : float
-        Larger is better. Computed from `result` and public data, or a release that `event` has.
-    result : bytes
-        What is released if this run wins.
-    event : Event
-        Of the run's plan: `private.plan.event`.
+    `score`: larger is better; computed from `result` and public data, or a release that `event` has. `result`: what is
+    released if this run wins. `event`: that of the run's plan, `private.plan.event`.
     """
 
     score: float
