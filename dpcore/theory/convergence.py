@@ -70,7 +70,7 @@ def disk_convergence(
     Notes
     -----
     With ``M_g = 1 + 4 (2 + 1/kappa + |1 + gamma|) / gamma^2``, ``a = 2 + |1 + gamma| M_g`` and
-    ``r = (1 - kappa)^2 (1 + 4 eta^2 L^2 + |1 + gamma| (kappa + 2 eta^2 L^2 M_g)) < 1``:
+    ``r = (1 - kappa)^2 (1 + 4 eta^2 L^2 + |1 + gamma| (kappa + 2 eta^2 L^2 M_g)) < 1``::
 
         beta  = (eta (1 - kappa) / 2 + eta^2 L r) / (1 - r)
         M_1   = 1 + kappa - 2 eta L - 4 (beta + eta^2 L) (1 - kappa)^2 L^2 eta a > 0
@@ -416,7 +416,7 @@ def accelerated_srgd_excess_risk(
 
     Notes
     -----
-    With ``eta_{0:t} = (t + 1)(t + 2) / 2``:
+    With ``eta_{0:t} = (t + 1)(t + 2) / 2``::
 
         (1 / eta_{0:T}) (beta diam^2 + sum_{t<T} [
             eta_{0:t} (2 Q sqrt(t+1) (L + Q (t+1) / (sqrt(B) eta_t)) / (sqrt(B) eta_t beta)
