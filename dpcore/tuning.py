@@ -31,6 +31,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyEr
 from dpcore.ledger import Ledger
 from dpcore.spec import validate
 from dpcore.spec.canonical import canonical_json, digest, plain, read_json_file
+from dpcore.spec.lock import locked
 from dpcore.spec.whole_file import whole_file
 
 __all__ = ["Choice", "LogUniform", "Outcome", "Winner", "select"]
@@ -68,9 +69,11 @@ class Choice:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(plain(list(self.values))))
+        if not isinstance(self.values, (list, tuple)):
+            raise ArgumentTypeError(f"values={self.values!r}: must be a list or a tuple of values to choose from")
         if not self.values:
             raise ArgumentError("values=(): must have at least one value to choose from")
+        object.__setattr__(self, "values", tuple(plain(list(self.values))))
 
     def draw(self) -> Any:
         """Return a value, by the operating system's randomness."""
@@ -176,7 +179,7 @@ def select(
     terms = digest({"event": selection.to_dict(), "space": _described(space), "scored_on": scored_on})
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _alone(place):
+    with locked(place / "lock", f"folder={str(place)!r}: another process is using it; wait for its end"):
         state = _sealed(place / "selection.json", terms, space, selection)
         if "left" in state:
             _pay(ledger, selection, name, state["id"], scored_on)
@@ -276,19 +279,6 @@ def _silent() -> Iterator[None]:
                 os.dup2(copy, target)
             for descriptor in (*kept, nowhere):
                 os.close(descriptor)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Refuse a second process in the same folder; one that was killed leaves no lock."""
-    import fcntl
-
-    with (folder / "lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as cause:
-            raise DataError(f"folder={str(folder)!r}: another process is using it; wait for its end") from cause
-        yield
 
 
 def _write(path: Path, state: Mapping[str, Any]) -> None:

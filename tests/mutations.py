@@ -1086,6 +1086,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/spec/whole_file.py": [
         ("leave the draft of a file that could not be written", "    finally:\n        draft.unlink(missing_ok=True)", "    finally:\n        pass",
          "unit/spec/test_whole_file.py"),
+        ("leave the name of a file to a power loss", "        sync_names(target.parent)\n", "", "unit/spec/test_whole_file.py"),
         ("name the draft in the error of a file that could not be written", "os.strerror(cause.errno), str(target))", "os.strerror(cause.errno), str(draft))",
          "unit/spec/test_whole_file.py"),
     ],

@@ -27,6 +27,7 @@ from dpcore.errors import DataError
 from dpcore.ledger.state import FORMAT, START, Entry, seal
 from dpcore.spec.canonical import read_json
 from dpcore.spec.version import __version__
+from dpcore.spec.whole_file import sync_names
 
 if TYPE_CHECKING:
     import sqlite3
@@ -309,11 +310,7 @@ class Storage:
             raise DataError(f"ledger {path}: cannot be written there ({cause.strerror})") from cause
         finally:
             draft.unlink(missing_ok=True)
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)  # the folder's list of files is durable, too
-        finally:
-            os.close(handle)
+        sync_names(path.parent)
         return cls(path)
 
     def check(self) -> None:

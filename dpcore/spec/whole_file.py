@@ -11,8 +11,8 @@ from typing import IO
 def whole_file(target: Path, *, secret: bool = False) -> Iterator[IO[bytes]]:
     """Give a file to write to, which takes the place of `target` when the block ends well.
 
-    A crash leaves the old content or the new, never a part; an error or a signal leaves no draft either. With `secret`
-    only its owner can read it, whatever the umask.
+    A crash or a power loss leaves the old content or the new, never a part, and the new one after the block; an error
+    or a signal leaves no draft either. With `secret` only its owner can read it, whatever the umask.
 
     Raises
     ------
@@ -28,9 +28,19 @@ def whole_file(target: Path, *, secret: bool = False) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
+        sync_names(target.parent)
     except OSError as cause:
         if cause.errno is None:
             raise
         raise OSError(cause.errno, os.strerror(cause.errno), str(target)) from cause
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync_names(folder: Path) -> None:
+    """Return when the folder's list of files is on disk: the content alone does not survive a power loss."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -108,7 +108,6 @@ def tuning(log: Log, plans: Plans) -> dict[str, Any]:
     counts = f"{len(stated)}, of them {searched} in search of settings"
     together, unknown = composed(log, plans)
     cost = unknown if together is None else f"epsilon = {format_epsilon(together)}"
-    # What private selection (dpcore.tuning) would charge instead belongs here, once it is there.
     words = (
         f"Tuning is NOT accounted for: each run has its guarantee on its own; all runs together ({counts}) with any "
         f"choice among them cost {cost}. On private data that would have to be counted (--ledger)."

@@ -10,13 +10,14 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from dpcore.errors import DataError
+from dpcore.spec import lock
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.spec.whole_file import whole_file
 from dpcore.statement.statement import Statement
@@ -186,17 +187,6 @@ def content_of(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Refuse a second command in the same folder while the block runs; a killed process leaves no lock behind."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system
-        yield
-        return
-    with (path / "config.json").open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as cause:
-            raise DataError(f"run folder {path}: another command is using it; wait for its end") from cause
-        yield
+def locked(path: Path) -> AbstractContextManager[None]:
+    """Refuse a second command in the same folder while the block runs."""
+    return lock.locked(path / "config.json", f"run folder {path}: another command is using it; wait for its end")

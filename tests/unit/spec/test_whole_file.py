@@ -64,3 +64,17 @@ def test_an_older_draft_is_no_obstacle_and_a_secret_is_its_owners(tmp_path):
         os.umask(former)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_name_is_on_disk_before_the_block_has_ended(tmp_path, monkeypatch):
+    """A file that is synced and then moved can be gone after a power loss: its folder is synced after the move."""
+    synced, real = [], os.fsync
+
+    def watched(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            synced.append((tmp_path / "a").read_bytes())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write(tmp_path / "a", b"one")
+    assert synced == [b"one"]

@@ -204,6 +204,7 @@ def test_refuses_what_is_no_selection(tmp_path: Path, ledger: Ledger) -> None:
     refused(ArgumentTypeError, r"space\['lr'\]=3: must be a LogUniform", ask, space={"lr": 3})
     refused(ArgumentError, "high=1.0: must be more than low=1.0", LogUniform, 1.0, 1.0)
     refused(ArgumentError, "at least one value", Choice, ())
+    refused(ArgumentTypeError, "values='sgd': must be a list or a tuple", Choice, "sgd")
     refused(ArgumentError, "scored_on='training': .*training data is neither", ask, scored_on="training")
     refused(ArgumentError, "expected_runs=501.0: must be at most 500", ask, expected_runs=501.0)
     assert not ledger.runs()
