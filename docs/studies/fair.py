@@ -73,11 +73,7 @@ def train(data: Any, seed: int, cell: dict[str, Any], arm: str) -> dict[str, Any
     method = make(lr=lr, batch_size=batch_size, noise_multiplier=sigma, max_grad_norm=DESIGN["max-grad-norm"],
                   clipping="standard", **own)  # fmt: skip
     torch.manual_seed(seed)
-    model = models.build("cnn-5", data.shape, data.classes)
-    if cell.get("start") == "torch":
-        for layer in model.modules():
-            if isinstance(layer, torch.nn.Conv2d):
-                layer.reset_parameters()
+    model = models.build("cnn-5-torch" if cell.get("start") == "torch" else "cnn-5", data.shape, data.classes)
     private = dpcore.torch.make_private(
         model, (torch.tensor(data.train_inputs), torch.tensor(data.train_targets)), method, steps=steps,
         target_delta=DELTA, key=hashlib.sha256(f"dpcore fair study, seed {seed}".encode()).digest(), exact_key=True,
