@@ -25,8 +25,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _COMMON = settings(
     deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-settings.register_profile("dev", _COMMON, max_examples=20, print_blob=False)
-settings.register_profile("ci", _COMMON, max_examples=20, derandomize=True)
+settings.register_profile("dev", _COMMON, max_examples=12, print_blob=False)
+settings.register_profile("ci", _COMMON, max_examples=12, derandomize=True)
 settings.register_profile("nightly", _COMMON, max_examples=300)
 # For tests/run_mutations.py, which wants to know that a test fails and not the smallest reason.
 _QUICK = {"phases": [Phase.explicit, Phase.generate], "report_multiple_bugs": False}

@@ -299,7 +299,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_memory.py::test_rows_take_the_place_of_what_they_are_made_of"),
         ("let kernels read tensors in another order than they lie", "return as_captured(copies[tree], tree) if", "return copies[tree] if",
          "unit/torch/gradients/test_operations.py"),
-        ("run the graph of a model that has become another one", "if real and form in self.programs and _is_power_of_four(self._calls):",
+        ("run the graph of a model that has become another one", "if real and form in self.programs and _is_checked(self._calls):",
          "if False:", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),
         ("overlook what a user changes on purpose", "cache.structure(batch), cache.python_state([self.model, self.loss])",
          "cache.structure(batch), None", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),

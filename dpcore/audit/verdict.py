@@ -52,7 +52,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 from dpcore.audit.checks import failed
 from dpcore.plan.plan import Plan
@@ -68,7 +68,7 @@ def log_wealth(shares: Floats, allowed: Floats) -> float:
     """Return the logarithm of W after shares X_t in [0, 1] of right guesses, if a claim allows p_t > 0 of them."""
     with np.errstate(divide="ignore"):  # theta = 1 loses all if nothing was right
         growth = np.log1p(np.outer(THETAS, shares / allowed - 1))
-    return float(logsumexp(growth.sum(axis=1)) - math.log(len(THETAS)))
+    return float(np.logaddexp.reduce(growth.sum(axis=1)) - math.log(len(THETAS)))
 
 
 class RatioBound:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dpcore.spec.ops import KEPT, SECOND_MOMENT, FilterCoefficients, RingCoefficients, UpdateSettings
 
 # Triton's interpreter takes up to a second for an example. The nightly profile still runs hundreds.
-few = settings(max_examples=max(15, settings().max_examples // 2))
-fewer = settings(max_examples=max(6, settings().max_examples // 5))  # where an example is many calls of kernels
+few = settings(max_examples=max(8, settings().max_examples // 2))
+fewer = settings(max_examples=max(5, settings().max_examples // 5))  # where an example is many calls of kernels
 
 SMALLEST_NORMAL = 2.0**-126
 LARGEST = float(np.finfo(np.float32).max)

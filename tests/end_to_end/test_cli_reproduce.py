@@ -13,7 +13,6 @@ from dpcore.cli import main
 from dpcore.cli.compare import recipe, runs
 from dpcore.cli.compare.recipe import Recipe
 from dpcore.cli.interrupt import Stopped
-from dpcore.cli.train.settings import SCALED_MODELS
 from dpcore.errors import DataError
 from tests.depth import nightly
 from tests.end_to_end.command_line import ask, say
@@ -172,14 +171,15 @@ def test_the_answer_in_json_is_one_object_and_the_data_are_in_their_own_format(t
 
 
 def repeats(name: str) -> bool:
-    """Whether an earlier recipe has the same arms on the same scaled model, so that only data and numbers differ."""
-    return any(_kind(other) == _kind(name) for other in RUN[: RUN.index(name)])
+    """Whether earlier recipes have this one's model, its data and its methods."""
+    earlier = set[Any]().union(*map(_parts, RUN[: RUN.index(name)]))
+    return _parts(name) <= earlier
 
 
-def _kind(name: str) -> tuple[Any, ...]:
+def _parts(name: str) -> set[Any]:
     one = ALL[name]
-    model = one.settings["model"].value
-    return (one.paper, model, *one.arms) if model in SCALED_MODELS else (name,)
+    methods = {settings["method"].value for settings in one.arms.values()}
+    return {one.settings["model"].value, one.settings["data"].value, *methods}
 
 
 @pytest.mark.slow

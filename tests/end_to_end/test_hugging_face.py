@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dpcore.torch.gradients.errors import NotCaptured
+from tests.depth import pairs
 from tests.unit.torch.gradients.one_by_one import assert_same, proved, randomized
 
 # Warnings of those packages to each other.
@@ -81,8 +82,9 @@ def batch_of(name: str) -> dict[str, torch.Tensor]:
     return {"input_ids": words, "attention_mask": MASK, "labels": words.masked_fill(MASK == 0, -100)}
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", [name for name in MODELS if "Deberta" not in name])
+@pytest.mark.parametrize(
+    ("name", "attention"), pairs([name for name in MODELS if "Deberta" not in name], ["eager", "sdpa"], 2)
+)
 def test_the_loss_that_the_model_computes(name: str, attention: str) -> None:
     assert_same(built(name, attention), own_loss, batch_of(name), sizes=(4, 2))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -295,7 +295,7 @@ class ProvedGradient:
         """Return the graph for a batch, and its inputs; `real`: the batch is of the data, not made up."""
         form = self._form(batch)
         self._calls += real
-        if real and form in self.programs and _is_power_of_four(self._calls):
+        if real and form in self.programs and _is_checked(self._calls):
             self._check_current(form, batch)
         program = self._program(form, batch)
         return program, (point, self._held(program), list(batches.leaves(batch)))
@@ -327,9 +327,17 @@ class ProvedGradient:
         return program
 
     def _proved(self, batch: Tree) -> Program:
-        before = self._snapshot()
-        made = Made()
-        try:
+        before, made = self._snapshot(), Made()
+        found, classes = self._captured(batch, before, made)
+        program = Program(found, self.values.gathered(found), self.lean)
+        with self._undone(before, made), seeded(self._device, TRIAL), self.values.captured(), self._apart():
+            found.check_numbers()
+        program.classes = classes
+        return program
+
+    def _captured(self, batch: Tree, before: Snapshot, made: Made) -> tuple[Captured, int | None]:
+        """Return the graph, and the classes of the model's output under a loss over classes."""
+        with self._undone(before, made):
             with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls, self._apart():
                 found = capture(self.model, self.values.names, self._loss_of, batch, made, self._forward)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
@@ -337,20 +345,17 @@ class ProvedGradient:
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
                     )
             self.changes_state = self.changes_state or _changed(before, self._snapshot)
-        finally:
-            before.restore()
-            made.empty_caches()
-        made.refuse_left(self.model)
-        program = Program(found, self.values.gathered(found), self.lean)
+        return found, calls.classes
+
+    @contextmanager
+    def _undone(self, before: Snapshot, made: Made) -> Iterator[None]:
+        """Take back what the user's code changes, and refuse tensors that it keeps."""
         try:
-            with seeded(self._device, TRIAL), self.values.captured(), self._apart():
-                found.check_numbers()
+            yield
         finally:
             before.restore()
             made.empty_caches()
         made.refuse_left(self.model)
-        program.classes = calls.classes
-        return program
 
     def _forward(self) -> AbstractContextManager[None]:
         return precision.forward(self.precision, self._device)
@@ -367,7 +372,8 @@ class ProvedGradient:
 
         It would be no leak, since the proved graph runs. But it would be another model than the user's.
         """
-        if self._proved(batch).digest != self.programs[form].digest:
+        found, _ = self._captured(batch, self._snapshot(), Made())
+        if found.digest != self.programs[form].digest:
             raise ArgumentError(
                 f"model={type(self.model).__name__}: computes something else than when it was last looked at, by a value "
                 "that its Python code reads; keep such a value as an attribute of a module, where every step sees it"
@@ -386,8 +392,9 @@ class ProvedGradient:
         return [local(held[key]) for held, key in readers]
 
 
-def _is_power_of_four(number: int) -> bool:
-    return number > 1 and number & (number - 1) == 0 and number.bit_length() % 2 == 1
+def _is_checked(call: int) -> bool:
+    """Whether it is call 16, 64, 256 and so on: a capture takes as long as some steps do."""
+    return call >= 16 and call & (call - 1) == 0 and call.bit_length() % 2 == 1
 
 
 def _changed(before: Snapshot, snapshot: Callable[[], Snapshot]) -> bool:

@@ -34,7 +34,7 @@ def test_the_best_guess_of_a_gaussian_mechanism_is_right_as_often_as_the_claim_a
 @pytest.mark.parametrize("mu", [0.2, 1.0])
 def test_a_true_claim_is_refuted_at_any_time_as_rarely_as_stated(mu, together):
     """Looked at after every step, and with guesses of one step that depend on each other."""
-    rng, alpha, runs = np.random.default_rng(1), 0.1, chosen(80, 200)
+    rng, alpha, runs = np.random.default_rng(1), 0.1, chosen(40, 200)
     alarms = 0
     for _ in range(runs):
         bound = RatioBound(alpha)
@@ -111,7 +111,7 @@ def test_shares_given_together_are_those_given_one_by_one():
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
 def test_bounds_hold_for_what_a_gaussian_mechanism_shows(mu):
     """Of its mu, and of epsilon without knowing that it is Gaussian."""
-    rng, alpha, runs, wrong = np.random.default_rng(1), 0.1, chosen(80, 200), np.zeros(2)
+    rng, alpha, runs, wrong = np.random.default_rng(1), 0.1, chosen(40, 200), np.zeros(2)
     for _ in range(runs):
         bound = RatioBound(alpha)
         bound.add(rng.random(300) < ndtr(mu / 2), mu)

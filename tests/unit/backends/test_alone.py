@@ -13,6 +13,7 @@ import dpcore_numpy
 from dpcore.spec.contributions import rounding_of_linear
 from dpcore_numpy.pairs import Side
 from dpcore_torch import linear
+from tests.depth import pairs as choose
 
 backend: Any = dpcore_numpy
 Array = np.ndarray[Any, Any]
@@ -53,25 +54,25 @@ def pairs(rows: int, inputs: int, outputs: int, examples: int) -> tuple[Array, A
     return a, e
 
 
-@pytest.mark.parametrize("gram", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "examples"),
-    [
-        ((1, 10, 10), 13107),
-        ((3, 7, 5), 700),
-        ((12, 30, 20), 40),
-        ((24, 2, 2), 32768),
-        ((24, 10, 10), 1310),
-        ((100, 7, 5), 600),
-        ((257, 1, 7), 33),
-        ((257, 1, 7), 1),
-        ((256, 1025, 3), 33),
-        ((1000, 1, 1), 1),
-        ((600, 40, 30), 17),
-        ((64, 1024, 3), 1),
-    ],
-)
-def test_pairs(shape: tuple[int, int, int], examples: int, gram: bool):
+_SHAPES = [  # time and widths, and examples
+    ((1, 10, 10), 13107),
+    ((3, 7, 5), 700),
+    ((12, 30, 20), 40),
+    ((24, 2, 2), 32768),
+    ((24, 10, 10), 1310),
+    ((100, 7, 5), 600),
+    ((257, 1, 7), 33),
+    ((257, 1, 7), 1),
+    ((256, 1025, 3), 33),
+    ((1000, 1, 1), 1),
+    ((600, 40, 30), 17),
+    ((64, 1024, 3), 1),
+]
+
+
+@pytest.mark.parametrize(("form", "gram"), choose(_SHAPES, [False, True], 2))
+def test_pairs(form: tuple[tuple[int, int, int], int], gram: bool):
+    shape, examples = form
     a, e = pairs(*shape, examples)
     norms, sums = [], []
     for x, y in ((a, e), (a[:-1], e[:-1])):

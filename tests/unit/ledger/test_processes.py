@@ -17,6 +17,7 @@ from dpcore.errors import BudgetError, PrivacyError
 from dpcore.ledger import Ledger, storage
 from dpcore.ledger.allowance import largest
 from dpcore.ledger.book import lives, this_process
+from tests.depth import chosen
 from tests.unit.ledger_tools import begin, full, new, poisson
 
 KILLS = 20
@@ -104,7 +105,7 @@ def _kill_often(folder: Path, seed: int) -> None:
     assert ledger.verify().valid
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+@pytest.mark.parametrize("seed", range(chosen(3, 10)))
 def test_killed_at_two_hundred_moments_covers_what_was_released(seed: int) -> None:
     # In memory where there is such a folder: a kill loses nothing that was written, and flushing is what takes long.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:

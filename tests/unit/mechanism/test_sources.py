@@ -17,6 +17,7 @@ from dpcore.spec.layout import Layout
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.clipping.blocks import Linear, Rows, of_units
+from tests.depth import pairs
 from tests.unit.pair_model import EXAMPLES, SHAPES, START, as_pairs, as_rows, gradients, uses
 
 KEY = bytes(range(32))
@@ -94,10 +95,9 @@ def test_pairs_take_the_steps_of_rows(name: str, kind: str) -> None:
     agree(METHODS[name], kind, np.float64, 5e-3 if "scaled" in name else 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["rows", "pairs", "mixed"])
-@pytest.mark.parametrize("most", [None, 1, 2, 4])
 @pytest.mark.parametrize("users", [False, True])
 @pytest.mark.parametrize("name", ["standard, per_layer", "disk, a negative weight", "scaled", "adaptive clip"])
+@pytest.mark.parametrize(("kind", "most"), pairs(["rows", "pairs", "mixed"], [None, 1, 2, 4], 2))
 def test_users_and_splits_change_nothing_but_the_order_of_sums(
     name: str, kind: str, most: int | None, users: bool
 ) -> None:

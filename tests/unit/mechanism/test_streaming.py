@@ -32,6 +32,7 @@ from dpcore.stages.strategies import (
     in_blocks,
     streaming_cost,
 )
+from tests.depth import pairs
 from tests.refused import refused
 from tests.unit.mechanism.test_peers import Forgetful, in_threads
 from tests.unit.stages.test_strategies import random_lower
@@ -134,8 +135,7 @@ def without_noise(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("variant", [None, "independent_moments"])
-@pytest.mark.parametrize("stop", [1, 3, 33, 48, 49])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(("name", "stop"), pairs(STREAMS, [1, 3, 33, 48, 49], 2))
 def test_vectors_that_were_lost_are_made_anew(name: str, stop: int, variant: str | None) -> None:
     """Also where rows were drawn under the keys of two branches, and for both releases of a step."""
     mechanism, x = build(STREAMS[name], variant=variant)

@@ -25,6 +25,7 @@ from dpcore.torch.gradients import head
 from dpcore.torch.gradients.head import Softmax
 from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.memory import storages_of
+from tests.depth import pairs
 from tests.unit.torch.gradients.one_by_one import alone
 from tests.unit.torch.peak import peak_bytes, peak_of_sum
 from tests.unit.torch_runs import METHODS, finish, start
@@ -386,8 +387,9 @@ def test_compiled() -> None:
 USERS = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, max_examples_per_user=3)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", ["dp_sgd", "per layer", "disk", "srg_memf", "users", "scale"])
+@pytest.mark.parametrize(
+    ("name", "tied"), pairs(["dp_sgd", "per layer", "disk", "srg_memf", "users", "scale"], [False, True], 2)
+)
 def test_a_run_goes_where_it_goes_with_logits(name: str, tied: bool) -> None:
     """Several points, also subtracted ones; users; groups; scaled gradients."""
     torch.manual_seed(1)
@@ -469,8 +471,7 @@ def test_no_memory_grows_with_the_classes_but_the_weights(
     assert sizes[1] < 0.6 * 4 * 16 * times * 8000
 
 
-@pytest.mark.parametrize("way", ["one point", "two points", "users"])
-@pytest.mark.parametrize("times", [8, 48])
+@pytest.mark.parametrize(("way", "times"), pairs(["one point", "two points", "users"], [8, 48], 2))
 def test_what_follows_from_the_graph_is_what_a_sum_takes(times: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (blocks, head):
         monkeypatch.setattr(module, "CHUNK", 512)

@@ -81,14 +81,14 @@ def started(model: nn.Module, data: Any = DATA) -> PrivateRun:
 def trained_and_evaluated(run: PrivateRun, inputs: Any) -> None:
     """Take steps past the call at which the model is captured again, with an evaluation before it."""
     run.model.train()
-    for _ in range(2):
+    for _ in range(4):
         for batch in run.loader:
             run.step(batch)
         run.model.eval()
         with torch.no_grad():
             assert isinstance(float(run.model(inputs).sum()), float)
         run.model.train()
-    assert run.steps_taken == 8
+    assert run.steps_taken == 16
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -116,8 +116,8 @@ def test_another_table_is_another_model(library: ModuleType) -> None:
     model = Shifted(library.kept)
     model(DATA[0])
     run = started(model)
-    batches = iter(run.loader)
-    for _ in range(3):
+    batches = (batch for _ in range(4) for batch in run.loader)
+    for _ in range(15):
         run.step(next(batches))
     library.KEPT[5] = library.KEPT[5] + 1e-6
     with pytest.raises(ArgumentError, match="computes something else than when it was last looked at"):

@@ -420,13 +420,13 @@ def test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed() ->
     factor = [1.0]
     private = start(Two(lambda h, _: h * factor[0]))
     factor[0] = 2.0
-    batches = iter(private.loader)
-    for _ in range(3):
+    batches = (batch for _ in range(4) for batch in private.loader)
+    for _ in range(15):
         private.step(next(batches))
     batch = next(batches)
     with pytest.raises(ArgumentError, match="computes something else than when it was last looked at"):
         private.step(batch)
-    assert private.steps_taken == 3
+    assert private.steps_taken == 15
 
 
 def test_a_value_that_decides_leads_to_another_way_which_names_the_line() -> None:
