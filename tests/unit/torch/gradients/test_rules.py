@@ -23,6 +23,7 @@ from dpcore.torch.gradients.axis import RULES, SUM, Axis, Places, follow, name_o
 from dpcore.torch.gradients.errors import NotProved
 from dpcore.torch.gradients.proved import Program
 from dpcore.torch.gradients.sources import Finder
+from tests import depth
 
 A = torch.ops.aten
 B = 5
@@ -736,7 +737,7 @@ MAKES: list[Callable[..., torch.Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize("key", pointwise())
+@pytest.mark.parametrize("key", depth.chosen(pointwise()[::3], pointwise()))
 def test_an_operation_that_torch_calls_pointwise_is(key: str) -> None:
     target, count = operation(key), 0
     for make, last in product(MAKES, (4, 1)):
