@@ -397,10 +397,10 @@ def accelerated_srgd_excess_risk(
     lipschitz: float,
     smoothness: float,
     diameter: float,
-    deviation: float,
+    deviation: float | None,
     noise_norm: float,
 ) -> float:
-    """Return theorem 4.7's bound on F(y_T) - F* of Accelerated-DP-SRGD with ``eta_t = t + 1``.
+    """Return theorem 4.7's bound on F(y_T) - F* of Accelerated-DP-SRGD with ``eta_t = t + 1``, or theorem 4.11's.
 
     Parameters
     ----------
@@ -408,9 +408,9 @@ def accelerated_srgd_excess_risk(
         B, T and beta, as `accelerated_srgd_parameters` returns them; beta at least `smoothness`.
     lipschitz, smoothness, diameter : float
         See `accelerated_srgd_parameters`.
-    deviation : float
+    deviation : float or None
         Q: no example's ``eta_t grad(x_t) - eta_{t-1} grad(x_{t-1})`` is farther from the mean. Twice the clip norm of
-        the differences always is.
+        the differences always is. None for variant "independent", which takes each batch's own gradient.
     noise_norm : float
         A bound on ||b_t||, the norm of the noise in the prefix sum of averages over beta.
 
@@ -423,18 +423,32 @@ def accelerated_srgd_excess_risk(
                        + (3 Q sqrt(t+1) / (sqrt(B) eta_t) + L) ||b|| / eta_t + beta ||b||^2 / eta_t^2)
             + Q diam sqrt(t+1) / sqrt(B) + 3 beta ||b|| diam ])
 
+    and for independent gradients, whose errors have expectation 0 given x_t::
+
+        (1 / eta_{0:T}) (beta diam^2 + sum_{t<T} [
+            eta_{0:t} (8 L^2 / (sqrt(B) beta) + 5 L ||b|| / eta_t + beta ||b||^2 / eta_t^2) + 3 beta ||b|| diam ])
+
+    The paper prints the last term within the factor eta_{0:t}. Its equation 12, from which both theorems follow, has it
+    outside.
+
     References
     ----------
-    DP-SRG (Choquette-Choo, Ganesh, Thakurta), theorem 4.7.
+    DP-SRG (Choquette-Choo, Ganesh, Thakurta), theorems 4.7 and 4.11.
     """
     B, T = positive(batch_size=batch_size), integer(1, steps=steps)
     L, M, diam = positive(lipschitz=lipschitz), positive(smoothness=smoothness), positive(diameter=diameter)
-    Q, b, beta = non_negative(deviation=deviation), non_negative(noise_norm=noise_norm), positive(beta=beta)
+    b, beta = non_negative(noise_norm=noise_norm), positive(beta=beta)
     if beta < M:
         raise ArgumentError(f"beta={beta!r}: must be at least smoothness={smoothness!r}, as the theorem requires")
     eta = np.arange(1, T + 1, dtype=np.float64)  # eta_t, which is t + 1
     prefix = eta * (eta + 1) / 2
-    spread = Q / np.sqrt(B * eta)  # Q sqrt(t + 1) / (sqrt(B) eta_t)
-    weighted = 2 * spread * (L + Q / math.sqrt(B)) / beta + (3 * spread + L) * b / eta + beta * (b / eta) ** 2
-    terms = prefix * weighted + Q * diam * np.sqrt(eta / B) + 3 * beta * b * diam
+    if deviation is None:
+        weighted = 8 * L**2 / (math.sqrt(B) * beta) + 5 * L * b / eta
+        sampled = np.zeros(T)
+    else:
+        Q = non_negative(deviation=deviation)
+        spread = Q / np.sqrt(B * eta)  # Q sqrt(t + 1) / (sqrt(B) eta_t)
+        weighted = 2 * spread * (L + Q / math.sqrt(B)) / beta + (3 * spread + L) * b / eta
+        sampled = Q * diam * np.sqrt(eta / B)
+    terms = prefix * (weighted + beta * (b / eta) ** 2) + sampled + 3 * beta * b * diam
     return float((beta * diam**2 + terms.sum()) / ((T + 1) * (T + 2) / 2))

@@ -142,6 +142,16 @@ def test_the_accelerated_methods_excess_risk_is_the_printed_sum() -> None:
     )
     assert got == pytest.approx(float(expected), rel=1e-12)
 
+    total = sum(
+        upto(t) * (8 * L**2 / (math.sqrt(B) * beta) + float(5 * L * b / eta[t] + beta * b**2 / eta[t] ** 2))
+        for t in range(T)
+    )
+    expected = (total + 3 * beta * b * C * T + beta * C**2) / upto(T)
+    got = theory.accelerated_srgd_excess_risk(
+        B, T, beta, lipschitz=L, smoothness=M, diameter=C, deviation=None, noise_norm=b
+    )
+    assert got == pytest.approx(float(expected), rel=1e-12)
+
 
 def test_the_accelerated_method_keeps_its_bound_without_noise() -> None:
     truth, scales, T = np.array([0.6, -0.3]), np.array([1.0, 0.1]), 12
