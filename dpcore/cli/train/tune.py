@@ -226,41 +226,43 @@ def tune(
 ) -> int:  # fmt: skip
     """Train with the best of randomly drawn settings, at one guarantee for the whole search."""
     drawn = space_of(space or ())
+    if not (trial or public_test_set):
+        raise ArgumentError(
+            "public_test_set=False: half of the test set chooses the winner, without noise; add --public-test-set if "
+            "its examples need no protection and none of them is in the training set"
+        )
+    if ledger is None and not trial:
+        raise ArgumentError("ledger=None: must be given, since a selection is paid for before its first run; make one "
+            "with dpcore ledger create FILE")  # fmt: skip
     known = {name: value for name, value in {**given, "epsilon": epsilon}.items()
         if value is not None and getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}  # fmt: skip
     if twice := sorted(known.keys() & drawn):
         raise ArgumentError(f"{twice[0]}={known[twice[0]]!r}: must not be given with a --space that draws it")
     every, dataset, event = planned(known, drawn, lambda run: PrivateSelection(run, expected_runs, law))
-    if trial:
+    if trial or ledger is None:
         return _try(every, dataset, event, as_json)
-    if not public_test_set:
-        raise ArgumentError(
-            "public_test_set=False: half of the test set chooses the winner, without noise; add --public-test-set if "
-            "its examples need no protection and none of them is in the training set"
-        )
-    if ledger is None:
-        raise ArgumentError("ledger=None: must be given, since a selection is paid for before its first run; make one "
-            "with dpcore ledger create FILE")  # fmt: skip
-    book, shared = Ledger.open(ledger), _settings({name: one.draw() for name, one in every.items()}, dataset)
-    whole = PrivateSelection(event, expected_runs, law)
-    if not isfinite(cost := accounting.smallest_epsilon(whole, shared.delta)[0]):
-        raise ArgumentError(
-            f"noise_multiplier={shared.noise_multiplier!r}: must be above 0; a selection has a guarantee"
-        )
-    remark(accounting.delta_remark(shared.delta, len(dataset)))
-    from dpcore.cli.train.training import Training
+    return run(
+        every, dataset, PrivateSelection(event, expected_runs, law), ledger, out, drawn, as_json, overwrite=overwrite
+    )
 
-    built = Training(shared, dataset)  # what is refused here was not paid for
-    if built.private.plan.event != event:
-        raise PrivacyError("event: the run's plan has another one than its settings")
-    for sentence in built.remarks:
-        remark(sentence)
-    folder = opened(out, overwrite=overwrite)
-    among = ", ".join(map(str, space or ()))
+
+def run(
+    every: Space,
+    dataset: Dataset,
+    event: PrivateSelection,
+    ledger: Path,
+    out: Path,
+    drawn: Space,
+    as_json: bool,
+    *,
+    overwrite: bool,
+) -> int:
+    """Select a run into a folder; return the exit status."""
+    book, shared = Ledger.open(ledger), _settings({name: one.draw() for name, one in every.items()}, dataset)
+    folder = _ready(shared, dataset, event, out, overwrite=overwrite)
+    among = f"{', '.join(map(_words, drawn.items()))}; {format_number(event.expected_runs)} runs expected"
     remarks().print(
-        f"Selecting a run of {shared.model} on {dataset.name} among {among}: {format_number(expected_runs)} runs are "
-        f"expected, at noise multiplier {format_number(shared.noise_multiplier or 0.0)}. All of them together cost "
-        f"epsilon = {format_epsilon(cost)} at delta = {format_number(shared.delta)}. Nothing is shown before the end.",
+        f"Selecting a run of {shared.model} on {dataset.name} among {among}. Nothing is shown before the end.",
         markup=False,
     )
     with locked(folder.path):
@@ -268,12 +270,12 @@ def tune(
             winner = select(
                 lambda values: candidate(_settings(values, dataset), dataset),
                 every,
-                event,
+                event.run,
                 folder=secret_of(out),
                 ledger=book,
                 scored_on="public",
-                expected_runs=expected_runs,
-                shape=law,
+                expected_runs=event.expected_runs,
+                shape=event.shape,
                 name=f"{dataset.name}, {shared.model}: selection",
             )
         except Stopped as stop:
@@ -287,9 +289,7 @@ def tune(
                 f"look for the reason with --try, and name another folder than {out}"
             )
         settings = _settings(winner.settings, dataset)
-        statement, accuracy = finish(
-            folder, winner, settings, book, f"{among}; {format_number(expected_runs)} runs expected"
-        )
+        statement, accuracy = finish(folder, winner, settings, book, among)
         forget(secret_of(out))
     remark(winner.remark)
     chosen = {name: winner.settings[name] for name in drawn}
@@ -305,6 +305,31 @@ def tune(
         f"run folder         {out}",
     )  # fmt: skip
     return 0
+
+
+def _ready(shared: Settings, dataset: Dataset, event: PrivateSelection, out: Path, *, overwrite: bool) -> RunFolder:
+    """Return the folder, after all that can be refused before the selection is paid for."""
+    if not isfinite(cost := accounting.smallest_epsilon(event, shared.delta)[0]):
+        raise ArgumentError(f"noise_multiplier={shared.noise_multiplier!r}: must be above 0, or nothing is guaranteed")
+    remark(accounting.delta_remark(shared.delta, len(dataset)))
+    from dpcore.cli.train.training import Training
+
+    built = Training(shared, dataset)
+    if built.private.plan.event != event.run:
+        raise PrivacyError("event: the run's plan has another one than its settings")
+    for sentence in built.remarks:
+        remark(sentence)
+    remarks().print(
+        f"All runs together cost epsilon = {format_epsilon(cost)} at delta = {format_number(shared.delta)}, at noise "
+        f"multiplier {format_number(shared.noise_multiplier or 0.0)}.",
+        markup=False,
+    )
+    return opened(out, overwrite=overwrite)
+
+
+def _words(item: tuple[str, LogUniform | Choice]) -> str:
+    name, one = item
+    return f"{name}={f'{one.low:g}:{one.high:g}' if isinstance(one, LogUniform) else ','.join(map(str, one.values))}"
 
 
 def _settings(values: dict[str, Any], dataset: Dataset) -> Settings:
