@@ -40,8 +40,8 @@ ROUTES: Final = {
     ),
     "selection": (
         "The winner of a random number of runs: a run's epsilon, by its privacy loss distribution, at the delta at "
-        "which any of the runs meets an event of that probability with the stated delta; and the largest log ratio at "
-        "which the number of runs weighs results on neighbours (Koskela, Redberg, Wang 2024)."
+        "which any of the runs meets an event of that probability with the stated delta; and the log ratio at which "
+        "the number of runs weighs results on neighbours (Koskela, Redberg, Wang 2024; dpcore.accounting.selection)."
     ),
     "gaussian": (
         "Exact: all steps are one Gaussian mechanism with mu = sqrt(sum of (sensitivity/noise)^2), and delta = "

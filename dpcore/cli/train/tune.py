@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from io import BytesIO
 from itertools import product
 from math import isfinite, prod
@@ -156,6 +157,8 @@ def finish(
     content, logged, state = torch.load(BytesIO(winner.result or b""), weights_only=True)
     shape = winner.event.expected_runs, winner.event.shape
     statement = of_selection(Statement.from_json(content), shape, ledger.describe(winner.paid, settings.delta))
+    # The day of the winning run would say when it was made.
+    statement = replace(statement, date=datetime.now(UTC).date().isoformat())
     # Every evaluation is known by the selection: it costs what all cost.
     evaluations = [{**evaluation, "epsilon": statement.best_epsilon} for evaluation in json.loads(logged)]
     folder.write_metrics(evaluations)
