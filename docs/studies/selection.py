@@ -98,9 +98,8 @@ def main() -> None:
         gained = [row["accuracy"] - other["accuracy"] for row, other in zip(arms["selection"], rows, strict=True)]
         table[arm] = {"noise_multiplier": sigma[arm], "accuracy": mean_interval(accuracy),
             "selection_better_by": mean_interval(gained), "repetitions": rows}  # fmt: skip
-        print(
-            f"{arm:28} noise {sigma[arm]:.3f}  accuracy {table[arm]['accuracy']}  {table[arm]['selection_better_by']}"
-        )
+        shown = (f"{100 * mean:.1f} ± {100 * half:.1f}" for mean, half in map(mean_interval, (accuracy, gained)))
+        print(f"{arm:28}{sigma[arm]:.2f}", *shown, sep="   ")
     save(out / "selection.json", {"epsilon": EPSILON, "delta": DELTA, "expected_runs": EXPECTED,
         "rates": [RATES.low, RATES.high], "run": RUN, "arms": table}, began)  # fmt: skip
 
