@@ -56,7 +56,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/statement/verify/__init__.py": [
         ("accept a selection of half a run", "    if statement.steps_taken != statement.steps_planned or statement.steps_abandoned:", "    if False:",
-         "unit/statement/test_verify.py"),
+         "unit/statement/test_verify.py::test_a_selection_is_of_whole_runs"),
         ("compare nothing of a selection's law", "    if (selection := _selection(statement)) is not None:\n        derived",
          "    if False:\n        derived", "unit/statement/test_verify.py"),
         ("take a total below its own run's epsilon", "elif all(figure >= own", "elif any(figure >= own",

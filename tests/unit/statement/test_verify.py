@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,11 @@ def statements() -> dict[str, Statement]:
 
 
 STATEMENTS = statements()
+
+
+def test_a_selection_is_of_whole_runs():
+    assert holds(verify(STATEMENTS["selection"]))
+    assert not holds(verify(replace(STATEMENTS["selection"], steps_taken=11)))
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
