@@ -11,6 +11,10 @@ class ArgumentError(DpcoreError, ValueError):
     """An argument has a value that cannot be used."""
 
 
+class OverlapError(ArgumentError):
+    """Data that are to be held out are trained on, in whole or in part."""
+
+
 class ArgumentTypeError(DpcoreError, TypeError):
     """An argument has a type, dtype or memory layout that cannot be used."""
 

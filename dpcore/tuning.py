@@ -27,14 +27,14 @@ from typing import Any, Final, NamedTuple
 
 from dpcore.accounting import Event, PrivateSelection
 from dpcore.accounting.run_law import runs_at
-from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, OverlapError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.spec import validate
 from dpcore.spec.canonical import canonical_json, digest, plain, read_json_file
 from dpcore.spec.lock import locked
 from dpcore.spec.whole_file import whole_file
 
-__all__ = ["Choice", "LogUniform", "Outcome", "Winner", "select"]
+__all__ = ["Choice", "LogUniform", "Outcome", "Winner", "rehearse", "select"]
 
 TIMING: Final = (
     "The number of runs is secret. Whoever sees how long the selection took, or what load it made, may guess it; this "
@@ -98,7 +98,8 @@ class Outcome(NamedTuple):
 class Winner(NamedTuple):
     """What a selection releases: the winner's settings, score and result, or None for all three if no run succeeded.
 
-    `event` is that of the whole selection, and `remark` says what it does not cover.
+    `event` is that of the whole selection, and `remark` says what it does not cover. `paid` is the id of the ledger's
+    entry.
     """
 
     settings: dict[str, Any] | None
@@ -106,6 +107,30 @@ class Winner(NamedTuple):
     result: bytes | None
     event: PrivateSelection
     remark: str
+    paid: str
+
+
+def rehearse(run: Callable[[dict[str, Any]], Outcome], space: Space, event: Event) -> Outcome:
+    """Make one run with settings drawn from the space, and show its errors, which `select` never does.
+
+    Nothing is sealed, paid or private here: let `run` train on made-up data, and evaluate on the data of the selection.
+
+    Raises
+    ------
+    ArgumentError
+        If the run has no finite score.
+    PrivacyError
+        If its event is not `event`.
+    """
+    _described(space)
+    outcome = validate.function(run=run)({key: values.draw() for key, values in space.items()})
+    if not isinstance(outcome, Outcome):
+        raise ArgumentTypeError(f"run: returned {type(outcome).__name__}; must return a dpcore.tuning.Outcome")
+    _check_event(outcome, event)
+    score = float(outcome.score)
+    if not math.isfinite(score):
+        raise ArgumentError(f"score={score!r}: must be finite; in a selection this run would be the worst")
+    return outcome._replace(score=score, result=bytes(outcome.result))
 
 
 def select(
@@ -125,8 +150,8 @@ def select(
     Parameters
     ----------
     run : callable
-        From settings to an `Outcome`: one private run, without a ledger of its own. Call it yourself on made-up data
-        first: here no error of it is ever shown, and budget that was paid for failures is spent.
+        From settings to an `Outcome`: one private run, without a ledger of its own. `rehearse` it on made-up data
+        first: here no error of it is shown, and budget that was paid for failures is spent.
     space : mapping of str to LogUniform or Choice
         Each setting of a run is drawn by itself. No setting may change the event.
     event : Event
@@ -153,6 +178,8 @@ def select(
         If the ledger does not afford the selection: no run was made.
     PrivacyError
         If a run's event is another one.
+    OverlapError
+        If `dpcore.torch.HeldOut` refused to score a run on data that it is trained on.
     ArgumentError
         If the space has one point or none, or scores come from training data; if the folder has another selection.
 
@@ -184,10 +211,10 @@ def select(
         if "left" in state:
             _pay(ledger, selection, name, state["id"], scored_on)
             _run_all(run, place / "selection.json", state, event)
-    best = state["best"]
+    best, rest = state["best"], (selection, TIMING, _entry(ledger, name, state["id"]))
     if best is None:
-        return Winner(None, None, None, selection, TIMING)
-    return Winner(best["settings"], best["score"], b64decode(best["result"]), selection, TIMING)
+        return Winner(None, None, None, *rest)
+    return Winner(best["settings"], best["score"], b64decode(best["result"]), *rest)
 
 
 def _described(space: Space) -> dict[str, Any]:
@@ -227,9 +254,15 @@ def _sealed(path: Path, terms: str, space: Space, event: PrivateSelection) -> di
 
 def _pay(ledger: Ledger, event: PrivateSelection, name: str, identity: str, scored_on: str) -> None:
     """Charge the whole selection once; a process killed right after it finds its entry again."""
-    entry = f"{name} ({identity})"
-    if not any(run.name == entry and run.releases for run in ledger.runs()):
-        ledger.charge(event, name=entry, description={"selection": identity, "scored_on": scored_on})
+    if not _entry(ledger, name, identity):
+        description = {"selection": identity, "scored_on": scored_on}
+        ledger.charge(event, name=f"{name} ({identity})", description=description)
+
+
+def _entry(ledger: Ledger, name: str, identity: str) -> str:
+    """Return the id of the ledger's entry that paid for a selection; nothing if it did not."""
+    paid = (run.run_id for run in ledger.runs() if run.name == f"{name} ({identity})" and run.releases)
+    return next(paid, "")
 
 
 def _run_all(run: Callable[[dict[str, Any]], Outcome], path: Path, state: dict[str, Any], event: Event) -> None:
@@ -238,14 +271,19 @@ def _run_all(run: Callable[[dict[str, Any]], Outcome], path: Path, state: dict[s
         settings, coin = state["left"].pop(0)
         _write(path, state)  # from here on this run is made: if it dies, it was the worst
         outcome = _attempt(run, dict(settings))
-        if outcome is not None and outcome.event != event:
-            raise PrivacyError("event: a run had another one than the selection; settings must not change the plan")
+        if outcome is not None:
+            _check_event(outcome, event)
         if outcome is not None and (best is None or (outcome.score, coin) > (best["score"], best["coin"])):
             result = b64encode(outcome.result).decode()
             best = {"settings": settings, "score": float(outcome.score), "coin": coin, "result": result}
             state["best"] = best
     del state["left"]
     _write(path, state)
+
+
+def _check_event(outcome: Outcome, event: Event) -> None:
+    if outcome.event != event:
+        raise PrivacyError("event: a run had another one than the selection; settings must not change the plan")
 
 
 def _attempt(run: Callable[[dict[str, Any]], Outcome], settings: dict[str, Any]) -> Outcome | None:
@@ -255,6 +293,8 @@ def _attempt(run: Callable[[dict[str, Any]], Outcome], settings: dict[str, Any])
             outcome = run(settings)
         score = float(outcome.score)
         return outcome._replace(score=score, result=bytes(outcome.result)) if math.isfinite(score) else None
+    except OverlapError:  # a fact of the program, not of the values in its data: shown, as a wrong event is
+        raise
     except (Exception, SystemExit):  # noqa: BLE001 (which error it was tells of a run that lost)
         return None
 

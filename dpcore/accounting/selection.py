@@ -32,8 +32,15 @@ t <= e^c s + D(c) at e^c = o/(o-1) leaves m e^(m (o-1) D(c)). Nothing released (
 
     e^((o-1) R'(o)) <= e^(-m) + m e^((o-1) (R(o) + m D(c))).
 
-*Profile*: F'(p) / F'(q) = e^(m (p - q)) <= e^(m D(0)), so (h+1) c above becomes m D(0). K = 0 has the same probability
-on both data sets and adds (1 - e^e)_+ = 0.
+*Profile*: F'(p) / F'(q) = e^(m (t - s)) <= e^(m D(0)), so (h+1) c above may be m D(0). Better, t - s <= G(x) =
+min_c ((e^c - 1) x + D(c)) wherever s <= x. There the measure N = (dP - e^e F'(q) / F'(p) dQ)_+ is at most M(x) =
+min(x, D(e - m G(x))) in all. F'(p) = m e^(-ms) falls with s, so int F'(p) dN is at most what it is if N has all of M(x)
+on every such set, by parts
+
+    m e^(-m) M(1) + int_0^1 m^2 e^(-ms) M(s) ds.
+
+Between two points of a grid M is at most its value at the upper one, since G and M rise. D is convex in e^epsilon, so
+below the chords between its upper bounds. K = 0 has the same probability on both data sets and adds (1 - e^e)_+ = 0.
 
 D and R bound both directions, so the results do. A run that fails has the worst result; it is one of K all the same.
 
@@ -50,6 +57,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpcore.accounting.events import Event, PrivateSelection
 from dpcore.accounting.phases import parts_of, phases
@@ -58,6 +66,9 @@ from dpcore.accounting.run_law import any_of, continuation, each_of
 
 _UP: Final = 1.0 + 1e-12  # more than the rounding of the few float64 operations around each certified bound
 _CELLS = 32
+_KNOTS, _CUTS, _MOST = 64, 256, 300.0  # a larger epsilon is left as it is
+
+Array = NDArray[np.float64]
 
 
 def distortion(event: PrivateSelection) -> float:
@@ -82,6 +93,33 @@ def _largest_ratio(run: Event, g: float) -> float:
     return high
 
 
+@lru_cache(maxsize=64)
+def _knots(run: Event, last: float) -> tuple[Array, Array]:
+    """Return e^epsilon at epsilons from 0 to the last one, and upper bounds on the run's delta there."""
+    epsilons = np.linspace(0.0, last, _KNOTS)
+    return np.exp(epsilons), np.minimum(1.0, curve(run, epsilons)[1] * _UP)
+
+
+def _poisson_delta(event: PrivateSelection, epsilon: float, knots: Array, profile: Array) -> float:
+    """Return the bound by M, from the run's profile at some knots."""
+    mean, x = event.expected_runs, np.append(0.0, np.geomspace(1e-9, 1.0, _CUTS))
+    apart = np.min((knots[:, None] - 1.0) * x + profile[:, None], axis=0)
+    ratio = np.exp(epsilon - mean * apart * _UP)
+    lies = np.interp(np.maximum(ratio, 1.0 / ratio), knots, profile)
+    most = np.minimum(x, np.where(ratio < 1.0, 1.0 - ratio + ratio * lies, lies))
+    weight = mean * np.exp(-mean * x)
+    return float(weight[-1] * most[-1] + np.sum(most[1:] * -np.diff(weight))) * (1.0 + 1e-9)
+
+
+def _poisson_epsilon(event: PrivateSelection, delta: float, coarse: float) -> float:
+    """Return an epsilon, at most the coarse one, at which the bound by M is at most delta."""
+    knots, low, high = _knots(event.run, coarse), 0.0, coarse
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _poisson_delta(event, middle, *knots) <= delta else (middle, high)
+    return high
+
+
 @dataclass(frozen=True)
 class SelectionAccountant:
     """Accountant of one private selection, by the privacy profile of its run; the derivation is above.
@@ -102,7 +140,8 @@ class SelectionAccountant:
         each = each_of(only.shape, only.expected_runs, delta) / _UP
         if each >= 1.0:
             return 0.0
-        return (distortion(only) + epsilon_interval(only.run, each).upper) * _UP
+        coarse = (distortion(only) + epsilon_interval(only.run, each).upper) * _UP
+        return coarse if only.shape is not None or coarse > _MOST else _poisson_epsilon(only, delta, coarse)
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return 1 - F(1-d) at the run's delta d at epsilon - (h+1) c."""
@@ -111,7 +150,10 @@ class SelectionAccountant:
         each = delta_interval(only.run, abs(rest)).upper
         # Below 0 by D(-e) = 1 - 1/e^e + D(e) / e^e.
         each = each if rest >= 0.0 else -math.expm1(rest) + math.exp(rest) * each
-        return min(1.0, any_of(only.shape, only.expected_runs, min(1.0, each * _UP)) * _UP)
+        coarse = min(1.0, any_of(only.shape, only.expected_runs, min(1.0, each * _UP)) * _UP)
+        if only.shape is not None or epsilon > _MOST:
+            return coarse
+        return min(coarse, _poisson_delta(only, epsilon, *_knots(only.run, epsilon)))
 
 
 def _only(event: Event) -> PrivateSelection | None:

@@ -19,7 +19,7 @@ from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.ledger.state import FORMAT, START, Entry, number_out, seal, write
 from dpcore.ledger.storage import Storage, check_place, check_writable, exists
 from dpcore.spec import validate
-from dpcore.spec.canonical import read_json
+from dpcore.spec.canonical import plain, read_json
 from dpcore.spec.version import __version__
 
 
@@ -366,6 +366,12 @@ class Ledger:
     def stated_place(self) -> dict[str, Any]:
         """Fields on the ledger's place for every statement of a run on it; empty on file systems known to be safe."""
         return {"file_systems": list(self.file_systems)} if self.file_systems else {}
+
+    def describe(self, run_id: str, delta: float) -> dict[str, Any]:
+        """Return what the statement of a run says of its ledger: the names of both, and the ledger's total."""
+        total, seal = self.total(delta), self.seal
+        stated = {"epsilon": plain(total.filter), "epsilon_if_fixed_beforehand": plain(total.fixed), "delta": delta}
+        return {"ledger": self.ledger_id, "run": run_id, "seal": seal, "total": stated, **self.stated_place}
 
     @property
     def budget(self) -> tuple[float, float] | None:

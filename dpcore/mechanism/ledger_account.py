@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from dpcore.accounting.branches import Branch
 from dpcore.errors import BudgetError, PrivacyError
 from dpcore.mechanism.peers import Peers, by_the_first
-from dpcore.spec.canonical import plain
 
 if TYPE_CHECKING:
     from dpcore.ledger import Ledger, LedgerRun
@@ -117,11 +116,7 @@ class LedgerAccount:
         if self.run is None:
             return {}
         with self._at_work():
-            total, seal = self.ledger.total(delta), self.ledger.seal
-        fixed = plain(total.fixed)
-        stated = {"epsilon": plain(total.filter), "epsilon_if_fixed_beforehand": fixed, "delta": delta}
-        names = {"ledger": self.ledger.ledger_id, "run": self.run.run_id, "seal": seal}
-        return {**names, "total": stated, **self.ledger.stated_place}
+            return self.ledger.describe(self.run.run_id, delta)
 
     def resume(self, saved: Mapping[str, Any] | None, row: int) -> tuple[str, int] | None:
         """Continue from a checkpoint at step `row`, which contains `saved`, on a branch of its own.

@@ -219,14 +219,25 @@ class Plan:
             return accounting.epsilon(event, delta, accountant)
         return accounting.smallest_epsilon(event, delta)[0]
 
-    def calibrated(self, target_epsilon: float, target_delta: float, *, accountant: str | None = None) -> "Plan":
+    def calibrated(
+        self,
+        target_epsilon: float,
+        target_delta: float,
+        *,
+        accountant: str | None = None,
+        released: Callable[[Event], Event] = lambda run: run,
+    ) -> "Plan":
         """Return the plan at the smallest noise multiplier that meets the target.
+
+        The target is that of the event `released` makes of the run's: the run itself, or a selection of such runs.
 
         The accountant is by default the one that needs least noise: the epsilon of each that covers the run is an upper
         bound. Raises PrivacyError if no noise multiplier reaches the target, or it does not cover the sampler.
         """
         target = target_epsilon, target_delta
-        sigma, _ = tightest("noise_multiplier", *target, lambda s: self._event(s, self.steps), 1.0, accountant)
+        sigma, _ = tightest(
+            "noise_multiplier", *target, lambda s: released(self._event(s, self.steps)), 1.0, accountant
+        )
         return replace(self, method=self.method.with_noise_multiplier(sigma))
 
     def check_covered(self, accountant: str | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpcore.spec.keys import CALLER, EXACT, Provenance
@@ -50,6 +50,11 @@ CALLER_KEY = "The guarantee holds only while the caller's key stays secret."
 EXACT_KEY = "It holds only if no other run used that key: two runs with one exact key share all noise."
 OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its event says is taken on trust.")
 """Beginning and end of the sentence about a sampler that is not the library's; its name is between them."""
+SELECTED = (
+    "The run is the best of a secret, random number of runs, whose settings were drawn independently of the data. "
+    "Epsilon covers the choice if it was made by held-out data that need no protection, and if nothing of the other "
+    "runs was seen: whoever knows how long the selection took, or what load it made, may guess their number."
+)
 BRIEFLY = {
     NO_LEDGER: "choosing by results",
     UNITS["example"]: "a person's other examples",
@@ -57,6 +62,7 @@ BRIEFLY = {
     SECRET_BATCHES: "step times",
     REAL_NUMBERS: "rounding",
     PUBLIC_DATA: "the public data",
+    SELECTED: "how long the selection took",
 }
 """Short forms of sentences for a summary, which counts the others."""
 
@@ -83,8 +89,7 @@ def assumptions(
     said.append(SECRET_KEYS)
     if unit == "user":
         said.append(USERS)
-    if ledger.get("file_systems"):
-        said.append(FILE_SYSTEM.format(", ".join(map(str, ledger["file_systems"]))))
+    said += _places(ledger)
     if not plan.sampler.keeps_order:
         said.append(SECRET_BATCHES)
     if plan.method.update.second_moment == "public":
@@ -107,6 +112,12 @@ def assumptions(
     return tuple(said)
 
 
+def of_selection(caveats: Iterable[str], ledger: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the sentences of a selection that a ledger paid for, from those of the run that won."""
+    said = [*caveats, SELECTED, *_places(ledger)]
+    return tuple(dict.fromkeys(_search(ledger) if sentence == NO_LEDGER else sentence for sentence in said))
+
+
 def as_now(sentence: str) -> str:
     """Return a sentence of a stored statement as it is worded now: one that says the same still is the same."""
     if sentence == ROUNDED:
@@ -117,6 +128,11 @@ def as_now(sentence: str) -> str:
         were = "was" if int(found[1]) == 1 else "were"
         return f"Epsilon counts {counted(int(found[1]), 'further step')}, which {were}{found[2]}"
     return sentence
+
+
+def _places(ledger: Mapping[str, Any]) -> list[str]:
+    places = ledger.get("file_systems")
+    return [FILE_SYSTEM.format(", ".join(map(str, places)))] if places else []
 
 
 def _search(ledger: Mapping[str, Any]) -> str:

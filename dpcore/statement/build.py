@@ -3,13 +3,14 @@
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from dpcore import accounting, sampling
-from dpcore.accounting import Event, NonPrivate
+from dpcore.accounting import Event, NonPrivate, PrivateSelection
 from dpcore.accounting.branches import Rows, count
 from dpcore.accounting.pld import trade_off
 from dpcore.plan import scales
@@ -21,6 +22,7 @@ from dpcore.spec.rounded_normal import distance
 from dpcore.spec.validate import non_negative
 from dpcore.spec.version import __version__
 from dpcore.statement.assumptions import OWN_SAMPLER, assumptions
+from dpcore.statement.assumptions import of_selection as sentences
 from dpcore.statement.statement import Statement
 
 FALSE_POSITIVE_RATES: Final = (1e-3, 1e-2)
@@ -38,8 +40,8 @@ ROUTES: Final = {
     ),
     "selection": (
         "The winner of a random number of runs: a run's epsilon, by its privacy loss distribution, at the delta at "
-        "which any of the runs meets an event of that probability with the stated delta; and the largest log ratio at "
-        "which the number of runs weighs results on neighbours (Koskela, Redberg, Wang 2024)."
+        "which any of the runs meets an event of that probability with the stated delta; and the log ratio at which "
+        "the number of runs weighs results on neighbours (Koskela, Redberg, Wang 2024; dpcore.accounting.selection)."
     ),
     "gaussian": (
         "Exact: all steps are one Gaussian mechanism with mu = sqrt(sum of (sensitivity/noise)^2), and delta = "
@@ -159,6 +161,16 @@ def state(
         ledger=dict(ledger),
         note=note,
     )
+
+
+def of_selection(run: Statement, law: tuple[float, float | None], ledger: Mapping[str, Any]) -> Statement:
+    """Return the statement of a selection from that of the run that won it.
+
+    `law` is expected_runs and shape of `dpcore.accounting.PrivateSelection`. Every run of a selection is a whole plan.
+    """
+    event = PrivateSelection(Event.from_dict(run.event_planned), *law)
+    caveats = sentences(run.caveats, ledger)
+    return replace(run, **guarantee(event, event, run.delta), caveats=caveats, ledger=dict(ledger))
 
 
 def versions() -> dict[str, str]:

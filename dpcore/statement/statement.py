@@ -281,6 +281,9 @@ def _summary(statement: Statement, width: int) -> str:
         rows["note"] = statement.note
     expected = _value(sampler.get("expected_batch_size", "unknown"))
     drawn = sampler.get("sampler", "unknown")
+    if statement.event.get("event") == "PrivateSelection":
+        runs = _value(statement.event.get("expected_runs"))
+        rows["selection"] = f"the best of a secret number of such runs, {runs} expected; epsilon covers the choice"
     rows["steps"] = f"{_steps(statement)}; {drawn} batches, {expected} {statement.unit}s expected"
     at_first = " at the first step" if "adaptive" in statement.clip else ""
     moved = _value(statement.clip.get("sensitivity", "an unknown amount"))

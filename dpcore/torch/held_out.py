@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError, OverlapError
 from dpcore.spec import validate
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
@@ -80,7 +80,7 @@ class HeldOut:
         if private.loader.in_first_process:
             private.epsilon(planned=True)  # refused here without a delta, and not after an epoch
         if overlapping(private.loader.data.dataset, data.dataset if isinstance(data, DataLoader) else data):
-            raise ArgumentError(
+            raise OverlapError(
                 "data: must not be trained on, in whole or in part, since metrics of training data are private; hold "
                 "examples out before make_private"
             )

@@ -24,6 +24,8 @@ from dpcore.statement.statement import Statement
 
 RUN = "dpcore run"
 COMPARISON = "dpcore compare"
+SELECTION = "dpcore tune"
+"""Of a folder that waits for the winner of a selection, whose run it then has."""
 # The folder of a comparison's runs.
 RUNS = "runs"
 # The only names that this module creates, and so the only ones that it deletes. Earlier versions wrote timing.json,

@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -196,6 +196,12 @@ class Training:
             now, steps_taken=steps, caveats=(*now.caveats, HELD_OUT), note=note, **guarantee(event, planned, now.delta)
         )
 
+    def accuracy(self, inputs: Any, targets: Any) -> float:
+        """Return the accuracy of the method's output on other held-out examples."""
+        data = torch.tensor(inputs), torch.tensor(targets)
+        held_out = HeldOut(self.private, data, {"accuracy": _accuracy}, batch_size=_EVALUATION_BATCH)
+        return held_out.evaluate()["accuracy"]
+
     def run(
         self,
         interruption: Interruption,
@@ -299,15 +305,27 @@ class Training:
         folder.write_statement(statement)
         if not keep:
             return
-        settings, state = self.settings, self.private.output_state_dict()
-        trained = {"data": settings.data, "model": settings.model,
-            "parameters": sum(tensor.numel() for tensor in state.values()),
-            "held-out accuracy": f"{100 * self.evaluations[-1]['test_accuracy']:.2f} %"}  # fmt: skip
-        title = f"{settings.data}, {settings.model}, {settings.method}"
-        for name, content in files(statement, state, title=title, trained=trained).items():
-            folder.write(name, content)
+        settings = self.settings
+        write_model(folder, statement, settings, self.private.output_state_dict(), self.evaluations)
         if settings.record_gradients is not None:
             save_gradients(folder.path, **self.private.recorded)
+
+
+def write_model(
+    folder: RunFolder,
+    statement: Statement,
+    settings: Settings,
+    state: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]],
+    **more: str,
+) -> None:
+    """Write the model with its statement and card, which has `more` rows."""
+    trained = {"data": settings.data, "model": settings.model,
+        "parameters": sum(tensor.numel() for tensor in state.values()),
+        "held-out accuracy": f"{100 * evaluations[-1]['test_accuracy']:.2f} %", **more}  # fmt: skip
+    title = f"{settings.data}, {settings.model}, {settings.method}"
+    for name, content in files(statement, state, title=title, trained=trained).items():
+        folder.write(name, content)
 
 
 def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

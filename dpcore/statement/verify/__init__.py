@@ -7,13 +7,14 @@ stayed secret; points taken on trust are listed as such.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from dpcore.accounting import Adjacency, Event, Gaussian, MatrixGaussian, NonPrivate
+from dpcore.accounting import Adjacency, Event, Gaussian, MatrixGaussian, NonPrivate, PrivateSelection
 from dpcore.accounting.phases import parts_of, phases
-from dpcore.errors import DpcoreError
+from dpcore.errors import DataError, DpcoreError
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches
 from dpcore.spec.canonical import read_json
@@ -21,7 +22,7 @@ from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
 from dpcore.spec.stream import RNGS
 from dpcore.spec.version import __version__
 from dpcore.statement.assumptions import OWN_SAMPLER, ROUNDED, as_now
-from dpcore.statement.build import NO_KEY, ROUTES, state
+from dpcore.statement.build import NO_KEY, ROUTES, of_selection, state
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_lower
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, SAME, TRUSTED, Finding, difference, is_digest, same
@@ -80,7 +81,7 @@ def verify(statement: Statement | Mapping[str, Any] | str) -> list[Finding]:
     with np.errstate(all="ignore"):
         rebuilt_with: list[Finding] = []
         try:
-            plan, rebuilt_with = rebuilt(read)
+            plan, rebuilt_with = rebuilt(_of_one_run(read))
             rebuilt_with += _compared(read, plan)
         except _WRONG as cause:
             rebuilt_with.append(Finding("plan", FAILED, _words(cause)))
@@ -143,6 +144,22 @@ def _ledger_total(statement: Statement) -> Iterator[Finding]:
         yield Finding(name, FAILED, words)
 
 
+def _selection(statement: Statement) -> PrivateSelection | None:
+    """Return the event of a statement if it is a selection's."""
+    event = Event.from_dict(statement.event)
+    return event if isinstance(event, PrivateSelection) else None
+
+
+def _of_one_run(statement: Statement) -> Statement:
+    """Return the statement with the events of a run: that of a selection has those of the selection."""
+    if (selection := _selection(statement)) is None:
+        return statement
+    if statement.steps_taken != statement.steps_planned or statement.steps_abandoned:
+        raise DataError("every run of a selection takes all planned steps, and abandons none")
+    run = selection.run.to_dict()
+    return replace(statement, event=run, event_planned=run)
+
+
 def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
     """State the rebuilt plan again, and compare field by field."""
     yield from _randomness(statement)
@@ -159,6 +176,8 @@ def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
         ledger=statement.ledger,
         dimension=coordinates if type(coordinates) is int and 0 < coordinates < 2**53 else None,
     )
+    if (selection := _selection(statement)) is not None:
+        derived = of_selection(derived, (selection.expected_runs, selection.shape), statement.ledger)
     yield _field("unit", statement.unit, derived.unit, f"one {statement.unit}")
     yield from _sampler(statement, derived, plan)
     free = {name: statement.method[name] for name in _FREE if name in statement.method}
@@ -250,11 +269,12 @@ def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Fi
         label, stated, follows = name.replace("_", " "), getattr(statement, name), getattr(derived, name)
         words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
         finding = _field(label, stated, follows, words)
-        forced = follows["event"] == NonPrivate.__name__
+        of_run = stated.get("run", stated)  # of a selection
+        forced = follows.get("run", follows)["event"] == NonPrivate.__name__
         if finding.status == FAILED or forced or not isinstance(plan, (StatedEvents, DigestPlan)):
             yield finding
         elif isinstance(plan, StatedEvents):
-            yield _by_parts(label, Event.from_dict(stated), statement, steps)
+            yield _by_parts(label, Event.from_dict(of_run), statement, steps)
         else:
             yield Finding(label, TRUSTED, f"{words}; all follows but the sensitivity of its matrix")
     yield _field("adjacency", statement.adjacency, derived.adjacency, statement.adjacency)
@@ -391,7 +411,8 @@ def too_much(statement: Statement) -> str | None:
         count = sum(1 for _ in _nodes(described))
         if count > PARTS:
             return f"an event of {count:,} parts, at most {PARTS:,} are checked"
-        parts = phases(Event.from_dict(described))
+        event = Event.from_dict(described)
+        parts = phases(event.run if isinstance(event, PrivateSelection) else event)
         if parts is not None and len(parts.steps) > SAMPLED:
             return f"an event of {len(parts.steps):,} different sampled steps, at most {SAMPLED} are checked"
     return None

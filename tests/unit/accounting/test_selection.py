@@ -12,6 +12,7 @@ from dpcore import accounting
 from dpcore.accounting import Composed, Event, Gaussian, PoissonSampledGaussian, PrivateSelection
 from dpcore.accounting.renyi import DEFAULT_ORDERS, event_rdp
 from dpcore.accounting.run_law import any_of, continuation, each_of, mean_of, runs_at
+from dpcore.accounting.selection import distortion
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
 
@@ -126,6 +127,9 @@ def test_the_profile_is_tighter_than_the_moments_and_both_are_inverse_to_themsel
         assert accounting.epsilon(RUN, 1e-5) < found < accounting.epsilon(event, 1e-5, "rdp")
         assert accounting.delta(event, found, "selection") == pytest.approx(1e-5, rel=0.05)
         assert accounting.smallest_epsilon(event, 1e-5) == (found, "selection")
+    assert found < 0.9 * (
+        distortion(event) + accounting.epsilon(RUN, each_of(None, 20.0, 1e-5))
+    )  # the largest ratio of all
 
 
 def test_calibrates_the_noise_of_each_run() -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from dpcore.spec.layout import Layout
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.strategies import BandedToeplitz
 from dpcore.statement import Statement
-from dpcore.statement.build import state
+from dpcore.statement.build import of_selection, state
 from dpcore.statement.statement import _DERIVED
 from dpcore.statement.verify import Finding, holds, verify
 
@@ -62,6 +63,7 @@ def statements() -> dict[str, Statement]:
         "poisson": halfway(layered, layout=layout, caveats=("Mine.",)),
         "forked": halfway(layered, keys=Provenance(CALLER, 2), abandoned=3),
         "matrix": halfway(Plan(methods.memf(strategy="tree", **common), order, 22), abandoned=1),
+        "selection": of_selection(halfway(layered, steps_taken=22, note=""), (20.0, 1.0), {"ledger": "1", "run": "2"}),
         "caller": halfway(layered, caller_noise=True),
         **{name: halfway(Plan(*parts, 22)) for name, parts in by_method.items()},
         **{name: halfway(Plan(*parts, 22), abandoned=2) for name, parts in abandoning.items()},
@@ -69,6 +71,11 @@ def statements() -> dict[str, Statement]:
 
 
 STATEMENTS = statements()
+
+
+def test_a_selection_is_of_whole_runs():
+    assert holds(verify(STATEMENTS["selection"]))
+    assert not holds(verify(replace(STATEMENTS["selection"], steps_taken=11)))
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[Path]:

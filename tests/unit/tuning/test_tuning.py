@@ -18,9 +18,9 @@ from scipy.stats import chisquare
 from dpcore import accounting, tuning
 from dpcore.accounting import Gaussian, PrivateSelection
 from dpcore.accounting.run_law import any_of
-from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, OverlapError, PrivacyError
 from dpcore.ledger import Ledger
-from dpcore.tuning import Choice, LogUniform, Outcome, Winner, select
+from dpcore.tuning import Choice, LogUniform, Outcome, Winner, rehearse, select
 from tests.depth import chosen
 from tests.refused import refused
 
@@ -79,6 +79,7 @@ def test_releases_the_best_and_keeps_nothing_of_the_others(tmp_path: Path, ledge
     won = best(tmp_path / "s", ledger, run, expected_runs=200.0)
     assert won.settings == max(seen, key=lambda settings: scored(settings).score)
     assert won.result == json.dumps(won.settings).encode()
+    assert won.paid == ledger.runs()[0].run_id
     assert all(1e-3 <= settings["lr"] <= 1.0 and settings["momentum"] in (0.0, 0.9) for settings in seen)
     assert "how long" in won.remark
     kept = json.loads((tmp_path / "s" / "selection.json").read_text())
@@ -170,8 +171,8 @@ def test_kill_9_at_any_place(tmp_path: Path, ledger: Ledger) -> None:
 
 
 def _child(folder: Path, ledger: Ledger, seed: float, after: int | None) -> None:
-    """Select in a process that kills itself in a run that dies, or when the state was written `after` times."""
-    fate, write = random.Random(seed), tuning._write
+    """Select in a process that kills itself in a run that dies; or once, when it has sealed (1) or paid (2)."""
+    fate, write, pay = random.Random(seed), tuning._write, tuning._pay
 
     def run(_settings: dict[str, Any]) -> Outcome:
         score = fate.choices((0, 1, 2), LAW)[0]
@@ -179,15 +180,20 @@ def _child(folder: Path, ledger: Ledger, seed: float, after: int | None) -> None
             os.kill(os.getpid(), signal.SIGKILL)
         return Outcome(score, b"", EVENT)
 
-    def written(path: Path, state: Any) -> None:
-        nonlocal after
-        write(path, state)
-        begun = "left" in state and path.parent.joinpath("begun").exists()
-        if after == 1 and not begun:  # sealed, but nothing begun: dying here costs no run
-            path.parent.joinpath("begun").touch()
+    def die_once(at: int) -> None:  # nothing has begun: dying here costs no run
+        if after == at and not (begun := folder / "begun").exists():
+            begun.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    tuning._write = written
+    def written(path: Path, state: Any) -> None:
+        write(path, state)
+        die_once(1)
+
+    def paid(*arguments: Any) -> None:
+        pay(*arguments)
+        die_once(2)
+
+    tuning._write, tuning._pay = written, paid
     try:
         best(folder, ledger, run)
     except BaseException:  # noqa: BLE001
@@ -212,6 +218,35 @@ def test_refuses_what_is_no_selection(tmp_path: Path, ledger: Ledger) -> None:
     refused(ArgumentError, "one selection never continues another", ask, expected_runs=4.0)
     with pytest.raises(PrivacyError, match="must not change the plan"):
         best(tmp_path / "e", ledger, lambda _: Outcome(1.0, b"", Gaussian(4.0)))
+
+
+def test_a_rehearsal_shows_what_a_selection_hides(tmp_path: Path, ledger: Ledger) -> None:
+    def fail(_settings: dict[str, Any]) -> Outcome:
+        raise ValueError("the layer is missing")
+
+    assert rehearse(scored, SPACE, EVENT).event == EVENT
+    refused(ValueError, "the layer is missing", rehearse, fail, SPACE, EVENT)
+    assert best(tmp_path / "f", ledger, fail).result is None
+    refused(ArgumentTypeError, "returned NoneType", rehearse, lambda _: None, SPACE, EVENT)
+    refused(ArgumentError, "score=nan: must be finite", rehearse, lambda _: Outcome(math.nan, b"", EVENT), SPACE, EVENT)
+    refused(PrivacyError, "another one", rehearse, lambda _: Outcome(1.0, b"", Gaussian(4.0)), SPACE, EVENT)
+    refused(ArgumentError, "at least two points", rehearse, scored, {}, EVENT)
+
+
+def test_scores_of_data_that_are_trained_on_are_no_bad_luck(tmp_path: Path, ledger: Ledger) -> None:
+    torch = pytest.importorskip("torch")
+    from dpcore.methods import dp_sgd
+    from dpcore.torch import HeldOut, make_private
+
+    data = torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64)
+
+    def run(settings: dict[str, Any]) -> Outcome:
+        method = dp_sgd(lr=settings["lr"], noise_multiplier=5.0, batch_size=20)
+        private = make_private(torch.nn.Linear(3, 2), data, method, steps=1, target_delta=1e-5)
+        watch = HeldOut(private, (data[0][:9], data[1][:9]), {"loss": torch.nn.functional.cross_entropy})
+        return Outcome(watch.evaluate()["loss"], b"", EVENT)
+
+    refused(OverlapError, "must not be trained on", best, tmp_path / "o", ledger, run)
 
 
 def test_a_budget_is_asked_before_the_first_run(tmp_path: Path) -> None:
