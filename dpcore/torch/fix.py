@@ -118,9 +118,7 @@ def _mended(module: nn.Module) -> Iterator[tuple[str, str]]:
     if module.max_norm is not None:
         with torch.no_grad():
             module.weight.copy_(torch.renorm(module.weight, module.norm_type, 0, module.max_norm))
-        change = (
-            f"rescaled its weights in forward to max_norm={module.max_norm}; this was done once, and now they are free"
-        )
+        change = f"rescaled its weights in forward to max_norm={module.max_norm}; done once here, and now they are free"
         module.max_norm = None
         yield change, "let weight decay, or the method's radius, hold them"
     if module.sparse:
