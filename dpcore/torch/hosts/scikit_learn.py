@@ -334,7 +334,8 @@ _UNKNOWN = (
 
 def _check_order(X: Any, y: Any) -> None:
     """Refuse a DataFrame and a Series whose indexes name the same rows in different orders."""
-    ours, theirs = getattr(X, "index", None), getattr(y, "index", None)
+    ours: Any = getattr(X, "index", None)
+    theirs: Any = getattr(y, "index", None)
     if not hasattr(ours, "equals") or not hasattr(theirs, "equals") or ours.equals(theirs):
         return
     if ours.sort_values().equals(theirs.sort_values()):
@@ -371,7 +372,8 @@ def _interval(name: str, value: Any) -> tuple[float, float]:
 
 def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
     """Return values clipped to [low, high], which is mapped to [-1, 1]."""
-    return (np.clip(values, low, high) - low) / (high - low) * 2 - 1
+    scaled: NDArray[np.float64] = (np.clip(values, low, high) - low) / (high - low) * 2 - 1
+    return scaled
 
 
 def _places(values: NDArray[Any], known: Sequence[Any]) -> NDArray[np.int64]:
