@@ -48,7 +48,7 @@ class RepeatedRegressor(Repeated, PrivateRegressor):
 
 
 CLASSIFIER = {"classes": "public", **SHORT}
-REGRESSOR = {"target_bounds": (-300, 300), "lr": 0.2, **SHORT}
+REGRESSOR = {"target_bounds": (-5, 5), "lr": 0.2, **SHORT}
 # The exceptions: these checks fit twice and want equal predictions, but every fit has noise of its own. With equal keys
 # they pass (below).
 FIT_TWICE = {
