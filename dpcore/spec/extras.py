@@ -1,8 +1,9 @@
 """Which extra of the distribution brings a package that is not there: one table for every sentence that says so."""
 
-# Package, as it is imported: the extra that brings it. The names are those of pyproject.toml; a test compares them.
+# Package, as it is installed: the extra that brings it. The names are those of pyproject.toml; a test compares them.
 EXTRAS = {
-    "matplotlib": "plots", "safetensors": "torch", "tensorboard": "tensorboard", "torch": "torch", "triton": "triton",
+    "matplotlib": "plots", "safetensors": "torch", "scikit-learn": "sklearn", "tensorboard": "tensorboard",
+    "torch": "torch", "triton": "triton",
 }  # fmt: skip
 
 

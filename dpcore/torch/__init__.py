@@ -11,6 +11,7 @@ if find_spec("torch") is None:
 from dpcore.torch.checkpoint import public_state, save_state
 from dpcore.torch.doctor import Finding, Findings, audit, doctor
 from dpcore.torch.export import export
+from dpcore.torch.fix import fix
 from dpcore.torch.held_out import HeldOut
 from dpcore.torch.make_private import make_private
 from dpcore.torch.opacus import read_opacus_checkpoint
@@ -25,6 +26,7 @@ __all__ = [
     "audit",
     "doctor",
     "export",
+    "fix",
     "make_private",
     "public_state",
     "read_opacus_checkpoint",

@@ -42,8 +42,9 @@ MODULES = _modules("dpcore", "dpcore_numpy", "dpcore_triton")
 
 
 def _imported(module: str) -> ModuleType:
-    if module.startswith("dpcore.torch.hosts"):  # of another library, which a machine may lack
+    if module.startswith("dpcore.torch.hosts"):  # of other libraries, which a machine may lack
         pytest.importorskip("transformers", exc_type=ImportError)
+        pytest.importorskip("sklearn")
     return importlib.import_module(module)
 
 

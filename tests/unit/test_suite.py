@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What pip installs beside torch and Triton; and what tests compare with. pytest's own plugins are not loaded below.
 OPTIONAL = (
     "accelerate", "asv", "build", "cryptography", "datasets", "dp_accounting", "importlinter", "jax", "lightning",
-    "matplotlib", "numpydoc", "opacus", "peft", "pytest_cov", "pytorch_lightning", "rich", "safetensors",
+    "matplotlib", "numpydoc", "opacus", "pandas", "peft", "pytest_cov", "pytorch_lightning", "rich", "safetensors",
     "sklearn", "sphinx", "tensorboard", "torchvision", "transformers", "tree", "typer", "xdist",
 )  # fmt: skip
 # Finders that find nothing, as where it is not installed: torch only asks whether some of these are there.

@@ -35,14 +35,14 @@ def check_module(model: nn.Module) -> tuple[nn.Module, ...]:
 
 def frozen_norms(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the BatchNorm modules that neither train nor are trained, with statistics of their own."""
-    return tuple(module for module in model.modules() if _is_frozen(module))
+    return tuple(module for module in model.modules() if is_frozen(module))
 
 
 def refusals(model: nn.Module) -> Iterator[DpcoreError]:
     """Yield the errors of `check_module`."""
     for name, module in model.named_modules():
         yield from _of_parameters(name, module)
-        complaint = None if _is_frozen(module) else _complaint(module)
+        complaint = None if is_frozen(module) else _complaint(module)
         if complaint is not None:
             yield ArgumentError(refusal(name, module, *complaint))
 
@@ -64,7 +64,7 @@ def _complaint(module: nn.Module) -> tuple[str, str] | None:
     if isinstance(module, _BatchNorm):
         channels = module.num_features
         remedy = (
-            f"use torch.nn.GroupNorm({_groups(channels)}, {channels}) or LayerNorm instead, or freeze it with eval(), "
+            f"use torch.nn.GroupNorm({groups_of(module)}, {channels}) or LayerNorm instead, or freeze it with eval(), "
             "requires_grad_(False) and running statistics from public data"
         )
         return "mixes the examples of a batch", remedy
@@ -80,13 +80,18 @@ def _complaint(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def _is_frozen(module: nn.Module) -> bool:
+def is_frozen(module: nn.Module) -> bool:
+    """Whether a module is BatchNorm that neither trains nor is trained, with statistics of its own."""
     evaluates = isinstance(module, _BatchNorm) and not module.training and module.running_mean is not None
     return evaluates and not any(p.requires_grad for p in module.parameters())
 
 
-def _groups(channels: int) -> int:
-    """A group count that divides the channels and keeps at least two channels a group, at most 32."""
+def groups_of(norm: _BatchNorm) -> int:
+    """Return a number of groups, at most 32, that divides a BatchNorm's channels and leaves two or more in a group.
+
+    It is 1 for BatchNorm1d, whose input may have no positions: of two values alone normalizing leaves two signs.
+    """
+    channels = 1 if isinstance(norm, nn.BatchNorm1d) else norm.num_features
     for groups in range(min(32, channels // 2), 1, -1):
         if channels % groups == 0:
             return groups
