@@ -208,6 +208,9 @@ def test_targets_have_their_own_unit():
     targets = 1000 + 50 * X[:, 0]
     model = PrivateRegressor(target_epsilon=300, epochs=20, sample_rate=0.5, lr=0.3, target_bounds=(900, 1100))
     assert model.fit(X, targets).score(X, targets) > 0.95
+    predicted = model.predict(X)
+    model.set_params(target_bounds=(0, 1), bounds=(5, 6))  # for another fit
+    assert np.array_equal(model.predict(X), predicted)
     clipped = PrivateRegressor(**{**REGRESSOR, "target_bounds": (1040, 1041)})
     assert clipped.fit(X, targets).predict(X).max() < 1042
 
