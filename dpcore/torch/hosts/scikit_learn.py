@@ -78,7 +78,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
 
     def _numbers(self, raw: Any, training: bool = False) -> NDArray[np.float64]:
         """Return a checked table as numbers, each row by itself and by what was declared only."""
-        columns, (bounds, categories) = list(getattr(self, "feature_names_in_", range(raw.shape[1]))), self.encoding_
+        columns = list(getattr(self, "feature_names_in_", range(raw.shape[1])))
+        bounds, categories = self.encoding_
         categories = _by_column("categories", categories, columns)
         numbers = [column for column in columns if column not in categories]
         bounds = bounds if isinstance(bounds, Mapping) else dict.fromkeys(numbers, bounds)
