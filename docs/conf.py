@@ -55,7 +55,8 @@ autodoc_typehints = "none"
 # Types in docstrings are words; a word that is the name of several things ("steps", "Averaging") needs no target.
 suppress_warnings = ["ref.python"]
 intersphinx_mapping: dict[str, tuple[str, object]] = {}  # docs/_ext/inventories.py
-autodoc_default_options = {"members": True, "show-inheritance": False}
+# scikit-learn gives its estimators this method, with links into its own pages.
+autodoc_default_options = {"members": True, "show-inheritance": False, "exclude-members": "set_score_request"}
 # Code in single backticks is a link where it is the name of an object; else it is code.
 default_role = "py:obj"
 

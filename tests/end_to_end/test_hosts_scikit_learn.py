@@ -1,6 +1,8 @@
 """`PrivateClassifier` and `PrivateRegressor`: scikit-learn's own checks, and what is private by construction."""
 
+import json
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -204,8 +206,11 @@ def test_every_fit_is_paid_for(tmp_path: Path):
 
 def test_targets_have_their_own_unit():
     targets = 1000 + 50 * X[:, 0]
-    model = PrivateRegressor(target_epsilon=1e5, epochs=20, sample_rate=0.5, lr=0.3, target_bounds=(900, 1100))
+    model = PrivateRegressor(target_epsilon=300, epochs=20, sample_rate=0.5, lr=0.3, target_bounds=(900, 1100))
     assert model.fit(X, targets).score(X, targets) > 0.95
+    predicted = model.predict(X)
+    model.set_params(target_bounds=(0, 1), bounds=(5, 6))  # for another fit
+    assert np.array_equal(model.predict(X), predicted)
     clipped = PrivateRegressor(**{**REGRESSOR, "target_bounds": (1040, 1041)})
     assert clipped.fit(X, targets).predict(X).max() < 1042
 
@@ -283,9 +288,19 @@ def test_nonsense_is_one_sentence(options: dict[str, Any], table: Any, words: st
     assert "secret" not in str(refused.value)
 
 
-def test_without_scikit_learn_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch):
-    import sys
+def test_the_page_has_the_recorded_figures():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs/tables.md").read_text()
+    found = json.loads((root / "docs/results/tables.json").read_text())
+    for epsilon in (1, 3, 10):
+        ours = found[f"dpcore, epsilon {epsilon}"]
+        theirs = max(found[f"diffprivlib, epsilon {epsilon}, C {c}"]["accuracy"] for c in (0.01, 0.1, 1, 10, 100))
+        assert f"{ours['accuracy']:.3f} ± {ours['half_width']:.3f} at" in page
+        assert f"{theirs:.3f}" in page
+    assert f"{found['scikit-learn, not private']['accuracy']:.3f} without privacy" in page
 
+
+def test_without_scikit_learn_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.delitem(sys.modules, scikit_learn.__name__)
     with pytest.raises(MissingPackageError, match=r"pip install 'dpcore\[sklearn\]'"):

@@ -73,15 +73,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         """Return the table as numbers, and the targets, of equal length."""
         _check_order(X, y)
         raw, targets = validate_data(self, X, y, ensure_min_samples=2, **_as_it_is(X), **options)
+        self.encoding_ = self.bounds, self.categories or {}  # settings may change after the fit
         return self._numbers(raw, training=True), targets
 
     def _numbers(self, raw: Any, training: bool = False) -> NDArray[np.float64]:
         """Return a checked table as numbers, each row by itself and by what was declared only."""
         columns = list(getattr(self, "feature_names_in_", range(raw.shape[1])))
-        categories = _by_column("categories", self.categories or {}, columns)
+        bounds, categories = self.encoding_
+        categories = _by_column("categories", categories, columns)
         numbers = [column for column in columns if column not in categories]
-        given = self.bounds if isinstance(self.bounds, Mapping) else dict.fromkeys(numbers, self.bounds)
-        bounds, blocks = _by_column("bounds", given, numbers), []
+        bounds = bounds if isinstance(bounds, Mapping) else dict.fromkeys(numbers, bounds)
+        bounds, blocks = _by_column("bounds", bounds, numbers), []
         for place, column in enumerate(columns):
             values = raw[:, place]
             if column in categories:
@@ -309,17 +311,19 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
             If the target is out of reach, or the ledger's budget does not allow a step.
         """
         table, targets = self._checked(X, y, y_numeric=True)
-        if self.target_bounds is not None:
-            targets = _scaled(targets, *_interval("target_bounds", self.target_bounds))
+        given = self.target_bounds
+        self.target_bounds_ = None if given is None else _interval("target_bounds", given)
+        if self.target_bounds_ is not None:
+            targets = _scaled(targets, *self.target_bounds_)
         self._train(table, targets.astype(np.float32)[:, None], 1, F.mse_loss)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the predicted target of each row of `X`."""
         predicted: NDArray[np.float64] = self._outputs(X)[:, 0].numpy()
-        if self.target_bounds is None:
+        if self.target_bounds_ is None:
             return predicted
-        low, high = _interval("target_bounds", self.target_bounds)
+        low, high = self.target_bounds_
         return low + (predicted + 1) * (high - low) / 2
 
 
@@ -338,8 +342,11 @@ def _check_order(X: Any, y: Any) -> None:
     theirs: Any = getattr(y, "index", None)
     if not hasattr(ours, "equals") or not hasattr(theirs, "equals") or ours.equals(theirs):
         return
-    if ours.sort_values().equals(theirs.sort_values()):
-        raise ArgumentError("X, y: have one index in two orders, but are paired by position; give y.loc[X.index]")
+    if len(ours) == len(theirs) and ours.isin(theirs).all() and theirs.isin(ours).all():
+        raise ArgumentError(
+            "X, y: have one index in two orders, but are paired by position; give y.loc[X.index], or y.to_numpy() "
+            "if its order is that of X"
+        )
 
 
 def _as_it_is(X: Any) -> dict[str, Any]:
