@@ -42,6 +42,7 @@ from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, i
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.memory import free_memory, keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.model.check_module import Modes, check_module
+from dpcore.torch.model.joint import loss_for
 from dpcore.torch.model.precision import caveats_of as caveats_of_precision
 from dpcore.torch.model.precision import parse as precision_of
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_compiled, with_graphs
@@ -217,6 +218,7 @@ def make_private(
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
+    loss = loss_for(model, loss)
     device = check_place(backend, model)
     gradient, gradients = gradient_of(model, loss, peers, method, gradients)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
