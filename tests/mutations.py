@@ -33,6 +33,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/cli/test_cifar.py"),
         ("take CIFAR-100's superclasses for its classes", "records[:, labels - 1]", "records[:, 0]", "unit/cli/test_cifar.py"),
     ],
+    "dpcore/torch/model/joint.py": [
+        ("train the models that are held", "p.requires_grad and id(p) in own}", "p.requires_grad}",
+         "unit/torch/test_joint.py::test_a_game_of_three_models_takes_the_steps_of_explicit_autograd"),
+        ("take losses of pairs of examples", "losses.numel() != examples", "False", "unit/torch/test_joint.py::test_what_cannot_be_proved_is_refused"),
+        ("train what a JointLoss inside of a model holds", "if inner != [model]:", "if False:",
+         "unit/torch/test_joint.py::test_a_joint_loss_is_the_model_itself_and_has_the_loss"),
+    ],
     "dpcore/torch/model/vision.py": [
         ("leave the mean in a standardized kernel", "F.conv2d(inputs, centered * scale,", "F.conv2d(inputs, self.weight * scale,",
          "unit/torch/test_vision.py"),

@@ -23,12 +23,14 @@ class JointLoss(nn.Module):
     losses : callable
         ``losses(*parts)`` of a batch, which it gets whole: the items of a tuple, the fields of a mapping by name. It
         returns one loss for each example, (B,). It may call the models from where it was written. Several losses
-        (auxiliary ones, or those of several backward passes) are added up, example by example.
+        (auxiliary ones, or those of several backward passes) are added up, example by example. A number that changes
+        from step to step, as a weight, must be an attribute of one of the models, or of this object.
     trained : iterable of torch.nn.Module
         Models whose parameters with ``requires_grad`` are trained. A parameter of several models counts once.
     held : iterable of torch.nn.Module
         Further models that `losses` calls, as a generator. A step reads their present values and gives them no
-        gradient, also where they require gradients. A parameter of a trained model stays trained.
+        gradient, also where they require gradients. A parameter of a trained model stays trained. Several processes
+        must hold equal models.
 
     Raises
     ------
@@ -37,13 +39,14 @@ class JointLoss(nn.Module):
 
     Notes
     -----
-    Let :math:`\\ell_i(x)` be the i-th loss and x the parameters of all trained models as one vector. A step clips
-    :math:`\\nabla \\ell_i(x)` once, as one vector, so that an example moves the sum by at most C, however many losses
-    and models there are. Terms that do not depend on the example, as a loss on made-up data drawn for it, stand inside
-    of the clip and change nothing of that.
+    A step clips the gradient of an example's loss by the parameters of all trained models, as one vector: the example
+    moves the sum by at most C, however many losses and models there are. Terms that do not depend on it, as a loss of
+    data made up for it, stand inside of the clip and change nothing of that. What `losses` draws is as secret as
+    dropout masks.
 
-    What does not see a batch is post-processing: steps of other optimizers on `held` or `trained` models, by released
-    parameters, public data and noise. The next step begins at the values that they leave.
+    A step of another optimizer on `held` or `trained` models, by released parameters, public data and noise alone, is
+    post-processing: the next step begins at a function of what was released. So a loss of made-up data may as well be
+    such a step, which has no clip and needs no noise. It must not know a batch, nor its size, which is secret.
     """
 
     def __init__(

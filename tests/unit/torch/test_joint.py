@@ -1,6 +1,7 @@
 """A loss of each example over several models: its steps are those of explicit autograd, and all else is refused."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.torch import HeldOut, JointLoss, doctor, make_private
 from dpcore.torch.gradients.per_example import WAYS
+from dpcore.torch.peers import gradient_of
 from tests.refused import refused
 from tests.unit.torch_runs import DATA, sgd, start
 
@@ -143,6 +145,8 @@ def test_what_cannot_be_proved_is_refused(name: str) -> None:
 def test_a_joint_loss_is_the_model_itself_and_has_the_loss() -> None:
     refused(ArgumentError, "loss: must be left out with a JointLoss", start, Game().joint, loss=F.mse_loss)
     refused(ArgumentError, "'Sequential' with a JointLoss in it", start, nn.Sequential(Game().joint))
+    shards: Any = SimpleNamespace(shards=True)
+    refused(ArgumentError, "leave out fully_shard", gradient_of, Game().joint, torch.mean, shards, sgd(), "auto")
 
 
 def test_fields_of_a_mapping_come_by_name() -> None:
@@ -156,19 +160,34 @@ def test_fields_of_a_mapping_come_by_name() -> None:
     assert torch.equal(*ends)
 
 
+def test_a_weight_may_change_from_step_to_step() -> None:
+    net = nn.Linear(5, 1)
+    joint = JointLoss(lambda inputs: net(inputs) * joint.weight, [net])
+    joint.weight = 1.0
+    run = start(joint, data=DATA[0])
+    point, rows = run.engine.gradient.parameters(), []
+    for weight in (1.0, -3.0, 1.0):
+        joint.weight = weight
+        rows.append(run.engine.gradient(point, DATA[0], bytes(1))[0].rows())
+    assert torch.equal(rows[0], rows[2])
+    torch.testing.assert_close(rows[1], -3 * rows[0])
+
+
 def test_two_runs_that_share_a_layer_are_two_releases_in_one_ledger(tmp_path: Any) -> None:
     game, path = Game(), tmp_path / "two.ledger"
     Ledger.create(path, budget=(9.0, 1e-5))
     net = game.classifier
     classify = JointLoss(lambda x, y: F.cross_entropy(net(x), y, reduction="none"), [net])
     runs = [
-        make_private(model, DATA, sgd(noise_multiplier=sigma), target_delta=1e-5, steps=3, ledger=path)
-        for model, sigma in ((game.joint, 2.0), (classify, 3.0))
+        make_private(
+            model, DATA, sgd(noise_multiplier=sigma), target_delta=1e-5, steps=3, ledger=path, key=bytes(31) + key
+        )
+        for model, sigma, key in ((game.joint, 2.0, b"a"), (classify, 3.0, b"b"))
     ]
     loaders = [iter(run.loader) for run in runs]
     for _ in range(3):
         drawn = [next(loader) for loader in loaders]
-        with pytest.raises(PrivacyError, match="the batch (has|is not)"):
+        with pytest.raises(PrivacyError, match="the batch has"):
             runs[1].step(drawn[0])  # the second release would have no sampling of its own
         for run, batch in zip(runs, drawn, strict=True):
             run.step(batch)
@@ -185,5 +204,7 @@ def test_losses_of_held_out_data_and_the_doctor() -> None:
     metrics = HeldOut(run, held_out, {"loss": torch.mean}).evaluate()
     assert metrics["loss"] == pytest.approx(game.losses(*held_out).mean().item(), rel=1e-6)
     assert [finding.status for finding in doctor(game.joint, DATA, sgd()).named("loss")] == ["ok"]
-    drawing = JointLoss(lambda *batch: game.losses(*batch) * torch.rand(len(batch[0])), game.joint.trained, game.joint.held)
+    drawing = JointLoss(
+        lambda *batch: game.losses(*batch) * torch.rand(len(batch[0])), game.joint.trained, game.joint.held
+    )
     assert [finding.status for finding in doctor(drawing, DATA, sgd()).named("loss")] == ["not tried"]
