@@ -20,7 +20,7 @@ digits = load("mnist", folder) if folder else load("digits")
 images, labels = torch.tensor(digits.train_inputs).flatten(1), torch.tensor(digits.train_targets)
 held_out, truth = torch.tensor(digits.test_inputs).flatten(1), torch.tensor(digits.test_targets)
 size, side = images.shape[1], int(images.shape[1] ** 0.5)
-HIDDEN, BATCH, STEPS = (128, 2000, 2000) if folder else (48, 500, 300)
+HIDDEN, BATCH, STEPS = (128, 1000, 1200) if folder else (48, 500, 300)
 
 torch.manual_seed(0)  # of initial weights and made-up images; the noise never has a seed
 critic = torch.nn.Sequential(torch.nn.Linear(size, HIDDEN), torch.nn.LeakyReLU(0.2), torch.nn.Linear(HIDDEN, 10))
@@ -101,5 +101,9 @@ print(f"{curve[STEPS]:.1f} % at epsilon = {private.epsilon():.3f}; before traini
 assert curve[STEPS] > 50
 
 # %%
-# The shapes of a class are right; there is little variety within one, as small private GANs have it. One more step costs
-# epsilon, one more image does not.
+# The shapes are right, and vary little within a class. One more step costs epsilon; one more image does not.
+#
+# The same script on MNIST (``MNIST=FOLDER python plot_9_gan.py``, two minutes of one core): 77.1 % at epsilon = 4.996.
+#
+# .. image:: /_static/mnist-gan.png
+#    :alt: Made-up digits of MNIST, six of each class, blurred and legible

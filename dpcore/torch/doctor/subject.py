@@ -41,8 +41,7 @@ class Subject:
     """
 
     def __init__(self, model: nn.Module, data: Any, method: Method, loss: Loss, options: Mapping[str, Any]) -> None:
-        self.model, self.data, self.method = model, data, method
-        self.loss = loss_for(model, loss) if isinstance(model, nn.Module) else loss
+        self.model, self.data, self.method, self.loss = model, data, method, loss_for(model, loss)
         self.options = {name: value for name, value in options.items() if name not in OF_A_REAL_RUN}
         known = inspect.signature(make_private).parameters
         for name in self.options:

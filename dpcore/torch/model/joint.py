@@ -71,13 +71,14 @@ class JointLoss(nn.Module):
 
 
 def _modules(**given: Any) -> nn.ModuleList:
-    ((name, modules),) = given.items()
-    if not isinstance(modules, Iterable) or not all(isinstance(module, nn.Module) for module in modules):
-        raise ArgumentTypeError(f"{name}={type(modules).__name__!r}: must be a list of torch.nn.Module")
+    ((name, value),) = given.items()
+    modules = list(value) if isinstance(value, Iterable) else None
+    if modules is None or not all(isinstance(module, nn.Module) for module in modules):
+        raise ArgumentTypeError(f"{name}={type(value).__name__!r}: must be a list of torch.nn.Module")
     return nn.ModuleList(modules)
 
 
-def loss_for(model: nn.Module, loss: Callable[..., Any]) -> Callable[..., Any]:
+def loss_for(model: nn.Module, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return the loss of an output: of a `JointLoss`, whose output are the losses, their mean."""
     inner = [module for module in model.modules() if isinstance(module, JointLoss)]
     if not inner:
