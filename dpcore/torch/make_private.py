@@ -218,9 +218,8 @@ def make_private(
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))
     backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
-    loss = loss_for(model, loss)
     device = check_place(backend, model)
-    gradient, gradients = gradient_of(model, loss, peers, method, gradients)
+    gradient, gradients = gradient_of(model, loss_for(model, loss), peers, method, gradients)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
     gradient.set_precision(precision_of(precision))
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
@@ -253,7 +252,7 @@ def make_private(
     for remark in _slow(gradient, gradients):
         warnings.warn(remark, SpeedWarning, stacklevel=3)
     _check_classes(gradient, source)
-    for remark in remarks(source, loss) if peers.rank == 0 else ():
+    for remark in remarks(source, gradient.loss) if peers.rank == 0 else ():
         warnings.warn(remark, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)
     rehearsal.check_grid()
