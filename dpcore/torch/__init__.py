@@ -14,6 +14,7 @@ from dpcore.torch.export import export
 from dpcore.torch.fix import fix
 from dpcore.torch.held_out import HeldOut
 from dpcore.torch.make_private import make_private
+from dpcore.torch.model.joint import JointLoss
 from dpcore.torch.opacus import read_opacus_checkpoint
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
 
@@ -21,6 +22,7 @@ __all__ = [
     "Finding",
     "Findings",
     "HeldOut",
+    "JointLoss",
     "PrivateOptimizer",
     "PrivateRun",
     "audit",

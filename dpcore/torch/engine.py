@@ -21,6 +21,7 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.per_example import PerExampleGradient
 from dpcore.torch.memory import Limit, is_out_of_memory
 from dpcore.torch.model.functional import local
+from dpcore.torch.model.joint import trained_parameters
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import step_seed
 
@@ -180,7 +181,7 @@ class Engine(Loop):
     def take_up_parameters(self) -> None:
         """Take up the user's changes of the parameters; refuse another model, or one that was moved or cast."""
         self.gradient.values.settle()
-        named = {name: p for name, p in self.gradient.model.named_parameters() if p.requires_grad}
+        named = trained_parameters(self.gradient.model)
         pairs = zip(self.working.names, self.working.parameters, strict=True)
         changed = [name for name, parameter in pairs if named.pop(name, None) is not parameter]
         if changed or named:

@@ -19,6 +19,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.model.functional import in_mode
+from dpcore.torch.model.joint import split
 from dpcore.torch.randomness import TRIAL
 from dpcore.torch.run import PrivateRun
 
@@ -125,7 +126,7 @@ def means(
     totals, examples = dict.fromkeys(metrics, 0.0), 0
     with in_mode(model, False), torch.no_grad():
         for batch in data:
-            inputs, targets = batches.normalize(batch)
+            inputs, targets = split(model, batch)
             output, count = batches.call(model, inputs), batches.size(batch)
             for name, metric in metrics.items():
                 totals[name] += count * _number(name, metric(output, *targets))

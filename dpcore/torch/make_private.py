@@ -42,6 +42,7 @@ from dpcore.torch.gradients.per_example import WAYS, Loss, PerExampleGradient, i
 from dpcore.torch.gradients.repeated import RepeatedPasses
 from dpcore.torch.memory import free_memory, keep_freed_memory, limit_of, parse_memory
 from dpcore.torch.model.check_module import Modes, check_module
+from dpcore.torch.model.joint import loss_for
 from dpcore.torch.model.precision import caveats_of as caveats_of_precision
 from dpcore.torch.model.precision import parse as precision_of
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_compiled, with_graphs
@@ -218,7 +219,7 @@ def make_private(
     backend = with_graphs(backend_for(model), cuda_graphs)
     frozen = check_module(model)
     device = check_place(backend, model)
-    gradient, gradients = gradient_of(model, loss, peers, method, gradients)
+    gradient, gradients = gradient_of(model, loss_for(model, loss), peers, method, gradients)
     gradient.repeated = RepeatedPasses(gradient.values, backend) if cuda_graphs == "model" else None
     gradient.set_precision(precision_of(precision))
     gradient.proved.compiled = is_compiled(model) if compile is None else compile
@@ -251,7 +252,7 @@ def make_private(
     for remark in _slow(gradient, gradients):
         warnings.warn(remark, SpeedWarning, stacklevel=3)
     _check_classes(gradient, source)
-    for remark in remarks(source, loss) if peers.rank == 0 else ():
+    for remark in remarks(source, gradient.loss) if peers.rank == 0 else ():
         warnings.warn(remark, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)
     rehearsal.check_grid()

@@ -21,6 +21,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.data.data import Data
 from dpcore.torch.gradients.per_example import Loss, PerExampleGradient
+from dpcore.torch.model.joint import JointLoss
 from dpcore.torch.processes import Processes
 from dpcore.torch.randomness import step_seed
 
@@ -72,6 +73,8 @@ def gradient_of(
     """Return the object that computes a model's gradients, and its way: for a sharded model there is only one."""
     if not peers.shards:
         return PerExampleGradient(model, loss), gradients
+    if isinstance(model, JointLoss):
+        raise ArgumentError("model='JointLoss' of fully_shard models: is not supported; leave out fully_shard")
     from dpcore.torch.shards import Sharded, ShardedGradient, check_run_of_shards
 
     assert isinstance(peers, Sharded)

@@ -67,7 +67,13 @@ class PrivateLoader:
         """Return the batch, checked to be the one that was drawn.
 
         It has as many examples, and at least one tensor in the memory of the drawn batch: an earlier batch, kept and
-        stepped once more, has none there.
+        stepped once more, has none there, nor has that of another run.
+
+        Notes
+        -----
+        Two releases of one draw are not the two sampled releases that a ledger adds up. At sampling rate q and noise
+        multipliers s the chi-square divergence is q^2 (exp(2 / s^2) - 1) for one draw, and for two of them 2 q^2
+        (exp(1 / s^2) - 1) + O(q^4), which is less.
         """
         pending = self._pending
         if pending is None or pending[0] != self._mechanism.step or pending[1] is not self._mechanism.keys:

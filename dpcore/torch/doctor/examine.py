@@ -30,6 +30,7 @@ from dpcore.torch.doctor.subject import Subject, unchanged
 from dpcore.torch.gradients.per_example import WAYS, Loss
 from dpcore.torch.model.check_module import Modes, refusals
 from dpcore.torch.model.functional import in_mode
+from dpcore.torch.model.joint import JointLoss, trained_parameters
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.peers import check_plain, is_sharded, peers_of
 from dpcore.torch.randomness import OTHER, TRIAL, seeded
@@ -52,7 +53,7 @@ def layers(subject: Subject) -> Iterator[Finding]:
 def parameters(subject: Subject) -> Iterator[Finding]:
     """Parameters that share memory and are not one."""
     memory: dict[int, str] = {}
-    for name, parameter in ((name, p) for name, p in subject.model.named_parameters() if p.requires_grad):
+    for name, parameter in trained_parameters(subject.model).items():
         first = memory.setdefault(parameter.data_ptr(), name)
         if first != name and parameter.numel() and parameter.data_ptr():
             yield fault(
@@ -238,7 +239,7 @@ def clipping(subject: Subject) -> Iterator[Finding]:
 
 def unused(subject: Subject) -> Iterator[Finding]:
     """Parameters on which the loss does not depend."""
-    named = {name: p for name, p in subject.run.model.named_parameters() if p.requires_grad}
+    named = trained_parameters(subject.run.model)
     loss = subject.loss_of(subject.made(1)).sum()
     values: Any = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
     names = [name for name, value in zip(named, values, strict=True) if value is None]
@@ -252,6 +253,8 @@ def unused(subject: Subject) -> Iterator[Finding]:
 def loss(subject: Subject) -> Iterator[Finding]:
     """Whether the loss of a batch is made of the losses of its examples."""
     made, model = subject.made(3), subject.run.model
+    if isinstance(model, JointLoss) and subject.run.engine.gradient.draws:
+        raise NotTried("the losses draw random numbers: others of three examples together than of one.")
     rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
     try:
         with in_mode(model, False), torch.no_grad():

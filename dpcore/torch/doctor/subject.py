@@ -23,6 +23,7 @@ from dpcore.torch.explain import Rehearsal
 from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.make_private import assembled, make_private
 from dpcore.torch.model.functional import local
+from dpcore.torch.model.joint import loss_for, split
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, walk
 from dpcore.torch.parameter_views import Working
 from dpcore.torch.randomness import TRIAL, seeded
@@ -40,7 +41,7 @@ class Subject:
     """
 
     def __init__(self, model: nn.Module, data: Any, method: Method, loss: Loss, options: Mapping[str, Any]) -> None:
-        self.model, self.data, self.method, self.loss = model, data, method, loss
+        self.model, self.data, self.method, self.loss = model, data, method, loss_for(model, loss)
         self.options = {name: value for name, value in options.items() if name not in OF_A_REAL_RUN}
         known = inspect.signature(make_private).parameters
         for name in self.options:
@@ -105,7 +106,7 @@ class Subject:
 
     def loss_of(self, batch: Tree) -> torch.Tensor:
         """Return the loss of a whole batch."""
-        inputs, targets = batches.normalize(batches.tree_map(torch.clone, batch))
+        inputs, targets = split(self.model, batches.tree_map(torch.clone, batch))
         with seeded(self.device, TRIAL):
             return self.loss(batches.call(self.model, inputs), *targets)
 

@@ -41,6 +41,7 @@ from dpcore.torch.gradients.errors import NotCaptured
 from dpcore.torch.gradients.losses import ExampleLoss, example_losses, losses_inside
 from dpcore.torch.gradients.replaced import REPLACED
 from dpcore.torch.model.functional import Leaves, first_line, places, refuse_changed, refuse_foreign, slots, within
+from dpcore.torch.model.joint import split
 
 COUNTS = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
 """Numbers of examples to capture at: the first that divides no size of parameters, buffers and one example.
@@ -120,7 +121,7 @@ def capture(
             state = {name: points[place] for name, place in trained.items()}
             state |= zip(held, (t.detach() for t in flat[len(values) : len(values) + len(others)]), strict=True)
             tracer.made.note(list(state.values()))
-            inputs, targets = batches.normalize(batch)
+            inputs, targets = split(model, batch)
 
             def both() -> None:
                 with numbers:

@@ -41,6 +41,7 @@ from dpcore.torch.model.functional import (
     refuse_foreign,
     within,
 )
+from dpcore.torch.model.joint import split, trained_parameters
 from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps, walk
 from dpcore.torch.randomness import TRIAL, seeded
 
@@ -88,7 +89,7 @@ class PerExampleGradient:
         self._device = next(model.parameters(), torch.empty(0)).device
         self.autocast = precision.around(self._device)  # of the forward pass
         self._given = False  # whether the caller chose it; the surrounding autocast then does not count
-        self.names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
+        self.names = tuple(trained_parameters(model))
         if not self.names:
             raise ArgumentError(
                 "model without a parameter that requires gradients: set requires_grad_(True) on the ones to train"
@@ -259,7 +260,7 @@ class OneByOne:
         """Yield the gradients of one example after the other. Model and loss may write to their copy of it."""
         for i in range(batches.size(batch)):
             one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
-            yield self._one(point, *batches.normalize(one))
+            yield self._one(point, *split(self.model, one))
 
     def _one(self, point: Sequence[torch.Tensor], inputs: Tree, targets: tuple[Tree, ...]) -> list[torch.Tensor]:
         leaves, given = self.values.at(point)
@@ -367,8 +368,8 @@ def check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:
         if isinstance(value, torch.Tensor) and not first and value.requires_grad and value.is_leaf:
             raise ArgumentError(
                 f"{path} requires gradients and is not registered as a parameter of the model, so that it would not be "
-                "trained: hold modules in torch.nn.ModuleList or ModuleDict and tensors as torch.nn.Parameter, or call "
-                "requires_grad_(False)"
+                "trained: hold modules in torch.nn.ModuleList or ModuleDict (those of a JointLoss in trained or held) and "
+                "tensors as torch.nn.Parameter, or call requires_grad_(False)"
             )
 
 
