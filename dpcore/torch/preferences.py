@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dpcore.errors import ArgumentError, ArgumentTypeError, TrainingWarning
 from dpcore.spec import validate
 from dpcore.torch.data.data import Data
+from dpcore.torch.gradients.losses import in_float32
 from dpcore.torch.model.functional import in_mode
 from dpcore.torch.randomness import TRIAL
 
@@ -128,7 +129,7 @@ class DPO(Pairs):
         for ids, mask, wanted in _both(input_ids, attention_mask, labels):
             logits = self.language_model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             logits = logits[:, -ids.shape[1] :]  # without a prompt that peft puts before the text
-            loss = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+            loss = F.cross_entropy(in_float32(logits).flatten(0, 1), wanted.flatten(), reduction="none")
             found.append(-loss.view(wanted.shape).sum(1))
         return found[0], found[1]
 
@@ -174,7 +175,7 @@ class RewardPairs(Pairs):
                 f"model with logits of shape {tuple(rewards[0].shape)}: must be (B, 1), one reward for each text, as "
                 "with num_labels=1"
             )
-        ahead = (rewards[0] - rewards[1]).float().squeeze(1)
+        ahead = in_float32(rewards[0] - rewards[1]).squeeze(1)
         return self._compared(ahead if margin is None else ahead - margin)
 
 
