@@ -62,7 +62,8 @@ def remarks(data: Data, loss: object = None) -> list[str]:
         inputs = {id(tensor) for tensor in batches.leaves(batches.normalize(tree)[0])}
         for name, tensor in batches.named(tree).items():
             if tensor.is_floating_point() and tensor.numel():
-                look = looks.setdefault(name, _Look(id(tensor) in inputs))
+                # The log-probability of a whole text is far from 1, and a loss's input rather than a layer's.
+                look = looks.setdefault(name, _Look(id(tensor) in inputs and "logps" not in name))
                 look.add(tensor)
                 if not look.of_inputs and loss is F.cross_entropy and tensor.dim() == 2 and look.finite:
                     look.probable = look.probable and _probabilities(tensor[:_ROWS])
