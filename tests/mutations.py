@@ -56,6 +56,19 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take losses of pairs of examples", "losses.numel() != examples", "False", "unit/torch/test_joint.py::test_what_cannot_be_proved_is_refused"),
         ("train what a JointLoss inside of a model holds", "if inner != [model]:", "if False:",
          "unit/torch/test_joint.py::test_a_joint_loss_is_the_model_itself_and_has_the_loss"),
+    "dpcore/torch/preferences.py": [
+        ("take the second half of all pairs for the rejected texts of the first", "torch.stack(value.chunk(2), dim=1)", "value.unflatten(0, (-1, 2))",
+         "unit/torch/test_preferences.py::test_a_collator_of_halves_becomes_one_of_pairs"),
+        ("compare answers without the reference", "(chosen - ref_chosen_logps) - (rejected - ref_rejected_logps)", "chosen - rejected",
+         "unit/torch/test_preferences.py::test_dpo_gives_each_pair_the_gradient_of_its_own_formula"),
+        ("let prompts count as answers", "input_ids.masked_fill(completion_mask == 0, -100)", "input_ids.clone()",
+         "unit/torch/test_preferences.py::test_dpo_gives_each_pair_the_gradient_of_its_own_formula"),
+        ("take the reference with the trained adapters", 'getattr(adapted, "disable_adapter", nullcontext)()', "nullcontext()",
+         "unit/torch/test_preferences.py::test_the_reference_is_the_model_before_it_is_trained_or_without_its_adapters"),
+    ],
+    "dpcore/torch/data/packed.py": [
+        ("train on packed rows as if each were one person's", 'if sampler.unit_of_privacy == "example":', "if False:",
+         "unit/torch/test_preferences.py::test_packed_rows_need_a_user_for_each"),
     ],
     "dpcore/torch/model/vision.py": [
         ("leave the mean in a standardized kernel", "F.conv2d(inputs, centered * scale,", "F.conv2d(inputs, self.weight * scale,",

@@ -35,6 +35,7 @@ from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
 from dpcore.torch.data.overlap import check_once
+from dpcore.torch.data.packed import caveats_of as caveats_of_rows
 from dpcore.torch.data.remarks import remarks
 from dpcore.torch.engine import Engine
 from dpcore.torch.explain import Rehearsal
@@ -47,6 +48,7 @@ from dpcore.torch.model.precision import caveats_of as caveats_of_precision
 from dpcore.torch.model.precision import parse as precision_of
 from dpcore.torch.parameter_views import Working, backend_for, check_place, with_compiled, with_graphs
 from dpcore.torch.peers import check_alike, check_alone, check_plain, check_same_data, gradient_of, peers_of
+from dpcore.torch.preferences import PAIRS, Pairs
 from dpcore.torch.processes import caveats_of
 from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
@@ -228,7 +230,7 @@ def make_private(
     working = Working(backend, gradient.names, [model.get_parameter(name) for name in gradient.names])
     source = Data(data, device, collate_fn, num_workers, augmentations)
     sampler = sampler_of(method, source.length, sampling, max_batch_size=max_batch_size, groups=groups)
-    check_once(data, sampler)
+    unit = _check_rows(model, data, sampler)
     plan = plan_of(method, sampler, epochs, steps, gradient.names)
     plan = with_noise(plan, target_epsilon, target_delta, accountant)
     remark = None if target_delta is None else accounting.delta_remark(target_delta, plan.sampler.dataset_size)
@@ -261,8 +263,14 @@ def make_private(
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     drawn = (CAVEAT,) if gradient.draws or source.tensors is None else ()
-    caveats = (*drawn, *caveats_of_precision(gradient.autocast), *caveats_of(peers))
+    caveats = (*unit, *drawn, *caveats_of_precision(gradient.autocast), *caveats_of(peers))
     return PrivateRun(optimizer, loader, rehearsal, Modes(model, frozen), target_delta, caveats)
+
+
+def _check_rows(model: nn.Module, data: Any, sampler: Sampler) -> tuple[str, ...]:
+    """Refuse rows that are known to be several people's; return what the statement says of rows."""
+    check_once(data, sampler)
+    return (*caveats_of_rows(data, sampler), *((PAIRS,) if isinstance(model, Pairs) else ()))
 
 
 def _slow(gradient: PerExampleGradient, gradients: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Remarks on data before a run: values that are not finite, inputs on another scale than models expect.
+"""Remarks on data before a run: values that are not finite, inputs on another scale than models expect, no labels.
 
 Why remarks are allowed. The guarantee is about a run's releases: parameters, statement, records. Whoever starts the run
 has the data and may look at them. A remark goes to that person, as a Python warning, and changes nothing: the run
@@ -44,6 +44,10 @@ _UNSCALED = (
     "pixels: means and deviations of private data are private. If the model itself scales its inputs, all is well"
 )
 _ROWS = 1 << 12  # targets that are looked at
+_NO_LABEL = (
+    "some examples have labels of -100 alone, as if cut off before their answer. The mean over none of their tokens is "
+    "not finite, so they count as zero at every step. This remark is about private data: keep it with them"
+)
 _NO_PROBABILITIES = (
     "targets of floats under loss=cross_entropy are the probabilities of classes, and these are none (a value is "
     "negative, or a row does not add up to 1); for measured values give loss=, as torch.nn.functional.mse_loss"
@@ -53,15 +57,19 @@ _NO_PROBABILITIES = (
 def remarks(data: Data, loss: object = None) -> list[str]:
     """Return a sentence for each finding in data that are tensors, or in some examples of a dataset."""
     looks: dict[str, _Look] = {}
+    unlabeled: set[str] = set()
     for tree in [data.tree] if data.tree is not None else _examples(data):
         inputs = {id(tensor) for tensor in batches.leaves(batches.normalize(tree)[0])}
         for name, tensor in batches.named(tree).items():
             if tensor.is_floating_point() and tensor.numel():
-                look = looks.setdefault(name, _Look(id(tensor) in inputs))
+                # The log-probability of a whole text is far from 1, and a loss's input rather than a layer's.
+                look = looks.setdefault(name, _Look(id(tensor) in inputs and "logps" not in name))
                 look.add(tensor)
                 if not look.of_inputs and loss is F.cross_entropy and tensor.dim() == 2 and look.finite:
                     look.probable = look.probable and _probabilities(tensor[:_ROWS])
-    sentences = []
+            elif tensor.dim() > 1 and tensor.numel() and bool((tensor[:_ROWS] == -100).flatten(1).all(1).any()):
+                unlabeled.add(name)
+    sentences = [f"{name.replace('batch', 'data', 1)}: {_NO_LABEL}" for name in sorted(unlabeled)]
     for name, look in looks.items():
         path = name.replace("batch", "data", 1)
         if not look.finite:

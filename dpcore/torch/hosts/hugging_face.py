@@ -4,8 +4,8 @@ import importlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.hosts.arguments import check_arguments
 from dpcore.torch.make_private import make_private
 from dpcore.torch.model.check_module import frozen_norms
+from dpcore.torch.preferences import Pairs
 from dpcore.torch.run import PrivateRun
 from dpcore.torch.wrong_arguments import check_method
 
@@ -144,6 +145,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                     f"{type(self).__name__}.{name}: must not be overridden, as a private step does not call it; a loss "
                     "of your own is compute_loss_func"
                 )
+        if getattr(self.data_collator, "padding_free", False):
+            raise ArgumentError(
+                "data_collator with padding_free=True: must give every text its own row of one length, as with "
+                "packing=False and pad_to_multiple_of, and not join texts"
+            )
         counted = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if counted != self.args.world_size:
             raise ArgumentError(
@@ -174,6 +180,33 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def _output(self) -> AbstractContextManager[None]:
         """While the run trains: the method's output, which is evaluated and saved."""
         return self._private.averaged() if self._private is not None and self.is_in_train else nullcontext()
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Keep the columns that a collator reads for the model, and the mark of packed rows, which is looked for."""
+        known = self._signature_columns
+        super()._set_signature_columns_if_needed()
+        if known is None:
+            self._signature_columns += ["seq_lengths", *getattr(self.model, "columns", ())]
+
+    @contextmanager
+    def _inner_model(self) -> Iterator[None]:
+        """Save and load the language model of `dpcore.torch.preferences`, as `from_pretrained` reads it."""
+        whole = self.model
+        self.model = whole.language_model if isinstance(whole, Pairs) else whole
+        try:
+            yield
+        finally:
+            self.model = whole
+
+    def _save(self, *arguments: Any, **options: Any) -> None:
+        """Write the model's files."""
+        with self._inner_model():
+            super()._save(*arguments, **options)
+
+    def _load_best_model(self) -> None:
+        """Load the files of the best checkpoint."""
+        with self._inner_model():
+            super()._load_best_model()
 
     def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
         """Evaluate or predict with the method's output."""
