@@ -164,9 +164,8 @@ class Found(Rule):
         before, way = self.statistics[0], x - self.since
         if before == 0:
             self.statistics = self.schedule.begin(float(g @ g), self.steps)
-        else:
-            variance = self.s**2 * float(way @ way)
-            self.statistics = self.schedule.observe(self.statistics, float(g @ way), variance, t, self.steps)
+        elif self.schedule.searches(t, self.steps):
+            self.statistics = self.schedule.observe(self.statistics, float(g @ way), self.s**2 * float(way @ way))
         if self.statistics[0] != before:
             self.since = x
         return 0.1 * self.statistics[0] * self.schedule.factor(t, self.steps)
@@ -311,6 +310,7 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     began, result = time.perf_counter(), {}
     for d, (ratio, noise), (clip, distance) in itertools.product(
         (64, 1024), ((1, 0.3), (10, 1), (10, 5), (100, 0.3)), ((1, 1), (0.1, 1), (1, 100), (1, 0.01))
@@ -340,7 +340,8 @@ def main() -> None:
 def table(results: dict[str, Any]) -> str:
     """The table of docs/studies/rates.md."""
     points = {name: row["below_best"] for name, row in results.items() if "below_best" in row}
-    lines = [f"| rule | quadratics: median | worst | {' | '.join(points)} |", "| --- " * (3 + len(points)) + "|"]
+    heads = ["rule", "quadratics: median", "worst", *(name.replace("epsilon ", "") for name in points)]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for rule in RULES:
         ratios = [row["over_best"][rule] for row in results.values() if "over_best" in row]
         cells = [f"{np.median(ratios):.2f}", f"{max(ratios):,.1f}", *(f"{row[rule]:.1f}" for row in points.values())]

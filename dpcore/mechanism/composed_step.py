@@ -77,7 +77,7 @@ class Composition:
         if observe is not None:
             observe(released, [self._mapped_back(i, y) for i, y in enumerate(outputs)])
         if self.vectors.reference is not None:
-            statistics = self._searched(released, slots, statistics, noise)
+            statistics = self._searched(self.vectors.reference, released, slots, statistics, noise)
             numbers = [used._replace(learning_rate=statistics[0] * used.learning_rate) for used in numbers]
         for i, slot in enumerate(slots):
             self._move(i, slot, outputs[i], squares[i], numbers[i], noise.row + 1)
@@ -165,25 +165,28 @@ class Composition:
         return outputs, statistics
 
     def _searched(
-        self, released: Sequence[Any], slots: Sequence[Slot[Any]], statistics: tuple[float, ...], noise: NoiseRow
+        self,
+        reference: Sequence[Any],
+        released: Sequence[Any],
+        slots: Sequence[Slot[Any]],
+        statistics: tuple[float, ...],
+        noise: NoiseRow,
     ) -> tuple[float, ...]:
         """Take the release into the schedule's evidence; after a change the way begins at the present parameters."""
         schedule: Any = self.method.schedule
-        reference = self.vectors.reference
-        assert reference is not None
-        way = [slot.parameter - start for slot, start in zip(slots, reference, strict=True)]
-        power, distance = self._power(released), self._power(way)
         if statistics[0] == 0:
-            now = schedule.begin(power, self.steps)
+            now = schedule.begin(self._power(released), self.steps)
+        elif not schedule.searches(noise.row, self.steps):
+            return statistics
         else:
-            product = 0.0
+            way = [slot.parameter - start for slot, start in zip(slots, reference, strict=True)]
+            power, distance, product = self._power(released), self._power(way), 0.0
             if power > 0 and distance > 0:
                 # From norms as above, of vectors of length 1: g and the way differ by orders of magnitude.
                 a, b = power**-0.5, distance**-0.5
                 both = self._power([a * g + b * d for g, d in zip(released, way, strict=True)])
                 product = (both - 2) / 2 / (a * b)
-            variance = (noise.scale / self.batch_size) ** 2 * distance
-            now = schedule.observe(statistics, product, variance, noise.row, self.steps)
+            now = schedule.observe(statistics, product, (noise.scale / self.batch_size) ** 2 * distance)
         if now[0] != statistics[0]:
             for start, slot in zip(reference, slots, strict=True):
                 start[...] = slot.parameter

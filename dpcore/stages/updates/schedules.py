@@ -105,6 +105,10 @@ class Doubling(Checked):
         """Return the factor of the decay alone."""
         return min(1.0, (steps - step) / self._falling(steps))
 
+    def searches(self, step: int, steps: int) -> bool:
+        """Return whether the decay has not begun."""
+        return step < steps - self._falling(steps)
+
     def _falling(self, steps: int) -> int:
         return max(1, int(self.decay * steps))
 
@@ -116,13 +120,9 @@ class Doubling(Checked):
         """Return the statistics of a first step of length ``lr / sqrt(steps)``, from the release's squared norm."""
         return (1 / math.sqrt(power * steps), 0.0, 0.0) if 0 < power < math.inf else self.initial()
 
-    def observe(
-        self, statistics: Sequence[float], product: float, variance: float, step: int, steps: int
-    ) -> tuple[float, ...]:
+    def observe(self, statistics: Sequence[float], product: float, variance: float) -> tuple[float, ...]:
         """Return the statistics with ``<g_t, D_t>`` and its noise's variance taken in; E = V = 0 after a change."""
         factor, evidence, noise = statistics[0], statistics[1] + product, statistics[2] + variance
-        if step >= steps - self._falling(steps):
-            return tuple(statistics)
         limit = self.confidence * math.sqrt(noise)
         if evidence < -limit:
             return (min(2 * factor, _LARGEST), 0.0, 0.0)

@@ -184,7 +184,7 @@ def test_the_evidence_of_noise_alone_has_the_variance_it_is_compared_with() -> N
 def test_a_diverged_run_keeps_a_state_that_can_be_saved(product: float) -> None:
     schedule, statistics = Doubling(), (1e100, 1.0, 1.0)
     for variance in (1.0, math.inf):
-        assert np.isfinite(schedule.observe(statistics, product, variance, 0, 10)).all()
+        assert np.isfinite(schedule.observe(statistics, product, variance)).all()
     assert schedule.begin(math.inf, 10) == schedule.begin(0.0, 10) == schedule.initial()
 
 
