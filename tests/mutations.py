@@ -565,7 +565,16 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("multiply many rows of several examples of a head at once", "apart = self.rows if self.rows >= FEW_ROWS else max(1, count * times)", "apart = max(1, count * times)",
          "unit/torch/gradients/test_head.py::test_of_many_positions_an_examples_part_has_the_same_bits_among_any_others"),
     ],
+    "dpcore/stages/updates/schedules.py": [
+        ("change the found rate until the end", "return step < steps - self._falling(steps)", "return True",
+         "unit/stages/test_updates.py::test_the_rate_is_that_of_the_loop"),
+        ("halve the found rate where it should double", "if evidence < -limit:", "if evidence > limit:", "unit/stages/test_updates.py"),
+    ],
     "dpcore/mechanism/composed_step.py": [
+        ("count the noise of all coordinates in the found rate's evidence", "(noise.scale / self.batch_size) ** 2 * distance",
+         "self.dimension * (noise.scale / self.batch_size) ** 2 * distance", "unit/stages/test_updates.py"),
+        ("measure the found rate's way from the first parameters", "if now[0] != statistics[0]:", "if statistics[0] == 0:",
+         "unit/stages/test_updates.py::test_the_rate_is_that_of_the_loop"),
         ("take the dimension of the first tensor for that of all, in the optimal filter", "power = self.dimension *",
          "power = self.layout.entries[0].size *", "unit/mechanism/test_mechanism.py"),
         ("halve the noise, in the composed step", "g = on_grid(slot.total, self._noise(", "g = on_grid(slot.total, 0.5 * self._noise(",

@@ -1,7 +1,7 @@
 """A step as the composition of the port's plain operations, for methods that the fused operation does not cover.
 
-Noise that is made of several rows of the stream, filters whose weights depend on the releases, GaLore's subspaces,
-noise that the caller supplies, and steps whose released averages someone wants to see.
+Noise that is made of several rows of the stream, filters and learning rates that depend on the releases, GaLore's
+subspaces, noise that the caller supplies, and steps whose released averages someone wants to see.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,6 +39,7 @@ class Composition:
     rng: str
     peers: Peers
     dimension: int  # of all processes' pieces together
+    steps: int  # planned
 
     def step(
         self,
@@ -52,7 +53,7 @@ class Composition:
         normals: Normals | None,
         observe: Observer | None,
     ) -> tuple[float, ...]:
-        """Take one step; see `dpcore.spec.ops.Backend.step`. Returns the adaptive filter's statistics after it."""
+        """Take one step; see `dpcore.spec.ops.Backend.step`. Returns the adaptive stage's statistics after it."""
         released, squares = [], []
         for i, slot in enumerate(slots):
             factor = unit / self.batch_size
@@ -75,6 +76,9 @@ class Composition:
             outputs = [self._filtered(g, slot, noise.row) for g, slot in zip(released, slots, strict=True)]
         if observe is not None:
             observe(released, [self._mapped_back(i, y) for i, y in enumerate(outputs)])
+        if self.vectors.reference is not None:
+            statistics = self._searched(self.vectors.reference, released, slots, statistics, noise)
+            numbers = [used._replace(learning_rate=statistics[0] * used.learning_rate) for used in numbers]
         for i, slot in enumerate(slots):
             self._move(i, slot, outputs[i], squares[i], numbers[i], noise.row + 1)
         return statistics
@@ -159,6 +163,34 @@ class Composition:
             past.insert(0, past.pop())
             past[0][...] = g
         return outputs, statistics
+
+    def _searched(
+        self,
+        reference: Sequence[Any],
+        released: Sequence[Any],
+        slots: Sequence[Slot[Any]],
+        statistics: tuple[float, ...],
+        noise: NoiseRow,
+    ) -> tuple[float, ...]:
+        """Take the release into the schedule's evidence; after a change the way begins at the present parameters."""
+        schedule: Any = self.method.schedule
+        if statistics[0] == 0:
+            now = schedule.begin(self._power(released), self.steps)
+        elif not schedule.searches(noise.row, self.steps):
+            return statistics
+        else:
+            way = [slot.parameter - start for slot, start in zip(slots, reference, strict=True)]
+            power, distance, product = self._power(released), self._power(way), 0.0
+            if power > 0 and distance > 0:
+                # From norms as above, of vectors of length 1: g and the way differ by orders of magnitude.
+                a, b = power**-0.5, distance**-0.5
+                both = self._power([a * g + b * d for g, d in zip(released, way, strict=True)])
+                product = (both - 2) / 2 / (a * b)
+            now = schedule.observe(statistics, product, (noise.scale / self.batch_size) ** 2 * distance)
+        if now[0] != statistics[0]:
+            for start, slot in zip(reference, slots, strict=True):
+                start[...] = slot.parameter
+        return tuple(now)
 
     def _power(self, vectors: Sequence[Any]) -> float:
         own = float(self.backend.row_norms([vector.reshape(1, -1) for vector in vectors])[0]) ** 2

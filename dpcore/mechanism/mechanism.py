@@ -42,6 +42,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.queries import Phase, Point
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.stages.updates.averaging import Averaging
+from dpcore.stages.updates.schedules import is_adaptive
 from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 
@@ -193,7 +194,9 @@ class Mechanism:
         self._dirty = False  # whether the totals may have a sum
         self._caller_noise = False
         self.asked = False  #: whether the others were asked for the release that this step has come to
-        self._statistics = self._filter.initial() if self._filter.adaptive else ()
+        schedule: Any = plan.method.schedule
+        learns = self._filter if self._filter.adaptive else schedule if is_adaptive(schedule) else None
+        self._statistics = () if learns is None else learns.initial()
         self._corrections = [0.0] * len(parameters)
         self._numbers: list[UpdateSettings] | None = None
         self._prepare_scale()
@@ -365,7 +368,7 @@ class Mechanism:
         square = SECOND_MOMENTS[method.update.second_moment]
         correlation = None if strategy is None else strategy.coefficients(row)
         streamed = strategy is None or (correlation is not None and not square_scale)
-        plain = normals is not None or observe is not None or self._filter.adaptive or method.galore is not None
+        plain = normals is not None or observe is not None or bool(self._statistics) or method.galore is not None
         if streamed and not plain:
             self.backend.step(
                 slots,
@@ -383,7 +386,7 @@ class Mechanism:
             return
         composition = Composition(
             self.backend, method, plan.batch_size, self.keys, self.own, self.vectors, self.rng,
-            self.peers, self.layout.dimension,
+            self.peers, self.layout.dimension, plan.steps,
         )  # fmt: skip
         self._statistics = composition.step(
             slots, noise, unit, square, square_noise, self._statistics, numbers, normals, observe

@@ -15,6 +15,7 @@ from dpcore.spec.free_memory import check_room, host_memory
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import UPDATE_RULES, Backend
 from dpcore.stages.queries import Point, widest_window
+from dpcore.stages.updates.schedules import is_adaptive
 
 Whole = Callable[[Sequence[Any]], list[Any]]
 """Puts all processes' pieces together to whole vectors, one for each tensor."""
@@ -38,6 +39,7 @@ class RunVectors:
     displacements: list[Any] | None  # d_{t-1}, if the query needs it
     history: list[list[Any]]  # x_{t-1}, x_{t-2}, ..., as many as the query's lags
     past: list[list[Any]]  # own; g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers
+    reference: list[Any] | None  # own; x at the last change of an adaptive learning rate
     scales: list[Any] | None  # the query's factors on gradients
     averages: list[Any] | None  # own; of the parameters
     projections: dict[int, Any]  # GaLore's P of the tensors that are projected
@@ -94,6 +96,7 @@ class RunVectors:
             displacements=one(method.query.uses_displacement),
             history=[list(vectors) for vectors in several(method.query.lags)],
             past=[list(vectors) for vectors in several(0 if adaptive is None else adaptive.memory, own)],
+            reference=one(is_adaptive(method.schedule), own),
             scales=one(method.preconditioning is not None),
             averages=one(method.averaging is not None, own),
             projections=projections,
@@ -139,8 +142,9 @@ class RunVectors:
         vectors = self._named(layout, whole, named) | self._named(layout, held, {"earlier": self.history})
         kept = {"displacement": self.displacements, "scale": self.scales}
         singles = {name: held(single) for name, single in kept.items() if single is not None}
-        if self.averages is not None:
-            singles["average"] = whole(self.averages)
+        for name, own in {"average": self.averages, "reference": self.reference}.items():
+            if own is not None:
+                singles[name] = whole(own)
         for i, entry in enumerate(layout.entries):
             vectors |= {f"{entry.name}/{name}": single[i] for name, single in singles.items()}
             if i in self.projections:

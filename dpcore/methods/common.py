@@ -18,7 +18,7 @@ from dpcore.stages.strategies import NamedStrategy, from_matrix
 from dpcore.stages.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Nesterov, Update
 from dpcore.stages.updates.averaging import Averaging
 from dpcore.stages.updates.galore import GaLore
-from dpcore.stages.updates.schedules import Schedule
+from dpcore.stages.updates.schedules import FIRST_LR, Schedule, is_adaptive
 
 _UPDATES: Final[tuple[type, ...]] = (SGD, Momentum, Nesterov, Adam, AdamW, AdaGrad)
 BASES: Final[dict[str, Callable[..., Update]]] = {kind.__name__.lower(): kind for kind in _UPDATES}
@@ -33,7 +33,7 @@ class Shared(TypedDict, total=False):
     Attributes
     ----------
     lr : float
-        Learning rate.
+        Learning rate; `dpcore.schedules.Doubling` needs none, and begins at 0.1.
     max_grad_norm : float
         Clip norm C, 1 by default.
     clipping : str
@@ -116,7 +116,8 @@ def assemble(
             choice(dict.fromkeys((*of_method, *own, *known)), **{f"keyword of {name}()": keyword})
     if update is None:
         settings = {k: v for k, v in common.items() if k not in (*_SHARED, "base")}
-        update = make_update(common.get("base", base), common.get("lr"), settings)
+        lr, found = common.get("lr"), is_adaptive(common.get("schedule"))
+        update = make_update(common.get("base", base), FIRST_LR if lr is None and found else lr, settings)
     return Method(
         name=name,
         update=update,

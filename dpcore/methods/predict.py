@@ -26,6 +26,7 @@ from dpcore.errors import ArgumentError
 from dpcore.spec.recurrence import advance
 from dpcore.spec.validate import integer, non_negative
 from dpcore.stages.method import Method
+from dpcore.stages.updates.schedules import is_adaptive
 
 Floats = NDArray[np.float64]
 # SGD is stable up to 2 / h; the gain of a query, a filter or momentum moves that by less than the rest of the range.
@@ -168,6 +169,7 @@ def _check_linear(method: Method) -> None:
         "strategy": method.noise.strategy is not None,
         "galore": method.galore is not None,
         "radius": method.radius is not None,
+        f"schedule={method.schedule!r}": is_adaptive(method.schedule),
         "adaptive_clip": getattr(method.clip, "adaptive", None) is not None,
     }
     for name, found in refused.items():

@@ -16,7 +16,7 @@ from dpcore.stages.queries import Plain, Preconditioned, Query
 from dpcore.stages.updates import Update
 from dpcore.stages.updates.averaging import Averaging
 from dpcore.stages.updates.galore import GaLore
-from dpcore.stages.updates.schedules import Schedule
+from dpcore.stages.updates.schedules import Schedule, is_adaptive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +120,10 @@ class Method:
         _refuse(adaptive and corrected and moment == "filtered",
                 "bias_corrected=True: the noise behind an adaptive filter is not known beforehand; give "
                 "second_moment='released'")
+        plain_sgd = update.rule == "sgd" and isinstance(self.query, Plain) and isinstance(self.filter, Identity)
+        _refuse(is_adaptive(self.schedule) and not (plain_sgd and strategy is None and self.galore is None),
+                f"schedule={self.schedule!r}: is derived for released gradients with independent noise, and for SGD; "
+                "take dp_sgd with base='sgd', without a strategy or galore")
         _refuse(self.galore is not None and not galore_fits,
                 "galore: takes filters and second moments of the released gradient only, no preconditioned query and "
                 "no accelerated coupling")

@@ -28,6 +28,7 @@ METHODS: dict[str, Callable[[], dpcore.Method]] = {
     "memf": lambda: dpcore.methods.memf(lr=0.3, strategy=BANDED, base="momentum", **COMMON),
     "memf in blocks": lambda: dpcore.methods.memf(lr=0.3, strategy=in_blocks(NamedStrategy("tree"), 2), **COMMON),
     "optimal fir": lambda: dpcore.methods.doppler(lr=0.3, filter=OptimalFIR(3), **COMMON),
+    "doubling": lambda: dpcore.methods.dp_sgd(schedule=dpcore.schedules.Doubling(confidence=0.3), **COMMON),
     "galore": lambda: dpcore.methods.doppler(lr=0.3, galore=GaLore(2, every=2), **COMMON),
     "memf tree": lambda: dpcore.methods.memf(lr=0.3, strategy="tree", **COMMON),
     "srg_memf": lambda: dpcore.methods.srg_memf(lr=0.1, decay=0.5, strategy=BANDED, **COMMON),

@@ -164,6 +164,32 @@ def test_the_sum_of_the_rest_is_that_of_its_places(study: Any):
     assert others < 1e-25
 
 
+def test_the_study_of_rates_finds_the_librarys_rate_and_its_page_has_its_numbers(study: Any):
+    rates = study("rates")
+    rng = np.random.default_rng(0)
+    c, a, z = np.geomspace(1, 0.1, 20), rng.normal(size=20) / 4, rng.normal(size=(50, 20))
+    batches = FixedOrderSampler(dataset_size=1, batch_size=1, shuffle=False)
+    method = dpcore.methods.dp_sgd(schedule=dpcore.schedules.Doubling(), max_grad_norm=10.0, noise_multiplier=0.005)
+    alone = dpcore.minimize(lambda x, _: (c * (x - a))[None], np.zeros(20), batches, method, steps=50, noise=z)
+    together = rates.run(rates.Found, lambda x, _: c * (x - a), np.zeros(20), z, 10.0, 0.05)
+    np.testing.assert_allclose(together, alone.x, rtol=1e-6, atol=1e-8)
+
+    network, x = rates.Network(6, 5, 3), rates.Network(6, 5, 3).start(0)
+    inputs, labels = rng.normal(size=(9, 6)).astype(np.float32), rng.integers(0, 3, 9)
+    first, last = (torch.tensor(part, requires_grad=True) for part in np.split(x, [35]))
+    for i in range(9):
+        hidden = torch.relu(torch.tensor(inputs[i]) @ first[:30].view(6, 5) + first[30:])
+        logits = hidden @ last[:15].view(5, 3) + last[15:]
+        gradient = torch.autograd.grad(
+            torch.nn.functional.cross_entropy(logits, torch.tensor(labels[i])), [first, last]
+        )
+        whole = torch.cat(gradient).numpy()
+        got = network.clipped_sum(x, inputs[i : i + 1], labels[i : i + 1], 0.7)
+        np.testing.assert_allclose(got, whole * min(1, 0.7 / np.linalg.norm(whole)), rtol=1e-4, atol=1e-6)
+    results = json.loads((STUDIES.parent / "results/rates.json").read_text())["results"]
+    assert rates.table(results) in (STUDIES / "rates.md").read_text()
+
+
 # The study of docs/studies/scattering.md runs in small, and its page has the numbers of its rows.
 
 

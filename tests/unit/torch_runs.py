@@ -27,7 +27,7 @@ from dpcore.stages.filters import OptimalFIR, ScalarKalman
 from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 
 KEY = bytes(range(32))
 DATA = (torch.arange(150.0).reshape(30, 5) / 150, torch.arange(30) % 3)
@@ -166,5 +166,6 @@ METHODS: dict[str, Callable[[float], dpcore.Method]] = {
     "schedule and average": lambda b: dp_sgd(
         lr=0.3, schedule=WarmupCosine(3, 0.1), averaging=ExponentialAverage(0.8), radius=5.0, batch_size=b, **_AT
     ),
+    "doubling": lambda b: dp_sgd(schedule=Doubling(confidence=0.3), batch_size=b, **_AT),
     "uniform average": lambda b: pmlf(lr=0.3, averaging=UniformAverage(2), batch_size=b, **_AT),
 }

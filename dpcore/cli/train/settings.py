@@ -40,7 +40,7 @@ from dpcore.stages.strategies import NAMES, NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.rules import COUPLINGS
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import FIRST_LR, Doubling, WarmupCosine
 
 SCALED_MODELS = ("wrn-16-4", "resnet-18", "resnet-50", "vit-small")
 MODELS = ("logistic", "mlp", "cnn-5", "cnn-5-torch", *SCALED_MODELS)
@@ -126,8 +126,8 @@ class Settings:
     eps: Annotated[_Real, option(real, "E", "Constant in the denominator of adam, adamw, adagrad.", UPDATE)] = None
     weight_decay: Annotated[_Real, option(real, "W", "Weight decay.", UPDATE)] = None
     radius: Annotated[_Real, option(real, "R", "Keep the parameters in this ball around 0.", UPDATE)] = None
-    schedule: Annotated[_Text, option(one_of(("cosine",)), "NAME",
-        "Schedule of the learning rate: cosine, down to 0 at the last step.", UPDATE)] = None
+    schedule: Annotated[_Text, option(one_of(("cosine", "doubling")), "NAME",
+        "Of the learning rate: cosine, down to 0 at the last step; doubling, which finds it.", UPDATE)] = None
     warmup_steps: Annotated[_Count, option(count, "N", "For --schedule: steps of linear warm-up.", UPDATE)] = None
     ema: Annotated[_Real, option(real, "DECAY", "Decay of an average of the parameters, which is evaluated and saved.",
         UPDATE)] = None
@@ -169,7 +169,8 @@ class Settings:
             if getattr(self, name) is not None:
                 self._check_taken(name)
         for name, other in _ONLY_BESIDE.items():
-            if getattr(self, name) is not None and getattr(self, other.split()[0].replace("-", "_")) is None:
+            given = getattr(self, other.split()[0].replace("-", "_"))
+            if getattr(self, name) is not None and given in (None, "doubling"):
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: is only for --{other}")
         if self.ema is not None:
             decay(ema=self.ema)
@@ -218,7 +219,8 @@ class Settings:
     @property
     def learning_rate(self) -> float:
         """The learning rate given, or the default of the update rule."""
-        return DEFAULT_LR[self.update] if self.lr is None else self.lr
+        default = FIRST_LR if self.schedule == "doubling" else DEFAULT_LR[self.update]
+        return default if self.lr is None else self.lr
 
     def batch_size_for(self, examples: int) -> int:
         """The batch size given, or the power of two nearest to twice the square root of the number of examples."""
@@ -245,7 +247,7 @@ class Settings:
             name = self.strategy
             given["strategy"] = load(name) if Path(name).suffix.lower() in ENDINGS else NamedStrategy(name, self.bands)
         if self.schedule is not None:
-            given["schedule"] = WarmupCosine(self.warmup_steps or 0)
+            given["schedule"] = Doubling() if self.schedule == "doubling" else WarmupCosine(self.warmup_steps or 0)
         if self.ema is not None:
             given["averaging"] = ExponentialAverage(self.ema)
         return METHODS[self.method](**{name: value for name, value in given.items() if value is not None})

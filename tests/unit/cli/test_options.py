@@ -21,7 +21,7 @@ from dpcore.methods import METHODS, keywords
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from tests.refused import refused
 
 # Options build these, or give them another name; galore takes objects only.
@@ -229,6 +229,8 @@ def test_options_reach_the_method():
     assert banded.noise.strategy == NamedStrategy("banded-inverse-square-root", 3)
     released = build("dp_sgd", schedule="cosine", warmup_steps=5, ema=0.9, radius=2.0)
     assert released.schedule == WarmupCosine(5)
+    found = build("dp_sgd", schedule="doubling")
+    assert (found.schedule, found.update.settings().learning_rate) == (Doubling(), 0.1)
     assert released.averaging == ExponentialAverage(0.9)
     assert released.radius == 2.0
     assert build("dp_sgd", clip_quantile=0.7).clip.adaptive == AdaptiveClip(0.7)
@@ -280,7 +282,9 @@ def test_epsilon_is_named_as_it_was_typed():
     ("dp_sgd", {"bands": 3}, "banded-inverse-square-root"),
     ("dp_sgd", {"clip_lr": 0.1}, "clip_lr=0.1: is only for --clip-quantile"),
     ("dp_sgd", {"bit_noise": 3.0}, "bit_noise=3.0: is only for --clip-quantile"),
-    ("dp_sgd", {"warmup_steps": 3}, "is only for --schedule cosine"), ("dp_sgd", {"ema": 1.0}, "ema=1.0"),
+    ("dp_sgd", {"warmup_steps": 3}, "is only for --schedule cosine"),
+    ("dp_sgd", {"warmup_steps": 3, "schedule": "doubling"}, "is only for --schedule cosine"),
+    ("dp_adam", {"schedule": "doubling"}, "and for SGD; take dp_sgd"), ("dp_sgd", {"ema": 1.0}, "ema=1.0"),
     ("dp_adam", {"variant": "side_information"}, "make_private"),
     ("dp_adam", {"variant": "noiseless_preconditioner", "allow_nonprivate": True}, "guarantees nothing"),
     ("dp_adam", {"variant": "noiseless_scale_then_privatize", "allow_nonprivate": True}, "guarantees nothing"),

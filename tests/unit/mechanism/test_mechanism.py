@@ -25,7 +25,7 @@ from dpcore.stages.filters import OptimalFIR, ScalarKalman
 from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.galore import GaLore
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from tests.refused import refused
 from tests.unit.two_threads import in_two_threads
 
@@ -51,6 +51,7 @@ STATEFUL = METHODS | {
     "accelerated": methods.accelerated_srgd(lr=0.1, noise_multiplier=1.0, radius=2.0),
     "averages": methods.dp_sgd(lr=0.1, averaging=ExponentialAverage(0.8), noise_multiplier=1.0),
     "schedule": methods.dp_sgd(lr=0.1, schedule=WarmupCosine(6), noise_multiplier=1.0),
+    "doubling": methods.dp_sgd(schedule=Doubling(confidence=0.3), noise_multiplier=1.0),
     "adaptive clip": methods.dp_sgd(lr=0.1, noise_multiplier=0.7, adaptive_clip=AdaptiveClip()),
     "bias": methods.dp_adam(lr=0.1, variant="bias_corrected", strategy="tree", noise_multiplier=1.0),
     "independent": methods.dp_adam(lr=0.1, variant="independent_moments", strategy=BANDS, noise_multiplier=1.0),

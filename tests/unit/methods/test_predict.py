@@ -17,7 +17,7 @@ from dpcore.stages.noise import IndependentGaussian
 from dpcore.stages.queries import RecursiveDifference
 from dpcore.stages.updates import SGD
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 
 STEPS = 7
 # No vector of the test comes near this clip norm, which is the standard deviation of the noise, too.
@@ -99,6 +99,7 @@ def test_a_query_counts_its_gradients_and_its_length():
 
 @pytest.mark.parametrize(("method", "sentence"), [
     (methods.dp_adam(lr=1), r"update=Adam\(\.\.\.\): cannot be predicted"),
+    (methods.dp_sgd(schedule=Doubling()), r"schedule=Doubling\(.*\): cannot be predicted"),
     (methods.doppler(lr=1, filter=OptimalFIR(3)), r"filter=OptimalFIR\(\.\.\.\): cannot be predicted"),
     (methods.dp_sgd(lr=1, strategy="tree"), "strategy: cannot be predicted"),
     (methods.dp_sgd(lr=1, radius=1), "radius: cannot be predicted"),

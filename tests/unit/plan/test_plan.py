@@ -25,7 +25,7 @@ from dpcore.stages.noise import IndependentGaussian
 from dpcore.stages.queries import Point
 from dpcore.stages.strategies import BandedToeplitz, Identity, from_matrix, strategy
 from dpcore.stages.updates.galore import GaLore
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 from tests.refused import refused
@@ -161,6 +161,10 @@ def adam(**settings) -> updates.Adam:
         "give strategy=None, or another filter",
     ),
     ({"filter": FIR, "update": adam(denominator="floored", bias_corrected=True)}, "give second_moment='released'"),
+    *(({"update": updates.SGD(0.1), "schedule": Doubling(), **others}, "take dp_sgd with base='sgd', without")
+      for others in ({"update": ADAM}, {"update": updates.Momentum(0.1)}, {"filter": FIR}, {"galore": GaLore(2)},
+                     {"query": queries.TwoPoint(0.5, 0.5)}, {"filter": dpcore.filters.named_filter("f5")},
+                     {"noise": dpcore.noise.CorrelatedGaussian(1.0, Identity())})),
     ({"galore": GaLore(2), "update": ADAM, "filter": FIR}, "galore: takes filters"),
     ({"galore": GaLore(2), "update": ADAM, "query": SCALED}, "no preconditioned query"),
     ({"galore": GaLore(2), "update": updates.Accelerated(0.1)}, "no accelerated coupling"),

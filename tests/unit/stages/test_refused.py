@@ -28,7 +28,7 @@ from dpcore.stages.strategies import (  # isort: skip
 from dpcore.stages.updates import SGD, AdaGrad, Adam, Momentum
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from dpcore_numpy import recurrence, row_norms, update, weighted_sum
 
 TYPE = "type: "
@@ -55,7 +55,8 @@ UPDATES: Calls = [
 BESIDE: Calls = [
     (lambda: ExponentialAverage(1.0), "decay=1.0"), (lambda: ExponentialAverage(-0.1), "decay=-0.1"),
     (lambda: UniformAverage(-1), "start=-1"), (lambda: WarmupCosine(-1), "warmup_steps=-1"),
-    (lambda: WarmupCosine(0, -0.1), "final=-0.1"),
+    (lambda: WarmupCosine(0, -0.1), "final=-0.1"), (lambda: Doubling(confidence=0), "confidence=0"),
+    (lambda: Doubling(decay=1), "decay=1: must lie strictly between 0 and 1"),
     (lambda: WarmupCosine(10).check(10), "warmup_steps=10: must be less than the 10 steps of the run; 1 is a tenth"),
     (lambda: GaLore(0), "rank=0"), (lambda: GaLore(2, 0), "every=0"),
 ]  # fmt: skip

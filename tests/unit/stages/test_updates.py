@@ -2,17 +2,21 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
+import dpcore
+from dpcore.sampling import FixedOrderSampler
 from dpcore.spec.ops import SECOND_MOMENT, UPDATE_RULES, UpdateSettings
 from dpcore.stages.updates import SGD, AdaGrad, Adam, AdamW, Momentum, Nesterov, Update
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
-from dpcore.stages.updates.schedules import WarmupCosine
+from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from dpcore_numpy import update
 
 CASES = [
@@ -123,6 +127,65 @@ def test_the_factor_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
     assert all(a > b for a, b in itertools.pairwise(factors[4:]))
     for t in range(4, steps):
         assert factors[t] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * (t - 4) / 10)) / 2)
+
+
+# The rate found in the releases.
+
+
+def found(schedule: Doubling, gradient: Any, noise: np.ndarray, s: float) -> np.ndarray:
+    """Parameters after dpcore's run from 0; `s` is the noise's deviation in a coordinate, the clip norm 10."""
+    batches = FixedOrderSampler(dataset_size=4, batch_size=4, shuffle=False)
+    method = dpcore.methods.dp_sgd(schedule=schedule, max_grad_norm=10.0, noise_multiplier=4 * s / 10)
+    steps, d = noise.shape
+    of_each = lambda x, indices: np.tile(gradient(x), (len(indices), 1))  # noqa: E731
+    return dpcore.minimize(of_each, np.zeros(d), batches, method, steps=steps, noise=noise).x
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rate_is_that_of_the_loop(seed: int) -> None:
+    """From the docstring's equations; the run is long enough for changes in both directions and for the decay."""
+    rng = np.random.default_rng(seed)
+    steps, d, s = 60, 12, 0.05
+    c, a, z = np.geomspace(1, 0.1, d), rng.normal(size=d) / 4, rng.normal(size=(steps, d))
+    x, y, rate, evidence, variance, changes = np.zeros(d), np.zeros(d), 0.0, 0.0, 0.0, set()
+    for t in range(steps):
+        g = c * (x - a) + s * z[t]
+        if t == 0:
+            rate = 0.1 / np.sqrt(steps) / np.linalg.norm(g)
+        elif t < 30:
+            evidence, variance = evidence + g @ (x - y), variance + s**2 * (x - y) @ (x - y)
+            if abs(evidence) > 2 * np.sqrt(variance):
+                changes.add(np.sign(evidence))
+                rate *= 2 if evidence < 0 else 0.5 ** (1 / 3)
+                y, evidence, variance = x, 0.0, 0.0
+        x = x - rate * min(1, (60 - t) / 30) * g
+    assert changes == {-1, 1}
+    np.testing.assert_allclose(found(Doubling(), lambda x: c * (x - a), z, s), x, rtol=1e-6, atol=1e-8)
+
+
+def test_the_evidence_of_noise_alone_has_the_variance_it_is_compared_with() -> None:
+    last: list[Any] = []
+
+    class Seen(Doubling):
+        def observe(self, *given: Any) -> tuple[float, ...]:
+            last[:] = super().observe(*given)
+            return tuple(last)
+
+    rng, scores = np.random.default_rng(0), []
+    for _ in range(60):
+        found(Seen(confidence=1e9), np.zeros_like, rng.normal(size=(30, 50)), 0.2)
+        scores.append(last[1] / math.sqrt(last[2]))
+    mean, square = float(np.mean(scores)), float(np.mean(np.square(scores)))
+    assert abs(mean) < 4 / math.sqrt(60)
+    assert stats.chi2.ppf(1e-5, 60) < 60 * square < stats.chi2.ppf(1 - 1e-5, 60)
+
+
+@pytest.mark.parametrize("product", [math.nan, math.inf, -math.inf])
+def test_a_diverged_run_keeps_a_state_that_can_be_saved(product: float) -> None:
+    schedule, statistics = Doubling(), (1e100, 1.0, 1.0)
+    for variance in (1.0, math.inf):
+        assert np.isfinite(schedule.observe(statistics, product, variance)).all()
+    assert schedule.begin(math.inf, 10) == schedule.begin(0.0, 10) == schedule.initial()
 
 
 # The projection of GaLore.

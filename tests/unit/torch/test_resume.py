@@ -28,7 +28,7 @@ PLAIN = {
 KINDS = [
     "per layer", "disk adaptive clip", "optimal fir", "galore adam", "disk kalman", "disk doppler", "inner_outer",
     "memf banded", "memf tree-optimal", "srg_memf", "accelerated_srgd", "adam independent banded", "adam joint",
-    "adam delayed", "adam public", "adagrad corrected", "schedule and average", "uniform average",
+    "adam delayed", "adam public", "adagrad corrected", "schedule and average", "doubling", "uniform average",
 ]  # fmt: skip
 
 
