@@ -50,12 +50,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_fix.py::test_what_cannot_be_fixed_is_named_with_its_refusal"),
         ("copy parameters that are shared apart", "memo).items():", "{}).items():",
          "unit/torch/test_fix.py::test_tied_parameters_stay_tied"),
+    ],
     "dpcore/torch/model/joint.py": [
         ("train the models that are held", "p.requires_grad and id(p) in own}", "p.requires_grad}",
          "unit/torch/test_joint.py::test_a_game_of_three_models_takes_the_steps_of_explicit_autograd"),
         ("take losses of pairs of examples", "losses.numel() != examples", "False", "unit/torch/test_joint.py::test_what_cannot_be_proved_is_refused"),
         ("train what a JointLoss inside of a model holds", "if inner != [model]:", "if False:",
          "unit/torch/test_joint.py::test_a_joint_loss_is_the_model_itself_and_has_the_loss"),
+    ],
     "dpcore/torch/preferences.py": [
         ("take the second half of all pairs for the rejected texts of the first", "torch.stack(value.chunk(2), dim=1)", "value.unflatten(0, (-1, 2))",
          "unit/torch/test_preferences.py::test_a_collator_of_halves_becomes_one_of_pairs"),
