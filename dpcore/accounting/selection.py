@@ -108,7 +108,8 @@ def _poisson_delta(event: PrivateSelection, epsilon: float, knots: Array, profil
     lies = np.interp(np.maximum(ratio, 1.0 / ratio), knots, profile)
     most = np.minimum(x, np.where(ratio < 1.0, 1.0 - ratio + ratio * lies, lies))
     weight = mean * np.exp(-mean * x)
-    return float(weight[-1] * most[-1] + np.sum(most[1:] * -np.diff(weight))) * (1.0 + 1e-9)
+    falls = weight[:-1] * -np.expm1(-mean * np.diff(x))
+    return float(weight[-1] * most[-1] + np.sum(most[1:] * falls)) * (1.0 + 1e-9)
 
 
 def _poisson_epsilon(event: PrivateSelection, delta: float, coarse: float) -> float:
