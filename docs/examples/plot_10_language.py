@@ -133,8 +133,9 @@ print(private.statement().summary())
 # %%
 # Private preferences
 # -------------------
-# 2,000 other people said which of two answers they like better, most of them about late parcels. To a late parcel it is "please send it.", and the shop's own answer to any other sentence. A pair of texts
-# is one example: it is clipped as one, and the statement says so. The reference is the model so far, so its adapters are merged before new ones are added.
+# 2,000 other people said which of two answers they like better, most of them about late parcels. To a late parcel it is "please send it.", and the shop's own answer to
+# any other sentence. A pair of texts is one example: it is clipped as one, and the statement says so. The reference is the model so far, so its adapters are merged
+# before new ones are added.
 
 tuned = adapted.merge_and_unload()
 liked = {**answers, "came late": "please send it."}
