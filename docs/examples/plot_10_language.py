@@ -45,8 +45,8 @@ model = LlamaForCausalLM(config)
 modules = ("argparse", "random", "statistics", "turtle", "typing")
 public = torch.tensor(encoded("".join((Path(sysconfig.get_path("stdlib")) / f"{m}.py").read_text() for m in modules)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 150)
-for _ in range(150):
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 120)
+for _ in range(120):
     rows = torch.stack([public[start : start + LENGTH] for start in torch.randint(len(public) - LENGTH, (24,))])
     optimizer.zero_grad()
     model(input_ids=rows, labels=rows).loss.backward()
@@ -124,7 +124,7 @@ def trained(model, data, rate, batch_size, steps):
 
 print(f"before: {right(model):.0%} of the held-out answers; {said(model, held_out[0][0])!r}")
 adapted = with_adapters(model)
-private = trained(adapted, data, rate=0.015, batch_size=100, steps=50)
+private = trained(adapted, data, rate=0.015, batch_size=100, steps=45)
 print(f"after:  {right(adapted):.0%}")
 for prompt, _ in held_out[:4]:
     print(f"{prompt.strip():28} {said(adapted, prompt)}")
@@ -133,8 +133,9 @@ print(private.statement().summary())
 # %%
 # Private preferences
 # -------------------
-# 2,000 other people said which of two answers they like better. To a late parcel it is "please send it.", and the shop's own answer to any other sentence. A pair of texts
-# is one example: it is clipped as one, and the statement says so. The reference is the model so far, so its adapters are merged before new ones are added.
+# 2,000 other people said which of two answers they like better, most of them about late parcels. To a late parcel it is "please send it.", and the shop's own answer to
+# any other sentence. A pair of texts is one example: it is clipped as one, and the statement says so. The reference is the model so far, so its adapters are merged
+# before new ones are added.
 
 tuned = adapted.merge_and_unload()
 liked = {**answers, "came late": "please send it."}
@@ -147,15 +148,28 @@ def judged(prompt, answer):
     return padded(prompt, chosen), padded(prompt, rejected)
 
 
-pairs = [judged(*one) for one in random.choices(known, k=2_000)]
-names = "input_ids", "attention_mask", "completion_mask"
-pairs = {name: torch.tensor([[text[k] for text in pair] for pair in pairs]) for k, name in enumerate(names)}
-pairs = with_reference(tuned, pairs, batch_size=500)
+def joined(some):
+    """The pairs as tensors (n, 2, LENGTH)."""
+    judgements, names = [judged(*one) for one in some], ("input_ids", "attention_mask", "completion_mask")
+    return {name: torch.tensor([[text[k] for text in pair] for pair in judgements]) for k, name in enumerate(names)}
 
-prompt = next(prompt for prompt, _ in held_out if "came late" in prompt)
-print(f"before: {prompt.strip():28} {said(tuned, prompt)}")
+
+weights = [6 if "came late" in prompt else 1 for prompt, _ in known]
+pairs = with_reference(tuned, joined(random.choices(known, weights, k=2_000)), batch_size=500)
+others = joined([one for one in held_out if "came late" in one[0]])
+
+
+@torch.no_grad()
+def tell(model, when):
+    """Print which answer to a late parcel the model takes for likelier, and what it writes."""
+    chosen, rejected = DPO(model.eval()).log_probabilities(others["input_ids"], others["completion_mask"])
+    prompt = next(prompt for prompt, _ in held_out if "came late" in prompt)
+    print(f"{when} the liked answer is likelier in {(chosen > rejected).double().mean():.0%}; {said(model, prompt)!r}")
+
+
+tell(tuned, "before:")
 adapted = with_adapters(tuned)
-private = trained(DPO(adapted, beta=0.5), pairs, rate=0.0005, batch_size=50, steps=12)
-print(f"after:  {prompt.strip():28} {said(adapted, prompt)}")
+private = trained(DPO(adapted, beta=0.5), pairs, rate=0.0007, batch_size=50, steps=12)
+tell(adapted, "after: ")
 assert private.epsilon() <= EPSILON
 print(next(sentence for sentence in private.statement().caveats if "pair" in sentence))
