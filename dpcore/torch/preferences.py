@@ -31,14 +31,9 @@ PAIRS = "An example is a pair: a chosen and a rejected text, and which of them i
 
 
 class Compared(NamedTuple):
-    """What a module of pairs returns.
+    """What a module of pairs returns: the mean loss, in a private step each pair's own; and the pairs' margins, (B,).
 
-    Attributes
-    ----------
-    loss : scalar tensor
-        The mean over the pairs; in a private step each pair's own.
-    margins : (B,) tensor
-        What the loss is a function of: positive where the chosen text is ahead.
+    The loss is a function of the margins, which are positive where the chosen text is ahead.
     """
 
     loss: Tensor
