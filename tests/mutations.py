@@ -390,6 +390,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/gradients/cache.py": [
         ("take every configuration for the same one", "(kind, number, _value(vars(value), met))", "kind",
          "unit/torch/test_memory.py::test_a_second_equal_model_is_not_captured_again"),
+        ("take the graph of a loss that read other numbers", "return _Same(value), _read(value, met)", "return _Same(value)",
+         "unit/torch/test_memory.py::test_what_functions_read_makes_another_model"),
     ],
     "backends/dpcore_triton/recording.py": [
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),

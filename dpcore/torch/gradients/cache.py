@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from types import FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -96,7 +96,8 @@ def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Has
             parts += [name, modules.setdefault(id(module), known)]
             if modules[id(module)] < known:
                 continue
-            parts += [type(module), type(module).forward]  # type: ignore[list-item]
+            kind: Any = type(module)
+            parts += [kind, kind.forward, _read(kind.forward, met)]
             for held in (module._parameters, module._buffers):
                 for key, tensor in held.items():
                     if tensor is not None:
@@ -117,6 +118,8 @@ _TORCHS = frozenset(vars(nn.Module())) - {"training"} | {
 
 _OBJECTS = 10_000
 """Beyond this number of objects, every further one counts as unequal to all others."""
+_ENTRIES = 100
+"""Longer lists that a function reads are taken for data, and not compared."""
 
 
 def _value(value: Any, met: dict[int, int]) -> Hashable:
@@ -134,13 +137,37 @@ def _value(value: Any, met: dict[int, int]) -> Hashable:
         return kind, frozenset(_value(each, met) for each in value)
     if isinstance(value, dict):
         return kind, tuple((_value(k, met), _value(v, met)) for k, v in value.items())
-    if isinstance(value, FunctionType) and value.__closure__ is None:
-        return value
+    if isinstance(value, FunctionType):
+        return _Same(value), _read(value, met)
     if isinstance(value, (nn.Module, type)) or not _has_only_attributes(kind) or len(met) >= _OBJECTS:
         return _Same(value)
     known = len(met)
     number = met.setdefault(id(value), known)
     return (kind, number) if number < known else (kind, number, _value(vars(value), met))
+
+
+def _read(function: Any, met: dict[int, int]) -> Hashable:
+    """Return the plain values, and tuples and lists of such, that a function reads as globals and in its closure.
+
+    Also those of functions of its module that it calls. torch's own functions read constants.
+    """
+    if not isinstance(function, FunctionType) or id(function) in met or function.__module__.startswith("torch."):
+        return None
+    met[id(function)] = len(met)
+    codes, found = [function.__code__], list[Hashable]()
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    names = sorted({name for code in codes for name in code.co_names} & function.__globals__.keys())
+    values = [(name, function.__globals__[name]) for name in names]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values += [(name, cell.cell_contents) for name, cell in cells if cell != CellType()]
+    for name, value in values:
+        several = value if type(value) in (tuple, list) and len(value) <= _ENTRIES else [value]
+        if isinstance(value, FunctionType) and value.__module__ == function.__module__:
+            found.append((name, _read(value, met)))
+        elif all(type(each) in _PLAIN for each in several):
+            found.append((name, _value(value, met)))
+    return tuple(found)
 
 
 class _Attributes:

@@ -217,6 +217,32 @@ def test_a_second_equal_model_is_not_captured_again() -> None:
             assert len(captured) == times
 
 
+FACTOR = 1.0
+
+
+def scaled(output: torch.Tensor) -> torch.Tensor:
+    return FACTOR * output
+
+
+def test_what_functions_read_makes_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A global, also of a function that is called, and what is in a closure, as between runs of a notebook."""
+    weight = [1.0]
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return weight[0] * torch.nn.functional.cross_entropy(scaled(output), targets)
+
+    def digest() -> str:
+        net = nn.Sequential(nn.Linear(5, 3))
+        return start(net, loss=loss)._engine.gradient.proved.digest()
+
+    first = digest()
+    assert digest() == first
+    weight[0] = 2.0
+    second = digest()
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert len({first, second, digest()}) == 3
+
+
 @pytest.mark.parametrize("way", ["pairs", "one-by-one"])
 @pytest.mark.parametrize(("name", "sampling"), [("dp_sgd", "fixed-order"), ("disk", "fixed-order"), ("dp_sgd", USERS)])
 def test_what_is_measured_is_what_a_real_step_takes(name: str, sampling: Any, way: str) -> None:
