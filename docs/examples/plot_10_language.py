@@ -124,7 +124,7 @@ def trained(model, data, rate, batch_size, steps):
 
 print(f"before: {right(model):.0%} of the held-out answers; {said(model, held_out[0][0])!r}")
 adapted = with_adapters(model)
-private = trained(adapted, data, rate=0.015, batch_size=100, steps=45)
+private = trained(adapted, data, rate=0.015, batch_size=100, steps=40)
 print(f"after:  {right(adapted):.0%}")
 for prompt, _ in held_out[:4]:
     print(f"{prompt.strip():28} {said(adapted, prompt)}")
@@ -161,15 +161,18 @@ others = joined([one for one in held_out if "came late" in one[0]])
 
 @torch.no_grad()
 def tell(model, when):
-    """Print which answer to a late parcel the model takes for likelier, and what it writes."""
+    """Print by how much the liked answer to a late parcel is likelier than the other, and what the model writes."""
     chosen, rejected = DPO(model.eval()).log_probabilities(others["input_ids"], others["completion_mask"])
     prompt = next(prompt for prompt, _ in held_out if "came late" in prompt)
-    print(f"{when} the liked answer is likelier in {(chosen > rejected).double().mean():.0%}; {said(model, prompt)!r}")
+    print(f"{when} log-probability {(chosen - rejected).mean():+.1f} beside the other's; {said(model, prompt)!r}")
 
 
 tell(tuned, "before:")
 adapted = with_adapters(tuned)
-private = trained(DPO(adapted, beta=0.5), pairs, rate=0.0007, batch_size=50, steps=12)
+private = trained(DPO(adapted, beta=0.5), pairs, rate=0.0007, batch_size=50, steps=10)
 tell(adapted, "after: ")
 assert private.epsilon() <= EPSILON
 print(next(sentence for sentence in private.statement().caveats if "pair" in sentence))
+
+# %%
+# DPO pushes two answers apart, and the noise moves all others: with so few pairs the liked answer gains, and what the model writes may suffer.
