@@ -21,7 +21,8 @@ import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +34,8 @@ from dpcore.spec import validate
 from dpcore.spec.canonical import canonical_json, digest, plain, read_json_file
 from dpcore.spec.lock import locked
 from dpcore.spec.whole_file import whole_file
+from dpcore.statement.build import of_selection
+from dpcore.statement.statement import Statement
 
 __all__ = ["Choice", "LogUniform", "Outcome", "Winner", "rehearse", "select"]
 
@@ -108,6 +111,27 @@ class Winner(NamedTuple):
     event: PrivateSelection
     remark: str
     paid: str
+
+    def statement(self, run: Statement, ledger: Ledger) -> Statement:
+        """Return the privacy statement of the selection, from that of the winning run.
+
+        Parameters
+        ----------
+        run : Statement
+            Let a run's result have it, as JSON.
+        ledger : Ledger
+            The one that paid.
+
+        Raises
+        ------
+        PrivacyError
+            If it is the statement of a run with another event.
+        """
+        if Event.from_dict(run.event_planned) != self.event.run:
+            raise PrivacyError("run: must be the statement of the winning run; its event is another one")
+        law = self.event.expected_runs, self.event.shape
+        stated = of_selection(run, law, ledger.describe(self.paid, run.delta))
+        return replace(stated, date=datetime.now(UTC).date().isoformat())  # the run's day would say which it was
 
 
 def rehearse(run: Callable[[dict[str, Any]], Outcome], space: Space, event: Event) -> Outcome:

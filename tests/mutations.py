@@ -1276,6 +1276,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("pay again after a kill", "    if not _entry(ledger, name, identity):", "    if True:", "unit/tuning/test_tuning.py::test_kill_9_at_any_place"),
         ("count a score of training data as a bad one", "    except OverlapError:", "    except PrivacyError:",
          "unit/tuning/test_tuning.py::test_scores_of_data_that_are_trained_on_are_no_bad_luck"),
+        ("state a selection of other runs", "if Event.from_dict(run.event_planned) != self.event.run:", "if False:",
+         "unit/tuning/test_tuning.py::test_the_statement_is_that_of_the_selection"),
     ],
     "dpcore/cli/train/tune.py": [
         ("calibrate one run where the selection is to meet the target", "first.delta, released=released)", "first.delta)",

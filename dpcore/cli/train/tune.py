@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from io import BytesIO
 from itertools import product
 from math import isfinite, prod
@@ -39,7 +38,6 @@ from dpcore.errors import ArgumentError, DataError, DivergenceError, DpcoreError
 from dpcore.ledger import Ledger
 from dpcore.spec.canonical import plain
 from dpcore.spec.validate import nearest
-from dpcore.statement.build import of_selection
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_epsilon, format_number
 from dpcore.tuning import Choice, LogUniform, Outcome, Winner, rehearse, select
@@ -155,10 +153,7 @@ def finish(
     from dpcore.cli.train.training import write_model
 
     content, logged, state = torch.load(BytesIO(winner.result or b""), weights_only=True)
-    shape = winner.event.expected_runs, winner.event.shape
-    statement = of_selection(Statement.from_json(content), shape, ledger.describe(winner.paid, settings.delta))
-    # The day of the winning run would say when it was made.
-    statement = replace(statement, date=datetime.now(UTC).date().isoformat())
+    statement = winner.statement(Statement.from_json(content), ledger)
     # Every evaluation is known by the selection: it costs what all cost.
     evaluations = [{**evaluation, "epsilon": statement.best_epsilon} for evaluation in json.loads(logged)]
     folder.write_metrics(evaluations)

@@ -151,7 +151,7 @@ def _read(function: Any, met: dict[int, int]) -> Hashable:
 
     Also those of functions of its module that it calls. torch's own functions read constants.
     """
-    if not isinstance(function, FunctionType) or id(function) in met or function.__module__.startswith("torch."):
+    if not isinstance(function, FunctionType) or id(function) in met or str(function.__module__).startswith("torch."):
         return None
     met[id(function)] = len(met)
     codes, found = [function.__code__], list[Hashable]()

@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+import dpcore
 from dpcore import accounting, tuning
-from dpcore.accounting import Gaussian, PrivateSelection
+from dpcore.accounting import Event, Gaussian, PrivateSelection
 from dpcore.accounting.run_law import any_of
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, OverlapError, PrivacyError
 from dpcore.ledger import Ledger
+from dpcore.statement.statement import Statement
+from dpcore.statement.verify import verify
 from dpcore.tuning import Choice, LogUniform, Outcome, Winner, rehearse, select
 from tests.depth import chosen
 from tests.refused import refused
@@ -257,3 +260,19 @@ def test_a_budget_is_asked_before_the_first_run(tmp_path: Path) -> None:
     best(tmp_path / "c", exact, scored)
     assert exact.verify().valid
     assert exact.total().fixed <= 1.2 < accounting.epsilon(PrivateSelection(EVENT, MEAN), 1e-5, "rdp")
+
+
+def test_the_statement_is_that_of_the_selection(tmp_path: Path) -> None:
+    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=2.0, batch_size=5)
+    sampler = dpcore.sampling.PoissonSampler(dataset_size=20, batch_size=5)
+    made = dpcore.minimize(lambda x, i: np.ones((len(i), 1)), np.zeros(1), sampler, method, steps=3).statement(1e-5)
+    event, ledger = Event.from_dict(made.event), Ledger.create(tmp_path / "ledger")
+    run = Outcome(1.0, made.to_json().encode(), event)
+    winner = select(
+        lambda _: run, SPACE, event, folder=tmp_path / "secret", ledger=ledger, scored_on="public", expected_runs=MEAN
+    )
+    stated = winner.statement(Statement.from_json((winner.result or b"").decode()), ledger)
+    assert stated.best_epsilon == pytest.approx(accounting.epsilon(winner.event, 1e-5))
+    assert not [finding for finding in verify(stated) if finding.status == "failed"]
+    other = winner._replace(event=PrivateSelection(EVENT, MEAN))
+    refused(PrivacyError, "must be the statement of the winning run", other.statement, made, ledger)
