@@ -24,7 +24,7 @@ from tests.unit.mechanism.test_mechanism import STATEFUL, sampler_of
 
 STEPS = 5
 # Sums over the coordinates of all processes, whose order depends on how many there are; or sums that are not exact.
-ROUNDED = {"doppler, optimal", "accelerated", "scaled", "dp_adagrad", "disk, kalman"}
+ROUNDED = {"doppler, optimal", "accelerated", "scaled", "dp_adagrad", "disk, kalman", "doubling"}
 
 
 class Forgetful(dict[str, int]):
