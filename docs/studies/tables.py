@@ -12,12 +12,14 @@ import argparse
 import json
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
+from study import machine
 
 from dpcore.cli.intervals import mean_interval
 
@@ -55,15 +57,17 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # diffprivlib warns of labels that it reads from the data
     images, labels = load_digits(return_X_y=True)
-    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found = json.loads(options.out.read_text()) if options.out.exists() else {"machine": {}, "accuracy": {}}
+    packages = ("scikit-learn",) if options.library == "dpcore" else ("scikit-learn", "diffprivlib")
+    found["machine"][options.library] = machine() | {name: version(name) for name in packages}
     for name, make in of_dpcore() if options.library == "dpcore" else of_diffprivlib():
         scores = []
         for split in range(SPLITS):
             x, held_out, y, truth = train_test_split(images / 16, labels, test_size=0.25, random_state=split)
             scores.append(round(float(make().fit(x, y).score(held_out, truth)), 4))
         mean, half = mean_interval(scores)
-        found[name] = {"accuracy": round(mean, 4), "half_width": round(half, 4), "splits": scores}
-        print(name, found[name], flush=True)
+        found["accuracy"][name] = {"mean": round(mean, 4), "half_width": round(half, 4), "splits": scores}
+        print(name, found["accuracy"][name], flush=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

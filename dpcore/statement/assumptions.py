@@ -52,8 +52,9 @@ OWN_SAMPLER = ("The sampler ", " is the caller's: that its batches are what its 
 """Beginning and end of the sentence about a sampler that is not the library's; its name is between them."""
 SELECTED = (
     "The run is the best of a secret, random number of runs, whose settings were drawn independently of the data. "
-    "Epsilon covers the choice if it was made by held-out data that need no protection, and if nothing of the other "
-    "runs was seen: whoever knows how long the selection took, or what load it made, may guess their number."
+    "Epsilon covers the choice if it was made by what the runs release, or by held-out data that need no protection, "
+    "and if nothing of the other runs was seen: whoever knows how long the selection took, or what load it made, may "
+    "guess their number."
 )
 BRIEFLY = {
     NO_LEDGER: "choosing by results",
