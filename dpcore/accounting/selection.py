@@ -104,9 +104,9 @@ def _poisson_delta(event: PrivateSelection, epsilon: float, knots: Array, profil
     """Return the bound by M, from the run's profile at some knots."""
     mean, x = event.expected_runs, np.append(0.0, np.geomspace(1e-9, 1.0, _CUTS))
     apart = np.min((knots[:, None] - 1.0) * x + profile[:, None], axis=0)
-    ratio = np.exp(epsilon - mean * apart * _UP)
-    lies = np.interp(np.maximum(ratio, 1.0 / ratio), knots, profile)
-    most = np.minimum(x, np.where(ratio < 1.0, 1.0 - ratio + ratio * lies, lies))
+    left = epsilon - mean * apart * _UP
+    lies = np.interp(np.exp(np.minimum(np.abs(left), _MOST)), knots, profile)
+    most = np.minimum(x, np.where(left < 0.0, -np.expm1(left) + np.exp(left) * lies, lies))
     weight = mean * np.exp(-mean * x)
     falls = weight[:-1] * -np.expm1(-mean * np.diff(x))
     return float(weight[-1] * most[-1] + np.sum(most[1:] * falls)) * (1.0 + 1e-9)
