@@ -12,11 +12,11 @@ from torch import nn
 import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.ledger import Ledger
-from dpcore.torch import HeldOut, JointLoss, doctor, make_private
+from dpcore.torch import HeldOut, JointLoss, PrivateRun, doctor, make_private
 from dpcore.torch.gradients.per_example import WAYS
 from dpcore.torch.peers import gradient_of
 from tests.refused import refused
-from tests.unit.torch_runs import DATA, sgd, start
+from tests.unit.torch_runs import DATA, KEY, METHODS, load, saved, sgd, start
 
 
 class Game:
@@ -93,6 +93,30 @@ def test_a_private_step_neither_reads_nor_writes_grad() -> None:
                 assert grad is parameter.grad is None or torch.equal(grad, parameter.grad)  # type: ignore[arg-type]
         ends.append(torch.cat([p.detach().flatten() for p in game.trained]))
     assert torch.equal(*ends)
+
+
+def test_a_game_goes_on_where_it_was_saved() -> None:
+    """With the held models, which other optimizers have moved."""
+
+    def played(run: PrivateRun, game: Game, stop: int) -> None:
+        for batch in run.loader:
+            if run.steps_taken == stop:
+                return
+            run.step(batch)
+            game.joint.zero_grad()  # which is not saved
+            game.play()
+
+    whole, half, again = Game(), Game(), Game()
+    run, before, after = (start(game.joint, METHODS["adam"](8), key=KEY) for game in (whole, half, again))
+    played(run, whole, 4)
+    played(before, half, 2)
+    with torch.no_grad():
+        again.generator.weight.zero_()
+    load(after, saved(before))
+    assert torch.equal(again.generator.weight, half.generator.weight)
+    played(after, again, 4)
+    assert run.steps_taken == after.steps_taken == 4
+    assert all(map(torch.equal, whole.joint.parameters(), again.joint.parameters()))
 
 
 def test_each_example_has_made_up_ones_of_its_own_at_every_step() -> None:
