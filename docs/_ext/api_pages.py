@@ -51,17 +51,22 @@ def table(module: str, *names: str) -> str:
 
 
 def room_page(module: str, names: list[str]) -> str:
-    """reStructuredText of the page of a module: its sentence, and its objects as branches of the tree."""
+    """reStructuredText of the page of a module: its sentence, and links to its objects.
+
+    Their pages are no branches of the tree: furo writes the whole tree into each page, and with 250 more entries that
+    took most of the time of a build.
+    """
     said = " ".join((inspect.getdoc(import_module(module)) or "").split("\n\n")[0].split())
-    tree = ["   :titlesonly:", "", *(f"   {name} <{module}.{name}>" for name in names)]
-    return "\n".join([module, "=" * len(module), "", said, "", ".. toctree::", *tree, ""])
+    links = [f"- :doc:`{name} <{module}.{name}>`" for name in names]
+    return "\n".join([module, "=" * len(module), "", said, "", *links, ""])
 
 
 def page(module: str, name: str, thing: Any) -> str:
     """reStructuredText of the page of one object."""
     whole = f"{module}.{name}"
     kind = "class" if inspect.isclass(thing) else "function" if inspect.isroutine(thing) else "data"
-    return "\n".join([whole, "=" * len(whole), "", f".. auto{kind}:: {whole}", ""])
+    above = f"In :doc:`{module}`."
+    return "\n".join([":orphan:", "", whole, "=" * len(whole), "", above, "", f".. auto{kind}:: {whole}", ""])
 
 
 def write(app: Any) -> None:
