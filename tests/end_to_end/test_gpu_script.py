@@ -34,8 +34,9 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
 def in_this_process(folder: Path) -> int:
     """Do what the script does, with one of the small models only, and of parts that are alike only one."""
     small = {"mlp": training.cases(small=True)["mlp"]}
+    # Some seconds each.
     alike = "plain, compiled", "CUDA graphs", "adamw", "philox", "banded 8", "filter of order", "scale", "every kernel"
-    alike += "the same bits twice: steps", "agreement suite", "host: ", "torch adam"  # some seconds each
+    alike += "the same bits twice: steps", "agreement suite", "host: ", "torch adam", "linear_sums", "normal"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "cases", lambda _: small)
         for module in (checks, kernels, training, models):
