@@ -18,6 +18,7 @@ import torch
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
+from dpcore.cli.train.examples import Augmented
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning
@@ -123,6 +124,12 @@ def _device(backend: str) -> torch.device:
     )
 
 
+def _private_data(dataset: Dataset, settings: Settings) -> Any:
+    if settings.augmentations is not None:
+        return Augmented(dataset.train_inputs, dataset.train_targets)
+    return torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)
+
+
 class Outcome(NamedTuple):
     """How a training run ended, and the statement for the steps that lead to its parameters.
 
@@ -157,7 +164,7 @@ class Training:
             warnings.simplefilter("always")
             self.private = make_private(
                 self.model,
-                (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)),
+                _private_data(dataset, settings),
                 settings.build_method(len(dataset)),
                 target_epsilon=settings.epsilon,
                 target_delta=settings.delta,
@@ -166,6 +173,7 @@ class Training:
                 max_batch_size=settings.max_batch_size,
                 groups=settings.groups,
                 precision=None if settings.precision == "float32" else settings.precision,
+                augmentations=settings.augmentations or 1,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
