@@ -11,13 +11,13 @@ from dpcore.cli.train.settings import Settings
 from dpcore.cli.train.training import Training
 from dpcore.errors import ArgumentError
 
-IMAGES = np.arange(4 * 2 * 5 * 6, dtype=np.float32).reshape(4, 2, 5, 6)
+IMAGES = np.arange(4 * 2 * 9 * 10, dtype=np.float32).reshape(4, 2, 9, 10) / 720
 TARGETS = np.arange(4)
 
 
 def test_copies_are_all_parts_of_the_mirrored_image_equally_often() -> None:
     mirrored = np.pad(IMAGES[1], ((0, 0), (PAD, PAD), (PAD, PAD)), mode="symmetric")
-    parts = [mirrored[:, i : i + 5, j : j + 6] for i in range(2 * PAD + 1) for j in range(2 * PAD + 1)]
+    parts = [mirrored[:, i : i + 9, j : j + 10] for i in range(2 * PAD + 1) for j in range(2 * PAD + 1)]
     number = {part.tobytes(): at for at, part in enumerate([*parts, *(part[:, :, ::-1] for part in parts)])}
     data = Augmented(IMAGES, TARGETS)
     torch.manual_seed(0)
