@@ -82,6 +82,12 @@ class Settings:
     model: Annotated[str, option(one_of(MODELS), "NAME", f"{', '.join(MODELS)}.", DATA)] = "logistic"
     model_scale: Annotated[_Real, option(real, "S",
         f"Multiplies the channels and the number of blocks of {', '.join(SCALED_MODELS)}.", DATA)] = None
+    weights: Annotated[_Text, option(str, "FILE",
+        "Public weights to begin from: safetensors or torch's state dict, or a folder with one.", DATA)] = None
+    image_size: Annotated[_Count, option(count, "S", "Side, in points, to which images are resized.", DATA)] = None
+    pixel_mean: Annotated[_Reals, option(reals, "M,...", "Public constants, one or one a channel: pixels become "
+        "(x - M) / S.", DATA)] = None
+    pixel_std: Annotated[_Reals, option(reals, "S,...", "For --pixel-mean.", DATA)] = None
     augmentations: Annotated[_Count, option(count, "K",
         "Copies of an image, shifted and flipped at random; the mean of their gradients is clipped.", DATA)] = None
     seed: Annotated[int, option(whole, "N", "Seed of the initial weights. The noise is never seeded.", DATA)] = 0
@@ -190,7 +196,7 @@ class Settings:
                 raise ArgumentError(
                     f"model_scale={self.model_scale!r}: is only for the models {_listed(list(SCALED_MODELS))}"
                 )
-        for name in ("record_gradients", "augmentations"):
+        for name in ("record_gradients", "augmentations", "image_size"):
             if getattr(self, name) is not None:
                 integer(1, **{name: getattr(self, name)})
         if self.variant == "side_information":

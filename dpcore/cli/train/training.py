@@ -31,6 +31,7 @@ from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.torch import HeldOut, make_private, save_state
 from dpcore.torch.export import files
 from dpcore.torch.model import models
+from dpcore.torch.model.weights import load_weights
 
 # The checkpoint of a run that a ledger pays for is one file, replaced whole, and as secret as the data: it holds the
 # run's keys, and whoever has them can subtract the noise. So it is readable by its owner only, and does not lie in the
@@ -104,6 +105,10 @@ _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 HELD_OUT = (
     "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
 )
+BEGUN = (
+    "The weights that the run begins from, of a file, cost nothing only if, as declared, they do not depend on the "
+    "training data."
+)
 _RESERVED = (
     WRITTEN_BEFORE
     + " the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
@@ -158,7 +163,16 @@ class Training:
         self.evaluations: list[dict[str, Any]] = []
         # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
-        built = models.build(settings.model, dataset.shape, dataset.classes, settings.model_scale or 1)
+        built = models.build(
+            settings.model,
+            dataset.shape,
+            dataset.classes,
+            settings.model_scale or 1,
+            image_size=settings.image_size,
+            pixel_mean=settings.pixel_mean or (),
+            pixel_std=settings.pixel_std or (),
+        )
+        fresh = () if settings.weights is None else load_weights(built, settings.weights)
         self.model = built.to(_device(settings.backend))
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -179,6 +193,8 @@ class Training:
             )
         # Commands remark on delta themselves, before torch is imported.
         self.remarks = [str(one.message) for one in caught if one.category is not DeltaWarning]
+        if fresh:
+            self.remarks.append(f"weights: {', '.join(fresh)} begin as without a file, since its last layer is another")
         self._test = torch.tensor(dataset.test_inputs), torch.tensor(dataset.test_targets)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
@@ -200,8 +216,13 @@ class Training:
         """Return the statement for the first `steps` steps and everything else that may have been released by now."""
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
+        begun = () if self.settings.weights is None else (BEGUN,)
         return replace(
-            now, steps_taken=steps, caveats=(*now.caveats, HELD_OUT), note=note, **guarantee(event, planned, now.delta)
+            now,
+            steps_taken=steps,
+            caveats=(*now.caveats, HELD_OUT, *begun),
+            note=note,
+            **guarantee(event, planned, now.delta),
         )
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
