@@ -77,14 +77,16 @@ class Settings:
 
     # fmt: off
     data: Annotated[str, option(str, "NAME",
-        "digits (built in), mnist, fashion-mnist, kmnist, cifar-10, cifar-100, idx, npz.", DATA)] = "digits"
+        "digits (built in), mnist, fashion-mnist, kmnist, cifar-10, cifar-100, image-folder, idx, npz.",
+        DATA)] = "digits"
     data_dir: Annotated[_Text, option(str, "FOLDER", "Folder of the data's files.", DATA)] = None
     model: Annotated[str, option(one_of(MODELS), "NAME", f"{', '.join(MODELS)}.", DATA)] = "logistic"
     model_scale: Annotated[_Real, option(real, "S",
         f"Multiplies the channels and the number of blocks of {', '.join(SCALED_MODELS)}.", DATA)] = None
     weights: Annotated[_Text, option(str, "FILE",
         "Public weights to begin from: safetensors or torch's state dict, or a folder with one.", DATA)] = None
-    image_size: Annotated[_Count, option(count, "S", "Side, in points, to which images are resized.", DATA)] = None
+    image_size: Annotated[_Count, option(count, "S", "Side, in points, to which images are resized; of "
+        "image-folder 224 if not given.", DATA)] = None
     pixel_mean: Annotated[_Reals, option(reals, "M,...", "Public constants, one or one a channel: pixels become "
         "(x - M) / S.", DATA)] = None
     pixel_std: Annotated[_Reals, option(reals, "S,...", "For --pixel-mean.", DATA)] = None
@@ -164,6 +166,8 @@ class Settings:
         RUN)] = field(default_factory=lambda: chosen_backend() or "torch")
     precision: Annotated[str, option(one_of(PRECISIONS), "NAME",
         "float32, or bf16: forward passes and losses in bfloat16; the parameters stay in float32.", RUN)] = "float32"
+    num_workers: Annotated[_Count, option(count, "N",
+        "Processes that read image-folder and augmented images ahead.", RUN)] = None
     record_gradients: Annotated[_Count, option(count, "N",
         "Keep N coordinates of each released gradient, for dpcore inspect gradients.", RUN)] = None
     # fmt: on

@@ -18,7 +18,7 @@ import torch
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
-from dpcore.cli.train.examples import Augmented
+from dpcore.cli.train.examples import examples_of
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning
@@ -93,7 +93,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-_EVALUATION_BATCH = 1000
+# Examples of one evaluation's pass, fewer if each has more numbers than this.
+_EVALUATION_BATCH, _EVALUATION_NUMBERS = 1000, 1 << 13
 _SECONDS_BETWEEN_REPORTS = 0.25
 # Models whose work is a product of parameters and examples; convolutions have far more.
 _DENSE = ("logistic", "mlp")
@@ -129,12 +130,6 @@ def _device(backend: str) -> torch.device:
     )
 
 
-def _private_data(dataset: Dataset, settings: Settings) -> Any:
-    if settings.augmentations is not None:
-        return Augmented(dataset.train_inputs, dataset.train_targets)
-    return torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)
-
-
 class Outcome(NamedTuple):
     """How a training run ended, and the statement for the steps that lead to its parameters.
 
@@ -160,6 +155,7 @@ class Training:
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.ledger = settings, ledger
+        dataset = dataset.at(settings.image_size)
         self.evaluations: list[dict[str, Any]] = []
         # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
@@ -178,7 +174,7 @@ class Training:
             warnings.simplefilter("always")
             self.private = make_private(
                 self.model,
-                _private_data(dataset, settings),
+                examples_of(dataset.train_inputs, dataset.train_targets, settings.augmentations is not None),
                 settings.build_method(len(dataset)),
                 target_epsilon=settings.epsilon,
                 target_delta=settings.delta,
@@ -188,6 +184,7 @@ class Training:
                 groups=settings.groups,
                 precision=None if settings.precision == "float32" else settings.precision,
                 augmentations=settings.augmentations or 1,
+                num_workers=settings.num_workers or 0,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
@@ -195,7 +192,8 @@ class Training:
         self.remarks = [str(one.message) for one in caught if one.category is not DeltaWarning]
         if fresh:
             self.remarks.append(f"weights: {', '.join(fresh)} begin as without a file, since its last layer is another")
-        self._test = torch.tensor(dataset.test_inputs), torch.tensor(dataset.test_targets)
+        self._batch = max(1, _EVALUATION_BATCH // max(1, math.prod(dataset.shape) // _EVALUATION_NUMBERS))
+        self._test = examples_of(dataset.test_inputs, dataset.test_targets)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
         self.steps_per_epoch = len(self.private.loader)
@@ -227,8 +225,7 @@ class Training:
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
         """Return the accuracy of the method's output on other held-out examples."""
-        data = torch.tensor(inputs), torch.tensor(targets)
-        held_out = HeldOut(self.private, data, {"accuracy": _accuracy}, batch_size=_EVALUATION_BATCH)
+        held_out = HeldOut(self.private, examples_of(inputs, targets), {"accuracy": _accuracy}, batch_size=self._batch)
         return held_out.evaluate()["accuracy"]
 
     def run(
@@ -255,7 +252,7 @@ class Training:
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
         reported, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
-        held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
+        held_out = HeldOut(private, self._test, _METRICS, batch_size=self._batch)
         if folder is not None:
             folder.write_metrics(self.evaluations)
             if alone and self.ledger is not None:

@@ -72,13 +72,15 @@ class Prepared(nn.Module):
                 raise ArgumentError(
                     f"{key}={tuple(values)}: must be one {kind}, or one for each of {image[0]} channels"
                 )
-        self.image, self.size, self.mean, self.std = image, size, tuple(mean or (0.0,)), tuple(std or (1.0,))
+        self.image, self.size, self.mean, self.std = image, size, tuple(mean), tuple(std)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the images, (batch, channels, rows, columns)."""
         images = inputs.reshape(-1, *self.image)
         if self.size is not None and self.image[1:] != (self.size, self.size):
             images = F.interpolate(images, (self.size, self.size), mode="bicubic", align_corners=False)
+        if not self.mean:
+            return images
         mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (images - mean) / std
 
