@@ -45,7 +45,7 @@ from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.rules import COUPLINGS
 from dpcore.stages.updates.schedules import FIRST_LR, Doubling, WarmupCosine
 
-SCALED_MODELS = ("wrn-16-4", "resnet-18", "resnet-50", "vit-small")
+SCALED_MODELS = ("wrn-16-4", "resnet-18", "resnet-50", "vit-small", "efficientnet-b0")
 MODELS = ("logistic", "mlp", "cnn-5", "cnn-5-torch", *SCALED_MODELS)
 PRECISIONS = ("float32", "bf16")
 CLIPPING = ("standard", "automatic", "automatic_v", "normalized", "psac")

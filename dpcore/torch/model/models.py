@@ -10,6 +10,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
+from dpcore.torch.model.efficientnet import efficientnet
 from dpcore.torch.model.vision import VisionTransformer, resnet, wide_resnet
 
 CNN_CHANNELS = (16, 32, 32, 64, 64)
@@ -159,4 +160,5 @@ SCALED_MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet-18": partial(resnet, blocks=(2, 2, 2, 2), expansion=1),
     "resnet-50": partial(resnet, blocks=(3, 4, 6, 3), expansion=4),
     "vit-small": VisionTransformer,
+    "efficientnet-b0": efficientnet,
 }
