@@ -18,9 +18,9 @@ _WRAPPED = ("model", "state_dict")
 def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> tuple[str, ...]:
     """Put the weights of a file, or of the file in a folder, into a model of `models.build`.
 
-    Returns the names of parameters that stay at their start: those of the last layer, if the file's is for other
-    classes. All others must be there with their shapes, and no others; names may lack the ``1.`` in front that a model
-    of `build` adds to timm's of ViT-small.
+    Returns the names of parameters that stay at their start: those of the last layer, if the file has none, or one for
+    other classes. All others must be there with their shapes, and no others. The file's names may lack the ``1.`` that
+    the model has in front, as timm's of ViT-small do.
 
     Raises
     ------
@@ -36,9 +36,9 @@ def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> tuple[str, 
     given, own = _read(path), dict(model.state_dict())
     if not given.keys() & own.keys():
         given = {f"1.{name}": value for name, value in given.items()}
-    last = [name for name in list(own)[-2:] if name in given and _of_other_classes(given[name], own[name])]
+    last = [name for name in list(own)[-2:] if name not in given or _of_other_classes(given[name], own[name])]
     taken = {name: value for name, value in given.items() if name not in last}
-    wrong = [f"lacks {name}" for name in own if name not in given]
+    wrong = [f"lacks {name}" for name in own if name not in given and name not in last]
     wrong += [f"has {name}, which the model has not" for name in taken if name not in own]
     wrong += [
         f"has {name} of shape {tuple(value.shape)} for {tuple(own[name].shape)}"
