@@ -240,8 +240,8 @@ class Dataset:
         """Return it with images of files read at another size; arrays, and a size of None, change nothing."""
         if size is None or not isinstance(self.train_inputs, Images) or not isinstance(self.test_inputs, Images):
             return self
-        made = (replace(images, size=size) for images in (self.train_inputs, self.test_inputs))
-        return replace(self, **dict(zip(("train_inputs", "test_inputs"), made, strict=True)))
+        train, test = replace(self.train_inputs, size=size), replace(self.test_inputs, size=size)
+        return replace(self, train_inputs=train, test_inputs=test)
 
     def tested_on(self, half: int) -> "Dataset":
         """Return it with one half of the test set, 0 or 1: every second example, so that an order by class is kept."""

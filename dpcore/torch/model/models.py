@@ -82,8 +82,12 @@ class Prepared(nn.Module):
             images = F.interpolate(images, (self.size, self.size), mode="bicubic", align_corners=False)
         if not self.mean:
             return images
-        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return (images - mean) / std
+        # By numbers: a tensor of them would be a constant of the graph, which no equal model could share.
+        pairs = zip(self._of_channels(self.mean), self._of_channels(self.std), strict=True)
+        return torch.cat([(images[:, at : at + 1] - mean) / std for at, (mean, std) in enumerate(pairs)], 1)
+
+    def _of_channels(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        return values if len(values) > 1 else values * self.image[0]
 
 
 def logistic(input_shape: Sequence[int], classes: int) -> nn.Module:
