@@ -22,6 +22,7 @@ from dpcore.cli.compare import recipe as recipes
 from dpcore.cli.compare.compare import run_comparison
 from dpcore.cli.compare.recipe import Recipe
 from dpcore.cli.datasets import IDX_FILES, IDX_SETS, KEYS, cifar
+from dpcore.cli.datasets.image_folder import pillow
 from dpcore.cli.options import Commands, Json, count, flag, option
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.train.run_folder import content_of
@@ -185,12 +186,10 @@ def _make_up(data: str, folder: Path) -> None:
         images = np.moveaxis(square * 180 + (pixel + row * 13 + column * 29) % 50, 2, 0).astype(np.uint8)
         arrays |= {f"x_{part}": np.repeat(images[..., None], channels, -1), f"y_{part}": labels.astype(np.uint8)}
     if data == "image-folder":
-        from PIL import Image
-
         for part, name in (("train", "train"), ("test", "val")):
             for number, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
                 (folder / name / f"n{label}").mkdir(parents=True, exist_ok=True)
-                Image.fromarray(image).save(folder / name / f"n{label}" / f"{number}.JPEG")
+                pillow().fromarray(image).save(folder / name / f"n{label}" / f"{number}.JPEG")
         return
     if data not in IDX_SETS:
         *train, test = cifar.FILES[data]

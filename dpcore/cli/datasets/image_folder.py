@@ -53,15 +53,14 @@ class Images:
 
     def read(self, index: int, size: int) -> npt.NDArray[np.float32]:
         """Read an image at another size."""
-        from PIL import Image
-
-        with Image.open(self.paths[index]) as file:
+        image_of = pillow()
+        with image_of.open(self.paths[index]) as file:
             image = file.convert("RGB")
         width, height = image.size
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         # Cut first: resize(box=) would weigh in what lies around the square.
-        square = image.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BICUBIC)
+        square = image.crop((left, top, left + side, top + side)).resize((size, size), image_of.Resampling.BICUBIC)
         return np.ascontiguousarray(np.moveaxis(np.asarray(square), 2, 0), np.float32) / np.float32(255)
 
 
@@ -71,10 +70,7 @@ def read(folder: Path) -> tuple[tuple[Images, npt.NDArray[np.int64]], tuple[Imag
     Val's, since which classes the training images have is private. DataError if a folder is missing or empty, if the
     parts have not the same classes, or for a file that is no image by its name.
     """
-    try:
-        import PIL.Image  # noqa: F401 - not after an epoch's plan was made
-    except ImportError as cause:
-        raise ArgumentError(needs("data='image-folder'", "pillow")) from cause
+    pillow()  # which is missed here, and not at the first image
     for part in _PARTS:
         if not (folder / part).is_dir():
             raise DataError(f"data_dir={str(folder)!r}: has no folder {part}; must have train/CLASS and val/CLASS")
@@ -91,6 +87,15 @@ def read(folder: Path) -> tuple[tuple[Images, npt.NDArray[np.int64]], tuple[Imag
         numbers = np.repeat(np.arange(len(val)), [len(paths) for paths in found])
         made.append((Images([path for paths in found for path in paths]), numbers))
     return made[0], made[1], len(val)
+
+
+def pillow() -> Any:
+    """Return Pillow's module for images; ArgumentError if it is not installed."""
+    try:
+        from PIL import Image
+    except ImportError as cause:
+        raise ArgumentError(needs("data='image-folder'", "pillow")) from cause
+    return Image
 
 
 def _entries(folder: Path) -> Iterator[Path]:

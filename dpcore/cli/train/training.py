@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from dpcore.cli.datasets import Dataset
+from dpcore.cli.datasets.image_folder import Images
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.examples import examples_of
@@ -192,7 +193,8 @@ class Training:
         self.remarks = [str(one.message) for one in caught if one.category is not DeltaWarning]
         if fresh:
             self.remarks.append(f"weights: {', '.join(fresh)} begin as without a file, since its last layer is another")
-        self._batch = max(1, _EVALUATION_BATCH // max(1, math.prod(dataset.shape) // _EVALUATION_NUMBERS))
+        numbers = max(math.prod(dataset.shape), (settings.image_size or 0) ** 2)
+        self._batch = max(1, _EVALUATION_BATCH // max(1, numbers // _EVALUATION_NUMBERS))
         self._test = examples_of(dataset.test_inputs, dataset.test_targets)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
@@ -225,6 +227,8 @@ class Training:
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
         """Return the accuracy of the method's output on other held-out examples."""
+        if isinstance(inputs, Images):
+            inputs = replace(inputs, size=self.settings.image_size or inputs.size)
         held_out = HeldOut(self.private, examples_of(inputs, targets), {"accuracy": _accuracy}, batch_size=self._batch)
         return held_out.evaluate()["accuracy"]
 
