@@ -28,6 +28,18 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on with a changed recipe in the folder of the former", "if kept.read_bytes() != one.content:", "if not kept.read_bytes():",
          "end_to_end/test_cli_reproduce.py::test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints"),
     ],
+    "dpcore/cli/train/examples.py": [
+        ("draw more numbers for bright images", "torch.rand(3, dtype=torch.float64).tolist()", "torch.rand(3 + int(image.max() > 0.3), dtype=torch.float64).tolist()[:3]",
+         "unit/cli/test_examples.py"),
+        ("never flip an image", "-1 if flip < 0.5 else 1", "1", "unit/cli/test_examples.py"),
+    ],
+    "dpcore/cli/datasets/image_folder.py": [
+        ("number the classes by the private folders", 'found = [_images(classes[name]) for name in val]', 'found = [_images(classes[name]) for name in reversed(val)]',
+         "unit/cli/test_image_folder.py"),
+    ],
+    "dpcore/torch/model/weights.py": [
+        ("leave a layer of another shape at its start", "if name in own and value.shape != own[name].shape", "if False", "unit/torch/test_weights.py"),
+    ],
     "dpcore/cli/datasets/cifar.py": [
         ("take a damaged file for the published one", "if len(content) == published and found != digest:", "if False:",
          "unit/cli/test_cifar.py"),
@@ -807,6 +819,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("say nothing of values that are not finite", "        if not look.finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
     "dpcore/cli/train/training.py": [
+        ("read each augmented image once", "augmentations=settings.augmentations or 1", "augmentations=1", "unit/cli/test_examples.py"),
+        ("let a statement be silent on weights of a file", "() if self.settings.weights is None else (BEGUN,)", "()", "unit/cli/test_training.py"),
         ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_training.py"),
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],

@@ -87,6 +87,18 @@ def one_of(options: Callable[[], Iterable[str]] | Iterable[str]) -> Callable[[An
     return parse
 
 
+def name_or_design(options: Iterable[str], designs: Iterable[str]) -> Callable[[Any], str]:
+    """Return a parser for one of `options`, or for one of `designs` with its numbers behind it."""
+    parse_one, parse_design = one_of((*options, *designs)), one_of(designs)
+
+    def parse(value: Any) -> str:
+        words = str(value).split()
+        numbered = len(words) > 1 and re.fullmatch(r"[\d.e+-]+|paper", words[1])
+        return " ".join((parse_design(words[0]), *words[1:])) if numbered else parse_one(value)
+
+    return parse
+
+
 def name_or_file(options: Iterable[str], endings: tuple[str, ...]) -> Callable[[Any], str]:
     """Return a parser for one of `options`, or for a file that has one of the endings."""
     parse_one = one_of(options)

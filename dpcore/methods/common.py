@@ -10,7 +10,8 @@ import numpy as np
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.validate import choice
 from dpcore.stages.clipping import AdaptiveClip, Clip
-from dpcore.stages.filters import Filter, Identity, LowPass, named_filter
+from dpcore.stages.filters import Filter, Identity, LowPass
+from dpcore.stages.filters.designs import filter_of
 from dpcore.stages.method import Method
 from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian, Noise
 from dpcore.stages.queries import Plain, Query
@@ -212,8 +213,8 @@ def low_pass_of(
     if b is not None:
         return LowPass(b=b, a=a or ())
     if filter is None:
-        return named_filter(default)
-    return named_filter(filter) if isinstance(filter, str) else filter
+        return filter_of(default)
+    return filter_of(filter) if isinstance(filter, str) else filter
 
 
 def learning_rate(method: str, common: Shared) -> float:

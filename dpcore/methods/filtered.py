@@ -40,8 +40,8 @@ def doppler(
     Parameters
     ----------
     filter : str or Filter, optional
-        A name of `dpcore.filters.NAMED_FILTERS`, or a filter such as `dpcore.filters.OptimalFIR`; "first-order v1"
-        if neither it nor coefficients are given.
+        A name of `dpcore.filters.NAMED_FILTERS`, a design and its numbers ("butterworth 2 0.1"), or a filter such as
+        `dpcore.filters.OptimalFIR`; "first-order v1" if neither it nor coefficients are given.
     b, a : sequences of float, optional
         The coefficients themselves, ``b_0..b_nb`` and ``a_1..a_na``: stable and of unit gain.
     bias_corrected : bool

@@ -2,8 +2,8 @@
 
 # Package, as it is installed: the extra that brings it. The names are those of pyproject.toml; a test compares them.
 EXTRAS = {
-    "matplotlib": "plots", "safetensors": "torch", "scikit-learn": "sklearn", "tensorboard": "tensorboard",
-    "torch": "torch", "triton": "triton",
+    "matplotlib": "plots", "pillow": "images", "safetensors": "torch", "scikit-learn": "sklearn",
+    "tensorboard": "tensorboard", "torch": "torch", "triton": "triton",
 }  # fmt: skip
 
 

@@ -33,7 +33,8 @@ INVENTORY = {
 PANELS = {
     "disk": {1: "abc", 2: "abc", 4: "abc", 6: "ab"}, "doppler": {3: "abc", 7: "abcd"}, "pmlf": {1: "ab"},
 }  # fmt: skip
-EXAMPLES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000}
+EXAMPLES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000,
+    "image-folder": 1_281_167}  # fmt: skip
 QUICK = "pmlf-figure-1-low-pass"
 
 
@@ -67,7 +68,7 @@ def test_every_arm_has_a_plan_at_the_size_of_the_data(name: str):
     for run in made.examples[: len(made.contestants)]:
         settings = made.settings_for(run)
         plan = settings.plan(EXAMPLES[settings.data])
-        assert plan.steps == settings.epochs * EXAMPLES[settings.data] // settings.batch_size
+        assert plan.steps == settings.epochs * -(-EXAMPLES[settings.data] // settings.batch_size)
         if settings.warmup_steps:
             assert settings.warmup_steps == plan.steps // 20
 
@@ -102,7 +103,7 @@ def test_list_and_show_have_it_all(capsys):
     assert all(each["how"] for each in listed)
     printed = say(capsys, ["reproduce", "list", "--paper", "disk"]).out
     assert set(re.findall(r"^([a-z]+)-\S*", printed, re.MULTILINE)) == {"disk"}
-    assert "10 by dpcore compare, 0 by a study, 9 by neither" in printed
+    assert "13 by dpcore compare, 0 by a study, 6 by neither" in printed
     shown = ask("reproduce", "show", "pmlf table 4 mnist")
     assert shown["settings"]["lr"] == {"value": 0.5, "source": "appendix E"}
     assert shown["built_in"]
@@ -179,7 +180,8 @@ def repeats(name: str) -> bool:
 def _parts(name: str) -> set[Any]:
     one = ALL[name]
     methods = {settings["method"].value for settings in one.arms.values()}
-    return {one.settings["model"].value, one.settings["data"].value, *methods}
+    given = {*one.settings, *(key for settings in one.arms.values() for key in settings)}
+    return {one.settings["model"].value, one.settings["data"].value, *methods, *(given & {"weights", "galore_rank"})}
 
 
 @pytest.mark.slow
@@ -204,6 +206,10 @@ def test_every_tiny_version_runs(name: str, tmp_path: Path):
     (["run", "disk-figure-2-mnist", "--out", "x", "--data-dir", "."], "has no train-images-idx3-ubyte[.gz]"),
     (["run", "disk-figure-8", "--out", "x", "--data-dir", "."], "has no data_batch_1.bin; it has full"),
     (["run", "disk-figure-8", "--out", "x"], "data_dir=None: cifar-10 is read from files"),
+    (["run", "disk-figure-5", "--out", "x", "--data-dir", "."], "weights=None: disk-figure-5 begins from timm's"),
+    (["run", "disk-figure-5", "--out", "x", "--tiny", "--weights", "w"], "left out, since disk-figure-5 makes up its"),
+    (["run", "disk-figure-8", "--out", "x", "--weights", "w"], "left out, since disk-figure-8 begins from none"),
+    (["run", "disk-figure-7", "--out", "x", "--data-dir", "."], "has no folder train; must have train/CLASS and val"),
     (["run", "disk-figure-8", "--out", "full", "--tiny"], "is not empty and has no recipe.toml"),
     (["run", "disk-figure-8", "--out", "full/file", "--tiny"], "is a file; name a folder"),
     (["run", "srg-figure-1-mnist", "--out", "x"], "data_dir=None: docs/studies/srg_mnist.py"),

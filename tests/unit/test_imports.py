@@ -128,7 +128,7 @@ sys.meta_path.insert(0, Refuse())
 from dpcore.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn"}
+NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn", "PIL"}
 
 
 def test_the_table_names_extras_of_the_distribution_that_bring_the_package():
@@ -162,6 +162,7 @@ def test_accounting_needs_no_extra(words: str, tmp_path: Path):
         ("train --data digits --model mlp --method disk --epsilon 1 --delta 1e-5 --epochs 1", "torch"),
         ("compare --methods dp_sgd,disk --epsilon 1 --delta 1e-5 --epochs 1 --out compared", "torch"),
         ("demo --out demo", "torch"),
+        ("train --data image-folder --data-dir . --epsilon 1", "pillow"),
         ("inspect filter momentum --out a.png", "matplotlib"),
     ],
 )

@@ -22,10 +22,11 @@ from dpcore.cli.compare import recipe as recipes
 from dpcore.cli.compare.compare import run_comparison
 from dpcore.cli.compare.recipe import Recipe
 from dpcore.cli.datasets import IDX_FILES, IDX_SETS, KEYS, cifar
+from dpcore.cli.datasets.image_folder import pillow
 from dpcore.cli.options import Commands, Json, count, flag, option
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.train.run_folder import content_of
-from dpcore.cli.train.settings import SCALED_MODELS
+from dpcore.cli.train.settings import SCALED_MODELS, Settings
 from dpcore.errors import ArgumentError, DataError
 from dpcore.methods import PAPERS
 from dpcore.spec.canonical import plain
@@ -37,7 +38,7 @@ reproduce = Commands()  # its help is in dpcore.cli.app
 _Name = Annotated[str, typer.Argument(metavar="NAME | FILE.toml", help="A recipe of dpcore reproduce list, or a file.",
     show_default=False)]  # fmt: skip
 # A few steps on a few examples: what a run says then has no meaning, but everything is run.
-_TINY = {"epochs": 1, "batch_size": 10, "warmup_steps": 1}
+_TINY = {"epochs": 1, "batch_size": 10, "warmup_steps": 1, "image_size": 32, "augmentations": 2, "num_workers": 0}
 _TINY_SCALE = 1 / 8
 _FOREIGN = "is not the one of this name that dpcore brings"
 _TINY_EXAMPLES = {"train": 60, "test": 20}
@@ -98,6 +99,9 @@ def run_command(
     name: _Name,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder; the same command continues where it stopped.")],
     data_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the data's files.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File of the weights that a recipe begins from.")
+    ] = None,
     tiny: Annotated[bool, flag("--tiny", "A few steps at one epsilon on made-up data, to see that it runs.")] = False,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.")] = 1,
     seeds: Annotated[Any, option(count, "N", "Runs of each arm, instead of the recipe's.")] = None,
@@ -109,7 +113,13 @@ def run_command(
         raise ArgumentError(f"recipe {one.name!r}: cannot be run: {one.reason}")
     if one.study:
         return _study(one, data_dir, out, tiny or seeds is not None or jobs != 1, as_json)
-    changed: dict[str, Any] = {}
+    begins = None if tiny or "weights" not in one.settings else one.settings["weights"].value
+    if begins is not None and weights is None:
+        raise ArgumentError(f"weights=None: {one.name} begins from {begins}; name its file")
+    if begins is None and weights is not None:
+        why = "makes up its own with --tiny" if tiny else "begins from none"
+        raise ArgumentError(f"weights={weights!r}: must be left out, since {one.name} {why}")
+    changed: dict[str, Any] = {"weights": weights}
     if tiny:
         changed = {"epsilon": one.comparison().epsilon[:1], **_TINY}
         if isinstance(rates := one.settings["lr"].value if "lr" in one.settings else None, list):
@@ -117,10 +127,13 @@ def run_command(
         if one.settings["model"].value in SCALED_MODELS:
             changed |= {"model_scale": _TINY_SCALE, "batch_size": 30}
         data_dir = None if one.settings["data"].value == "digits" else str(out / "data")
+        changed["weights"] = str(out / "weights.safetensors")
     comparison = one.comparison(1 if tiny and seeds is None else seeds, data_dir, **changed)
     _begin(one, out)
     if tiny:
         _make_up(comparison.shared.data, out / "data")
+        if comparison.shared.weights is not None:
+            _make_up_weights(comparison.shared)
     said = StringIO()
     with redirect_stdout(said) if as_json else nullcontext():
         status = run_comparison(comparison, out / "comparison", jobs=jobs, overwrite=False, as_json=as_json)
@@ -172,6 +185,12 @@ def _make_up(data: str, folder: Path) -> None:
         square = (row // 7 * 4 + column // 7) % 16 == labels % 16
         images = np.moveaxis(square * 180 + (pixel + row * 13 + column * 29) % 50, 2, 0).astype(np.uint8)
         arrays |= {f"x_{part}": np.repeat(images[..., None], channels, -1), f"y_{part}": labels.astype(np.uint8)}
+    if data == "image-folder":
+        for part, name in (("train", "train"), ("test", "val")):
+            for number, (image, label) in enumerate(zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)):
+                (folder / name / f"n{label}").mkdir(parents=True, exist_ok=True)
+                pillow().fromarray(image).save(folder / name / f"n{label}" / f"{number}.JPEG")
+        return
     if data not in IDX_SETS:
         *train, test = cifar.FILES[data]
         for part, names in (("train", train), ("test", [test])):
@@ -185,6 +204,17 @@ def _make_up(data: str, folder: Path) -> None:
         values = arrays[key][..., 0] if key.startswith("x") else arrays[key]
         with whole_file(folder / name) as file:
             file.write(bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
+
+
+def _make_up_weights(settings: Settings) -> None:
+    """Write weights of a model like the one of the settings, with another number of classes."""
+    from safetensors.torch import save_file
+
+    from dpcore.torch.model.models import build
+
+    size = settings.image_size or 32
+    model = build(settings.model, (3, size, size), 7, settings.model_scale or 1)
+    save_file(model.state_dict(), str(settings.weights))
 
 
 def _compared(one: Recipe, made: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:

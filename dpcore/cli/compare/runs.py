@@ -51,8 +51,9 @@ EPOCHS, GRADIENTS = "epochs", "gradients"
 FIRST_SEARCH_SEED = 1000
 # The same for all contestants, or decided by the comparison itself.
 SAME_FOR_ALL = frozenset(
-    ("data", "data_dir", "model", "model_scale", "epsilon", "delta", "noise_multiplier", "seed", "backend")
-)
+    ("data", "data_dir", "model", "model_scale", "weights", "image_size", "epsilon", "delta", "noise_multiplier",
+     "seed", "backend")
+)  # fmt: skip
 # A list of these is several contestants: default rates and gradients follow from them.
 ONE_EACH = frozenset(("method", "base"))
 

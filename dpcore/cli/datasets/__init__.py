@@ -1,4 +1,4 @@
-"""Data sets as plain NumPy arrays: built-in digits, IDX files, CIFAR's binary files, .npz archives."""
+"""Data sets as NumPy arrays: built-in digits, IDX files, CIFAR's binary files, .npz archives; and folders of images."""
 
 import gzip
 import io
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.cli.datasets import cifar
+from dpcore.cli.datasets import cifar, image_folder
+from dpcore.cli.datasets.image_folder import Images
 from dpcore.errors import ArgumentError, DataError
 from dpcore.spec.validate import nearest
 
@@ -166,7 +167,7 @@ IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
-NAMES = ("digits", *IDX_SETS, "cifar-10", "cifar-100", "idx", "npz")
+NAMES = ("digits", *IDX_SETS, "cifar-10", "cifar-100", "idx", "npz", "image-folder")
 
 Inputs = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64]
@@ -177,21 +178,22 @@ class Dataset:
     """Labeled examples, split into a private training set and a held-out test set.
 
     Inputs are float32: images (n, channels, height, width), anything else (n, features...); targets are int64, (n,).
+    Images of files are read one by one, and not looked at here.
     The sizes of both sets, the shape of an example and the number of classes are treated as public. The test set is
     declared not to be in the training set, so that accuracy on it costs no privacy. DataError if shapes, lengths or
     class numbers do not fit together.
     """
 
     name: str
-    train_inputs: Inputs
+    train_inputs: Inputs | Images
     train_targets: Targets
-    test_inputs: Inputs
+    test_inputs: Inputs | Images
     test_targets: Targets
     classes: int
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
-            inputs: npt.NDArray[Any] = getattr(self, f"{part}_inputs")
+            inputs: Inputs | Images = getattr(self, f"{part}_inputs")
             targets: npt.NDArray[Any] = getattr(self, f"{part}_targets")
             where = f"{self.name}: the {part} set"
             if 0 in inputs.shape:
@@ -205,7 +207,7 @@ class Dataset:
                 )
             if len(inputs) != len(targets):
                 raise DataError(f"{where} has {len(inputs):,} inputs but {len(targets):,} targets; they must pair up")
-            if not np.isfinite(inputs).all():
+            if isinstance(inputs, np.ndarray) and not np.isfinite(inputs).all():
                 row = int(np.argmin(np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1)))
                 raise DataError(
                     f"{where} has values that are not finite (NaN, or too large for float32), the first in row {row}; "
@@ -216,7 +218,8 @@ class Dataset:
             if targets.max() >= self.classes:
                 raise DataError(f"{where} has a target outside 0..{self.classes - 1}, with {self.classes} classes")
             # Runs may share one loaded data set, so it is read-only.
-            inputs.flags.writeable = False
+            if isinstance(inputs, np.ndarray):
+                inputs.flags.writeable = False
             targets.flags.writeable = False
         if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
             raise DataError(
@@ -232,6 +235,13 @@ class Dataset:
     def __len__(self) -> int:
         """Return the number of training examples, the public n of the privacy statement."""
         return len(self.train_inputs)
+
+    def at(self, size: int | None) -> "Dataset":
+        """Return it with images of files read at another size; arrays, and a size of None, change nothing."""
+        if size is None or not isinstance(self.train_inputs, Images) or not isinstance(self.test_inputs, Images):
+            return self
+        train, test = replace(self.train_inputs, size=size), replace(self.test_inputs, size=size)
+        return replace(self, train_inputs=train, test_inputs=test)
 
     def tested_on(self, half: int) -> "Dataset":
         """Return it with one half of the test set, 0 or 1: every second example, so that an order by class is kept."""
@@ -276,7 +286,8 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
 
     ``digits`` is built in. All others are read from `data_dir`: ``mnist``, ``fashion-mnist`` or ``kmnist`` (their four
     IDX files, plain or .gz); ``idx`` (any four IDX files with MNIST's names); ``cifar-10`` or ``cifar-100`` (their
-    binary files); ``npz`` (the one .npz file there, or `data_dir` is that file); or any NAME for which
+    binary files); ``image-folder`` (train/CLASS and val/CLASS with images, which are read when they are drawn); ``npz``
+    (the one .npz file there, or `data_dir` is that file); or any NAME for which
     ``data_dir/NAME.npz`` exists, which comes before binary files. Unsigned integers come scaled to
     [0, 1] by the largest value of their dtype (digits: by 16, their format's maximum); floating-point inputs are
     unchanged. ArgumentError for an unknown name, DataError if files are missing, damaged, or do not fit together.
@@ -296,6 +307,9 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
         raise ArgumentError(f"data_dir=None: {name} is read from files; name their folder")
     if not folder.exists():
         raise DataError(f"data_dir={str(folder)!r}: no such folder")
+    if name == "image-folder":
+        (train_images, train_classes), (val_images, val_classes), classes = image_folder.read(folder)
+        return Dataset(name, train_images, train_classes, val_images, val_classes, classes)
     if name in IDX_SETS:
         return _idx(name, folder, *IDX_SETS[name])
     if name == "idx":

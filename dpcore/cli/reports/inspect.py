@@ -14,10 +14,11 @@ import typer
 
 from dpcore.cli import plots
 from dpcore.cli.gradients import Gradients, load_gradients
-from dpcore.cli.options import Commands, Json, Picture, one_of, real, reals
+from dpcore.cli.options import Commands, Json, Picture, name_or_design, real, reals
 from dpcore.cli.output import known, write_json, write_line, write_table
 from dpcore.errors import ArgumentError, DataError
 from dpcore.stages.filters import NAMED_FILTERS, Averaging, LowPass, named_filter
+from dpcore.stages.filters.designs import DESIGNS, filter_of
 from dpcore.statement.text import counted
 from dpcore.theory.analysis import filters as analysis
 from dpcore.theory.analysis import recorded, spectrum
@@ -179,8 +180,8 @@ def ask(text: str) -> GivenFilter:
     """Return the filter of a name or of coefficients."""
     if "=" in text:
         return _by_coefficients(text)
-    name = one_of(NAMED_FILTERS)(text)
-    return GivenFilter(name, named_filter(name))
+    name = name_or_design(NAMED_FILTERS, DESIGNS)(text)
+    return GivenFilter(name, filter_of(name))
 
 
 def _by_coefficients(text: str) -> GivenFilter:

@@ -19,6 +19,7 @@ from dpcore.cli.options import (
     flag,
     group_norms,
     multiplier,
+    name_or_design,
     name_or_file,
     one_of,
     option,
@@ -35,14 +36,16 @@ from dpcore.spec.backends import available_backends, chosen_backend
 from dpcore.spec.validate import choice, decay, integer, positive
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.filters import NAMED_FILTERS
+from dpcore.stages.filters.designs import DESIGNS
 from dpcore.stages.method import Method
 from dpcore.stages.strategies import NAMES, NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.stages.updates.averaging import ExponentialAverage
+from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.rules import COUPLINGS
 from dpcore.stages.updates.schedules import FIRST_LR, Doubling, WarmupCosine
 
-SCALED_MODELS = ("wrn-16-4", "resnet-18", "resnet-50", "vit-small")
+SCALED_MODELS = ("wrn-16-4", "resnet-18", "resnet-50", "vit-small", "efficientnet-b0")
 MODELS = ("logistic", "mlp", "cnn-5", "cnn-5-torch", *SCALED_MODELS)
 PRECISIONS = ("float32", "bf16")
 CLIPPING = ("standard", "automatic", "automatic_v", "normalized", "psac")
@@ -62,7 +65,7 @@ DEFAULT_LR = {"sgd": 0.5, "momentum": 0.05, "nesterov": 0.05, "adam": 0.005, "ad
 # Methods have other names for these.
 _CALLED = {"filter_b": "b", "filter_a": "a"}
 _ONLY_BESIDE = {"clip_lr": "clip-quantile", "bit_noise": "clip-quantile", "warmup_steps": "schedule cosine",
-    "bands": "strategy banded-inverse-square-root"}  # fmt: skip
+    "bands": "strategy banded-inverse-square-root", "galore_every": "galore-rank"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,21 @@ class Settings:
 
     # fmt: off
     data: Annotated[str, option(str, "NAME",
-        "digits (built in), mnist, fashion-mnist, kmnist, cifar-10, cifar-100, idx, npz.", DATA)] = "digits"
+        "digits (built in), mnist, fashion-mnist, kmnist, cifar-10, cifar-100, image-folder, idx, npz.",
+        DATA)] = "digits"
     data_dir: Annotated[_Text, option(str, "FOLDER", "Folder of the data's files.", DATA)] = None
     model: Annotated[str, option(one_of(MODELS), "NAME", f"{', '.join(MODELS)}.", DATA)] = "logistic"
     model_scale: Annotated[_Real, option(real, "S",
         f"Multiplies the channels and the number of blocks of {', '.join(SCALED_MODELS)}.", DATA)] = None
+    weights: Annotated[_Text, option(str, "FILE",
+        "Public weights to begin from: safetensors or torch's state dict, or a folder with one.", DATA)] = None
+    image_size: Annotated[_Count, option(count, "S", "Side, in points, to which images are resized; of "
+        "image-folder 224 if not given.", DATA)] = None
+    pixel_mean: Annotated[_Reals, option(reals, "M,...", "Public constants, one or one a channel: pixels become "
+        "(x - M) / S.", DATA)] = None
+    pixel_std: Annotated[_Reals, option(reals, "S,...", "For --pixel-mean.", DATA)] = None
+    augmentations: Annotated[_Count, option(count, "K",
+        "Copies of an image, shifted and flipped at random; the mean of their gradients is clipped.", DATA)] = None
     seed: Annotated[int, option(whole, "N", "Seed of the initial weights. The noise is never seeded.", DATA)] = 0
     epsilon: Annotated[_Real, option(real, "EPSILON", "Target epsilon; the noise is calibrated to it.", PRIVACY)] = None
     delta: Annotated[float, option(real, "DELTA", "Delta, well below 1/n.", PRIVACY)] = 1e-5
@@ -108,8 +121,9 @@ class Settings:
     lr: Annotated[_Real, option(real, "RATE", "Learning rate.", METHOD)] = None
     kappa: Annotated[_Real, option(real, "K", "disk: weight of the new gradient.", METHOD)] = None
     gamma: Annotated[_Real, option(real, "G", "disk: how far to look ahead along the last step.", METHOD)] = None
-    filter: Annotated[_Text, option(one_of(NAMED_FILTERS), "NAME", "doppler, pmlf, disk: such as 'first-order v1'.",
-        METHOD)] = None
+    filter: Annotated[_Text, option(name_or_design(NAMED_FILTERS, DESIGNS), "NAME",
+        "doppler, pmlf, disk: such as 'first-order v1'; or a design: "
+        f"{', '.join(f'{name} {numbers}' for name, (_, numbers) in DESIGNS.items())}.", METHOD)] = None
     filter_b: Annotated[_Reals, option(reals, "B0,B1,...", "doppler, pmlf: own coefficients.", METHOD)] = None
     filter_a: Annotated[_Reals, option(reals, "A1,A2,...", "doppler, pmlf: own coefficients.", METHOD)] = None
     bias_corrected: Annotated[_Flag, flag("--bias-corrected",
@@ -131,6 +145,10 @@ class Settings:
     warmup_steps: Annotated[_Count, option(count, "N", "For --schedule: steps of linear warm-up.", UPDATE)] = None
     ema: Annotated[_Real, option(real, "DECAY", "Decay of an average of the parameters, which is evaluated and saved.",
         UPDATE)] = None
+    galore_rank: Annotated[_Count, option(count, "R",
+        "GaLore: filter and update matrices in R singular directions of their released gradients.", UPDATE)] = None
+    galore_every: Annotated[_Count, option(count, "N", "For --galore-rank: steps between its singular directions; 200 "
+        "if not given.", UPDATE)] = None
     strategy: Annotated[_Text, option(name_or_file(NAMES, ENDINGS), "NAME",
         f"{', '.join(NAMES)}, or a file of dpcore strategy optimize or with a matrix ({', '.join(ENDINGS)}); needs "
         "--sampling fixed-order or shuffled.", CORRELATED)] = None
@@ -148,6 +166,8 @@ class Settings:
         RUN)] = field(default_factory=lambda: chosen_backend() or "torch")
     precision: Annotated[str, option(one_of(PRECISIONS), "NAME",
         "float32, or bf16: forward passes and losses in bfloat16; the parameters stay in float32.", RUN)] = "float32"
+    num_workers: Annotated[_Count, option(count, "N",
+        "Processes that read image-folder and augmented images ahead.", RUN)] = None
     record_gradients: Annotated[_Count, option(count, "N",
         "Keep N coordinates of each released gradient, for dpcore inspect gradients.", RUN)] = None
     # fmt: on
@@ -180,8 +200,9 @@ class Settings:
                 raise ArgumentError(
                     f"model_scale={self.model_scale!r}: is only for the models {_listed(list(SCALED_MODELS))}"
                 )
-        if self.record_gradients is not None:
-            integer(1, record_gradients=self.record_gradients)
+        for name in ("record_gradients", "augmentations", "image_size"):
+            if getattr(self, name) is not None:
+                integer(1, **{name: getattr(self, name)})
         if self.variant == "side_information":
             raise ArgumentError(
                 "variant='side_information': takes the second moment of public gradients, which the command line has "
@@ -248,6 +269,8 @@ class Settings:
             given["strategy"] = load(name) if Path(name).suffix.lower() in ENDINGS else NamedStrategy(name, self.bands)
         if self.schedule is not None:
             given["schedule"] = Doubling() if self.schedule == "doubling" else WarmupCosine(self.warmup_steps or 0)
+        if self.galore_rank is not None:
+            given["galore"] = GaLore(self.galore_rank, *(() if self.galore_every is None else (self.galore_every,)))
         if self.ema is not None:
             given["averaging"] = ExponentialAverage(self.ema)
         return METHODS[self.method](**{name: value for name, value in given.items() if value is not None})

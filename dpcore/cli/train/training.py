@@ -16,8 +16,10 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from dpcore.cli.datasets import Dataset
+from dpcore.cli.datasets.image_folder import Images
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
+from dpcore.cli.train.examples import examples_of
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning
@@ -30,6 +32,7 @@ from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.torch import HeldOut, make_private, save_state
 from dpcore.torch.export import files
 from dpcore.torch.model import models
+from dpcore.torch.model.weights import load_weights
 
 # The checkpoint of a run that a ledger pays for is one file, replaced whole, and as secret as the data: it holds the
 # run's keys, and whoever has them can subtract the noise. So it is readable by its owner only, and does not lie in the
@@ -91,7 +94,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-_EVALUATION_BATCH = 1000
+# Examples of one evaluation's pass, fewer if each has more numbers than this.
+_EVALUATION_BATCH, _EVALUATION_NUMBERS = 1000, 1 << 13
 _SECONDS_BETWEEN_REPORTS = 0.25
 # Models whose work is a product of parameters and examples; convolutions have far more.
 _DENSE = ("logistic", "mlp")
@@ -102,6 +106,10 @@ _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 HELD_OUT = (
     "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
+)
+BEGUN = (
+    "The weights that the run begins from, of a file, cost nothing only if, as declared, they do not depend on the "
+    "training data."
 )
 _RESERVED = (
     WRITTEN_BEFORE
@@ -148,16 +156,26 @@ class Training:
 
     def __init__(self, settings: Settings, dataset: Dataset, ledger: Path | None = None, run_name: str = "") -> None:
         self.settings, self.ledger = settings, ledger
+        dataset = dataset.at(settings.image_size)
         self.evaluations: list[dict[str, Any]] = []
         # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
-        built = models.build(settings.model, dataset.shape, dataset.classes, settings.model_scale or 1)
+        built = models.build(
+            settings.model,
+            dataset.shape,
+            dataset.classes,
+            settings.model_scale or 1,
+            image_size=settings.image_size,
+            pixel_mean=settings.pixel_mean or (),
+            pixel_std=settings.pixel_std or (),
+        )
+        fresh = () if settings.weights is None else load_weights(built, settings.weights)
         self.model = built.to(_device(settings.backend))
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.private = make_private(
                 self.model,
-                (torch.tensor(dataset.train_inputs), torch.tensor(dataset.train_targets)),
+                examples_of(dataset.train_inputs, dataset.train_targets, settings.augmentations is not None),
                 settings.build_method(len(dataset)),
                 target_epsilon=settings.epsilon,
                 target_delta=settings.delta,
@@ -166,12 +184,18 @@ class Training:
                 max_batch_size=settings.max_batch_size,
                 groups=settings.groups,
                 precision=None if settings.precision == "float32" else settings.precision,
+                augmentations=settings.augmentations or 1,
+                num_workers=settings.num_workers or 0,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
             )
         # Commands remark on delta themselves, before torch is imported.
         self.remarks = [str(one.message) for one in caught if one.category is not DeltaWarning]
-        self._test = torch.tensor(dataset.test_inputs), torch.tensor(dataset.test_targets)
+        if fresh:
+            self.remarks.append(f"weights: {', '.join(fresh)} begin as without a file, since its last layer is another")
+        numbers = max(math.prod(dataset.shape), (settings.image_size or 0) ** 2)
+        self._batch = max(1, _EVALUATION_BATCH // max(1, numbers // _EVALUATION_NUMBERS))
+        self._test = examples_of(dataset.test_inputs, dataset.test_targets)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
         self.steps_per_epoch = len(self.private.loader)
@@ -192,14 +216,20 @@ class Training:
         """Return the statement for the first `steps` steps and everything else that may have been released by now."""
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
+        begun = () if self.settings.weights is None else (BEGUN,)
         return replace(
-            now, steps_taken=steps, caveats=(*now.caveats, HELD_OUT), note=note, **guarantee(event, planned, now.delta)
+            now,
+            steps_taken=steps,
+            caveats=(*now.caveats, HELD_OUT, *begun),
+            note=note,
+            **guarantee(event, planned, now.delta),
         )
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
         """Return the accuracy of the method's output on other held-out examples."""
-        data = torch.tensor(inputs), torch.tensor(targets)
-        held_out = HeldOut(self.private, data, {"accuracy": _accuracy}, batch_size=_EVALUATION_BATCH)
+        if isinstance(inputs, Images):
+            inputs = replace(inputs, size=self.settings.image_size or inputs.size)
+        held_out = HeldOut(self.private, examples_of(inputs, targets), {"accuracy": _accuracy}, batch_size=self._batch)
         return held_out.evaluate()["accuracy"]
 
     def run(
@@ -226,7 +256,7 @@ class Training:
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
         reported, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
-        held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
+        held_out = HeldOut(private, self._test, _METRICS, batch_size=self._batch)
         if folder is not None:
             folder.write_metrics(self.evaluations)
             if alone and self.ledger is not None:

@@ -10,29 +10,84 @@ from torch import nn
 
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
+from dpcore.torch.model.efficientnet import efficientnet
 from dpcore.torch.model.vision import VisionTransformer, resnet, wide_resnet
 
 CNN_CHANNELS = (16, 32, 32, 64, 64)
 MLP_WIDTH = 128
 
 
-def build(name: str, input_shape: Sequence[int], classes: int, scale: float = 1) -> nn.Module:
+def build(
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    scale: float = 1,
+    *,
+    image_size: int | None = None,
+    pixel_mean: Sequence[float] = (),
+    pixel_std: Sequence[float] = (),
+) -> nn.Module:
     """Return a fresh model by name, for one example's shape: (height, width), (channels, height, width) or (features,).
 
     It takes (batch, *input_shape) and returns logits (batch, classes). torch's global generator initializes it, so
     ``torch.manual_seed`` fixes it. `scale` multiplies the channels or features of a residual network or a transformer,
-    and its blocks or layers (one at least).
+    and its blocks or layers (one at least). `Prepared` resizes and normalizes images first if it is asked to; the
+    parameters' names are the same.
     """
     validate.choice({**MODELS, **SCALED_MODELS}, model=name)
     validate.integer(minimum=2, classes=classes)
     shape = tuple(validate.integer(minimum=1, input_shape=size) for size in input_shape)
     if not shape:
         raise ArgumentError("input_shape=(): must have at least one dimension")
+    if image_size is not None or pixel_mean or pixel_std:
+        channels, rows, columns = _image(shape, name)
+        side = None if image_size is None else validate.integer(minimum=1, image_size=image_size)
+        first = Prepared((channels, rows, columns), side, pixel_mean, pixel_std)
+        model = build(name, (channels, side or rows, side or columns), classes, scale)
+        assert isinstance(model, nn.Sequential)
+        model[0] = nn.Sequential(first, model[0])
+        return model
     if name not in SCALED_MODELS:
         return MODELS[name](shape, classes)
-    channels, rows, columns = _image(shape, name)
-    as_images = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (channels, rows, columns)))
-    return nn.Sequential(as_images, SCALED_MODELS[name]((channels, rows, columns), classes, scale=scale))
+    image = _image(shape, name)
+    as_images = nn.Sequential(nn.Flatten(), nn.Unflatten(1, image))
+    return nn.Sequential(as_images, SCALED_MODELS[name](image, classes, scale=scale))
+
+
+class Prepared(nn.Module):
+    """Images (channels, rows, columns) resized to squares of `size`, unless it is None, then ``(x - mean) / std``.
+
+    `mean` and `std` have one number, or one a channel, and are constants that are known without the data: estimates
+    from private images would be releases that nobody accounted for.
+    """
+
+    def __init__(
+        self, image: tuple[int, int, int], size: int | None, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        super().__init__()
+        if bool(mean) != bool(std):
+            raise ArgumentError(f"pixel_mean={tuple(mean)}, pixel_std={tuple(std)}: must be given together")
+        for key, values in (("pixel_mean", mean), ("pixel_std", std)):
+            if len(values) not in (0, 1, image[0]) or (key == "pixel_std" and any(value <= 0 for value in values)):
+                kind = "number" if key == "pixel_mean" else "number above 0"
+                raise ArgumentError(
+                    f"{key}={tuple(values)}: must be one {kind}, or one for each of {image[0]} channels"
+                )
+        self.image, self.size, self.mean, self.std = image, size, tuple(mean), tuple(std)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the images, (batch, channels, rows, columns)."""
+        images = inputs.reshape(-1, *self.image)
+        if self.size is not None and self.image[1:] != (self.size, self.size):
+            images = F.interpolate(images, (self.size, self.size), mode="bicubic", align_corners=False)
+        if not self.mean:
+            return images
+        # By numbers: a tensor of them would be a constant of the graph, which no equal model could share.
+        pairs = zip(self._of_channels(self.mean), self._of_channels(self.std), strict=True)
+        return torch.cat([(images[:, at : at + 1] - mean) / std for at, (mean, std) in enumerate(pairs)], 1)
+
+    def _of_channels(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        return values if len(values) > 1 else values * self.image[0]
 
 
 def logistic(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -109,4 +164,5 @@ SCALED_MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet-18": partial(resnet, blocks=(2, 2, 2, 2), expansion=1),
     "resnet-50": partial(resnet, blocks=(3, 4, 6, 3), expansion=4),
     "vit-small": VisionTransformer,
+    "efficientnet-b0": efficientnet,
 }

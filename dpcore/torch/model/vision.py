@@ -36,7 +36,8 @@ class StandardConv2d(nn.Conv2d):
         return F.conv2d(inputs, centered * scale, None, self.stride, self.padding)
 
 
-def _norm(channels: int) -> nn.GroupNorm:
+def normalization(channels: int) -> nn.GroupNorm:
+    """Return the normalization of an image's channels, in groups of which there are at most `GROUPS`."""
     return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
 
 
@@ -45,8 +46,8 @@ class WideBlock(nn.Module):
 
     def __init__(self, incoming: int, outgoing: int, stride: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = _norm(incoming), StandardConv2d(incoming, outgoing, 3, stride)
-        self.norm2, self.conv2 = _norm(outgoing), StandardConv2d(outgoing, outgoing, 3)
+        self.norm1, self.conv1 = normalization(incoming), StandardConv2d(incoming, outgoing, 3, stride)
+        self.norm2, self.conv2 = normalization(outgoing), StandardConv2d(outgoing, outgoing, 3)
         self.shortcut = StandardConv2d(incoming, outgoing, 1, stride) if incoming != outgoing else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -67,10 +68,12 @@ class Bottleneck(nn.Module):
             shapes = [(incoming, width, 1, 1), (width, width, 3, stride), (width, outgoing, 1, 1)]
         layers: list[nn.Module] = []
         for before, after, size, step in shapes:
-            layers += [StandardConv2d(before, after, size, step), _norm(after), nn.ReLU()]
+            layers += [StandardConv2d(before, after, size, step), normalization(after), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
         plain = incoming == outgoing and stride == 1
-        self.shortcut = None if plain else nn.Sequential(StandardConv2d(incoming, outgoing, 1, stride), _norm(outgoing))
+        self.shortcut = (
+            None if plain else nn.Sequential(StandardConv2d(incoming, outgoing, 1, stride), normalization(outgoing))
+        )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the block's output."""
@@ -91,14 +94,14 @@ def wide_resnet(shape: tuple[int, int, int], classes: int, scale: float = 1) -> 
 
     Groups of 16 channels or fewer stand in for batches, and weights are standardized, as De et al. (2022) have it.
     """
-    incoming = _scaled(16, scale)
+    incoming = scaled(16, scale)
     layers: list[nn.Module] = [StandardConv2d(shape[0], incoming, 3)]
     for channels, stride in ((64, 1), (128, 2), (256, 2)):
-        outgoing = _scaled(channels, scale)
+        outgoing = scaled(channels, scale)
         layers += [WideBlock(incoming, outgoing, stride)]
-        layers += [WideBlock(outgoing, outgoing, 1) for _ in range(_scaled(2, scale) - 1)]
+        layers += [WideBlock(outgoing, outgoing, 1) for _ in range(scaled(2, scale) - 1)]
         incoming = outgoing
-    return nn.Sequential(*layers, _norm(incoming), nn.ReLU(), Mean(), nn.Linear(incoming, classes))
+    return nn.Sequential(*layers, normalization(incoming), nn.ReLU(), Mean(), nn.Linear(incoming, classes))
 
 
 def resnet(
@@ -109,13 +112,16 @@ def resnet(
     Groups stand in for batches, and weights are standardized. Images of at most `SMALL` points a side begin with a
     convolution of 3x3 and stride 1, as He et al. begin for CIFAR; larger ones with 7x7, stride 2 and max-pooling.
     """
-    incoming = _scaled(64, scale)
+    incoming = scaled(64, scale)
     small = max(shape[1:]) <= SMALL
-    layers: list[nn.Module] = [StandardConv2d(shape[0], incoming, *((3, 1) if small else (7, 2))), _norm(incoming)]
+    layers: list[nn.Module] = [
+        StandardConv2d(shape[0], incoming, *((3, 1) if small else (7, 2))),
+        normalization(incoming),
+    ]
     layers += [nn.ReLU(), *([] if small else [nn.MaxPool2d(3, 2, padding=1)])]
     for stage, count in enumerate(blocks):
-        channels = _scaled(64 << stage, scale)
-        for place in range(_scaled(count, scale)):
+        channels = scaled(64 << stage, scale)
+        for place in range(scaled(count, scale)):
             stride = 2 if stage and not place else 1
             layers.append(Bottleneck(incoming, channels, channels * expansion, stride))
             incoming = channels * expansion
@@ -175,7 +181,7 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], classes: int, scale: float = 1) -> None:
         super().__init__()
-        features = HEADS * _scaled(64, scale)
+        features = HEADS * scaled(64, scale)
         channels, rows, columns = shape
         patch = 4 if max(rows, columns) <= SMALL else 16
         if rows % patch or columns % patch:
@@ -187,7 +193,7 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, features))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + rows // patch * (columns // patch), features))
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        self.blocks = nn.Sequential(*(Layer(features) for _ in range(_scaled(12, scale))))
+        self.blocks = nn.Sequential(*(Layer(features) for _ in range(scaled(12, scale))))
         self.norm, self.head = nn.LayerNorm(features, eps=1e-6), nn.Linear(features, classes)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -197,5 +203,6 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(tokens))[:, 0])  # type: ignore[no-any-return]
 
 
-def _scaled(number: int, scale: float) -> int:
+def scaled(number: int, scale: float) -> int:
+    """Return a number of channels or blocks of a scaled model."""
     return max(1, round(number * scale))

@@ -16,15 +16,18 @@ from dpcore.cli import app, options
 from dpcore.cli.options import count, group_norms, names, one_of, real, reals, whole
 from dpcore.cli.train import train
 from dpcore.cli.train.settings import DEFAULT_LR, SETTINGS, Settings
-from dpcore.errors import ArgumentError, DataError, DpcoreError, PrivacyError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, DpcoreError, PrivacyError
 from dpcore.methods import METHODS, keywords
 from dpcore.stages.clipping import AdaptiveClip
+from dpcore.stages.filters import NAMED_FILTERS, OptimalFIR, butterworth, chebyshev, named_filter
+from dpcore.stages.filters.designs import DESIGNS, filter_of
 from dpcore.stages.strategies import NamedStrategy
 from dpcore.stages.updates.averaging import ExponentialAverage
+from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from tests.refused import refused
 
-# Options build these, or give them another name; galore takes objects only.
+# Options build these, or give them another name.
 BUILT = {"adaptive_clip", "averaging", "a", "b", "galore"}
 
 
@@ -132,6 +135,24 @@ def test_names_in_any_spelling_and_the_nearest_one():
     refused(typer.BadParameter, r"'qqq' is unknown; known: ", parse, "qqq")
 
 
+def test_filters_by_name_or_design():
+    parse = options.name_or_design(NAMED_FILTERS, DESIGNS)
+    assert [parse(text) for text in ("First-Order V1", " Butterworth  2 0.1", "optimal_fir 8")] == [
+        "first-order v1", "butterworth 2 0.1", "optimal-fir 8",
+    ]  # fmt: skip
+    refused(typer.BadParameter, "did you mean chebyshev", parse, "chebishev 2 0.1 1")
+    refused(typer.BadParameter, "did you mean momentum", parse, "momentun")
+    wanted = {
+        "butterworth 2 0.1": butterworth(2, 0.1), "chebyshev 3 0.2 1": chebyshev(3, 0.2, 1.0),
+        "optimal-fir 8": OptimalFIR(8), "optimal-fir 8 paper": OptimalFIR(8, "paper"), "f3": named_filter("f3"),
+    }  # fmt: skip
+    for text, made in wanted.items():
+        assert Settings(method="doppler", epsilon=1.0, filter=text).build_method().filter == made
+    for text in ("butterworth 2", "chebyshev 2 0.1 1 1", "optimal-fir x"):
+        refused(ArgumentError, f"filter='{text}': must be '", filter_of, text)
+    refused(ArgumentTypeError, "order=2.5", filter_of, "butterworth 2.5 0.1")
+
+
 def test_clipping_groups():
     assert group_norms("per-layer") == "per_layer"
     assert group_norms("conv*=0.5, *=1") == group_norms({"conv*": "0.5", "*": 1}) == {"conv*": 0.5, "*": 1.0}
@@ -227,7 +248,9 @@ def test_options_reach_the_method():
     assert (scaled.query.max_scaled_norm, scaled.query.scale_eps, scaled.update.eps) == (2.0, 0.1, 1e-4)
     banded = build("memf", strategy="banded-inverse-square-root", bands=3)
     assert banded.noise.strategy == NamedStrategy("banded-inverse-square-root", 3)
-    released = build("dp_sgd", schedule="cosine", warmup_steps=5, ema=0.9, radius=2.0)
+    released = build("dp_sgd", schedule="cosine", warmup_steps=5, ema=0.9, radius=2.0, galore_rank=3)
+    assert (released.galore, build("dp_sgd").galore) == (GaLore(3), None)
+    assert build("dp_sgd", galore_rank=3, galore_every=7).galore == GaLore(3, 7)
     assert released.schedule == WarmupCosine(5)
     found = build("dp_sgd", schedule="doubling")
     assert (found.schedule, found.update.settings().learning_rate) == (Doubling(), 0.1)

@@ -20,11 +20,11 @@ from dpcore.cli.train.training import Autosave, Training, cost, every
 from dpcore.errors import DivergenceError
 
 
-def training(factor: float = 1.0, model: str = "logistic") -> Training:
+def training(factor: float = 1.0, model: str = "logistic", **more: Any) -> Training:
     inputs = np.linspace(0, factor, 200 * 4, dtype=np.float32).reshape(200, 1, 2, 2)
     targets = np.arange(200) % 3
     dataset = Dataset("small", inputs[:160], targets[:160], inputs[160:], targets[160:], classes=3)
-    settings = Settings(method="dp_sgd", model=model, epsilon=3.0, delta=1e-3, epochs=3, batch_size=40, lr=0.5)
+    settings = Settings(method="dp_sgd", model=model, epsilon=3.0, delta=1e-3, epochs=3, batch_size=40, lr=0.5, **more)
     return Training(settings.resolved(160), dataset)
 
 
@@ -84,6 +84,19 @@ def test_remarks_on_the_data_are_kept_for_the_person_who_starts_the_run() -> Non
     assert not training().remarks
     (sentence,) = training(255.0).remarks
     assert sentence.startswith("data[0]: its values are far from 1 in size")
+
+
+def test_weights_of_a_file_are_where_it_begins_and_declared(tmp_path: Path) -> None:
+    given = {"1.weight": torch.arange(12.0).reshape(3, 4), "1.bias": torch.zeros(3)}
+    torch.save(given, tmp_path / "w.pt")
+    run = training(weights=str(tmp_path / "w.pt"))
+    assert torch.equal(run.model.state_dict()["1.weight"], given["1.weight"])
+    assert [each for each in run.statement(0).caveats if "weights that the run begins from" in each]
+    assert not [each for each in training().statement(0).caveats if "begins from" in each]
+    assert not run.remarks
+    torch.save({**given, "1.weight": torch.zeros(5, 4), "1.bias": torch.zeros(5)}, tmp_path / "w.pt")
+    (sentence,) = training(weights=str(tmp_path / "w.pt")).remarks
+    assert sentence.startswith("weights: 1.weight, 1.bias begin as without a file")
 
 
 # When `dpcore train` saves: by the plan, by time, and never so often that saving is what it does.

@@ -13,12 +13,13 @@ from dpcore.torch.model.vision import StandardConv2d
 
 # Of one example of CIFAR-10. WRN-16-4: counted from this code; ResNet: torchvision's numbers,
 # 11,689,512 and 25,557,032, less what its first convolution and head of 1,000 classes have more; ViT-small: timm's
-# 22,050,664, less its head, larger squares and more places.
+# 22,050,664, less its head, larger squares and more places; EfficientNet-B0: torchvision's 5,288,548, less its head.
 PARAMETERS = {
     "wrn-16-4": 2_748_890,
     "resnet-18": 11_689_512 - (49 - 9) * 3 * 64 - 513 * 990,
     "resnet-50": 25_557_032 - (49 - 9) * 3 * 64 - 2_049 * 990,
     "vit-small": 22_050_664 - 385 * 990 - (16 * 16 - 4 * 4) * 3 * 384 - (196 - 64) * 384,
+    "efficientnet-b0": 5_288_548 - 1_281 * 990,
 }
 
 
