@@ -12,7 +12,7 @@ from dpcore.stages.filters.optimal_fir import OptimalFIR
 DESIGNS: Final[dict[str, tuple[Callable[..., Filter], str]]] = {
     "butterworth": (butterworth, "ORDER CUTOFF"),
     "chebyshev": (chebyshev, "ORDER CUTOFF RIPPLE"),
-    "optimal-fir": (OptimalFIR, "LENGTH [paper]"),
+    "optimal-fir": (OptimalFIR, "LENGTH (or LENGTH paper)"),
 }
 
 
