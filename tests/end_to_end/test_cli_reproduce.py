@@ -33,7 +33,10 @@ INVENTORY = {
 PANELS = {
     "disk": {1: "abc", 2: "abc", 4: "abc", 6: "ab"}, "doppler": {3: "abc", 7: "abcd"}, "pmlf": {1: "ab"},
 }  # fmt: skip
-EXAMPLES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000}
+EXAMPLES = {
+    "mnist": 60_000, "fashion-mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000, "sst-2": 67_349, "qnli": 104_743,
+    "qqp": 363_846, "mnli": 392_702, "dart": 62_659, "arxiv": 1_700_000,
+}  # fmt: skip
 QUICK = "pmlf-figure-1-low-pass"
 
 
@@ -67,7 +70,7 @@ def test_every_arm_has_a_plan_at_the_size_of_the_data(name: str):
     for run in made.examples[: len(made.contestants)]:
         settings = made.settings_for(run)
         plan = settings.plan(EXAMPLES[settings.data])
-        assert plan.steps == settings.epochs * EXAMPLES[settings.data] // settings.batch_size
+        assert plan.steps == settings.epochs * -(-EXAMPLES[settings.data] // settings.batch_size)
         if settings.warmup_steps:
             assert settings.warmup_steps == plan.steps // 20
 
@@ -102,13 +105,15 @@ def test_list_and_show_have_it_all(capsys):
     assert all(each["how"] for each in listed)
     printed = say(capsys, ["reproduce", "list", "--paper", "disk"]).out
     assert set(re.findall(r"^([a-z]+)-\S*", printed, re.MULTILINE)) == {"disk"}
-    assert "10 by dpcore compare, 0 by a study, 9 by neither" in printed
+    of_paper = [one for one in ALL.values() if one.paper == "disk"]
+    ran, why = (sum(bool(getattr(one, key)) for one in of_paper) for key in ("arms", "reason"))
+    assert f"{ran} by dpcore compare, 0 by a study, {why} by neither" in printed
     shown = ask("reproduce", "show", "pmlf table 4 mnist")
     assert shown["settings"]["lr"] == {"value": 0.5, "source": "appendix E"}
     assert shown["built_in"]
-    text = say(capsys, ["reproduce", "show", "disk-table-1"]).out
-    assert "needs RoBERTa-base and GLUE" in text
-    assert "93.1" in text
+    text = say(capsys, ["reproduce", "show", "disk-table-4"]).out
+    assert "are of texts that the model writes" in text
+    assert "71.36" in text
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -199,13 +204,14 @@ def test_every_tiny_version_runs(name: str, tmp_path: Path):
     (["show", "nothing at all"], "dpcore reproduce list names all"),
     (["show", "nowhere.toml"], "nowhere.toml: cannot be read (No such file or directory)"),
     (["list", "--paper", "dsik"], "did you mean disk?"),
-    (["run", "disk-table-1", "--out", "x"], "cannot be run: needs RoBERTa-base and GLUE"),
+    (["run", "disk-table-4", "--out", "x"], "cannot be run: BLEU, ROUGE-L, METEOR, NIST and CIDEr are of texts"),
     (["run", "disk-figure-2-mnist", "--out", "x"], "data_dir=None: mnist is read from files"),
     (["run", "disk-figure-2-mnist", "--out", "x", "--data-dir", "."], "has no train-images-idx3-ubyte[.gz]"),
     (["run", "disk-figure-8", "--out", "x", "--data-dir", "."], "has no data_batch_1.bin; it has full"),
     (["run", "disk-figure-8", "--out", "x"], "data_dir=None: cifar-10 is read from files"),
     (["run", "disk-figure-8", "--out", "full", "--tiny"], "is not empty and has no recipe.toml"),
     (["run", "disk-figure-8", "--out", "full/file", "--tiny"], "is a file; name a folder"),
+    (["run", "disk-table-1-mnli", "--out", "x", "--data-dir", "."], "model_dir=None: mnli is read by a model's"),
     (["run", "srg-figure-1-mnist", "--out", "x"], "data_dir=None: docs/studies/srg_mnist.py"),
     (["run", "srg-figure-1-mnist", "--out", "x", "--tiny"], "which takes no --tiny, --seeds or --jobs"),
     (["run", "full/study.toml", "--out", "x"], "so that its study is not run"),

@@ -14,10 +14,13 @@ from signal import SIGTERM
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from dpcore.cli.datasets import Dataset
+from dpcore.cli.datasets import Dataset, TextDataset
+from dpcore.cli.datasets.text import CLASSES
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
+from dpcore.cli.train import language
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BackendError, BudgetError, DataError, DeltaWarning
@@ -29,6 +32,7 @@ from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.torch import HeldOut, make_private, save_state
 from dpcore.torch.export import files
+from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.model import models
 
 # The checkpoint of a run that a ledger pays for is one file, replaced whole, and as secret as the data: it holds the
@@ -151,7 +155,14 @@ class Training:
         self.evaluations: list[dict[str, Any]] = []
         # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
-        built = models.build(settings.model, dataset.shape, dataset.classes, settings.model_scale or 1)
+        loss: Loss = F.cross_entropy
+        self._metrics, self._together = _METRICS, _EVALUATION_BATCH
+        if isinstance(dataset, TextDataset):
+            built, self._together = language.build(settings, dataset), language.EVALUATION_BATCH
+            if dataset.task != CLASSES:
+                loss, self._metrics = language.token_loss, language.METRICS
+        else:
+            built = models.build(settings.model, dataset.shape, dataset.classes, settings.model_scale or 1)
         self.model = built.to(_device(settings.backend))
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -165,6 +176,7 @@ class Training:
                 sampling=str(settings.sampling),
                 max_batch_size=settings.max_batch_size,
                 groups=settings.groups,
+                loss=loss,
                 precision=None if settings.precision == "float32" else settings.precision,
                 ledger=ledger,
                 run_name=None if ledger is None else run_name or f"{dataset.name}, {settings.model}, {settings.method}",
@@ -192,15 +204,14 @@ class Training:
         """Return the statement for the first `steps` steps and everything else that may have been released by now."""
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
-        return replace(
-            now, steps_taken=steps, caveats=(*now.caveats, HELD_OUT), note=note, **guarantee(event, planned, now.delta)
-        )
+        begun = [] if self.settings.model_dir is None else [language.taken_as_public(self.settings.model_dir)]
+        caveats = (*now.caveats, HELD_OUT, *begun)
+        return replace(now, steps_taken=steps, caveats=caveats, note=note, **guarantee(event, planned, now.delta))
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
         """Return the accuracy of the method's output on other held-out examples."""
         data = torch.tensor(inputs), torch.tensor(targets)
-        held_out = HeldOut(self.private, data, {"accuracy": _accuracy}, batch_size=_EVALUATION_BATCH)
-        return held_out.evaluate()["accuracy"]
+        return HeldOut(self.private, data, self._metrics, batch_size=self._together).evaluate()["test_accuracy"]
 
     def run(
         self,
@@ -226,7 +237,7 @@ class Training:
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
         reported, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
-        held_out = HeldOut(private, self._test, _METRICS, batch_size=_EVALUATION_BATCH)
+        held_out = HeldOut(private, self._test, self._metrics, batch_size=self._together)
         if folder is not None:
             folder.write_metrics(self.evaluations)
             if alone and self.ledger is not None:
@@ -333,7 +344,7 @@ def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    loss = torch.nn.functional.cross_entropy(logits, targets)
+    loss = F.cross_entropy(logits, targets)
     return loss.nan_to_num(math.inf, math.inf)  # a record has no NaN
 
 
