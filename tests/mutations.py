@@ -28,6 +28,19 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on with a changed recipe in the folder of the former", "if kept.read_bytes() != one.content:", "if not kept.read_bytes():",
          "end_to_end/test_cli_reproduce.py::test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints"),
     ],
+    "dpcore/cli/datasets/text.py": [
+        ("let a paper's part depend on the papers before it", 'sha256(paper["id"].encode())', 'sha256(b"%d" % len(parts[0] + parts[1]))', "unit/cli/test_text.py"),
+        ("take the classes of GLUE by their place among the columns", "places = [head.index(column) for column in columns]", "places = [*range(len(columns))]", "unit/cli/test_text.py"),
+    ],
+    "dpcore/cli/datasets/tokens.py": [
+        ("mask a text by its place among the texts", "shake_256(part.first[row].encode())", "shake_256(b'%d' % row)", "unit/cli/test_tokens.py"),
+        ("predict the first of two texts, too", "targets[row, begin : len(ids) - 1] = ids[:-1], ids[begin + 1 :]", "targets[row, : len(ids) - 1] = ids[:-1], ids[1:]", "unit/cli/test_tokens.py"),
+    ],
+    "dpcore/cli/train/language.py": [
+        ("begin with random weights where the folder has none", '    if missing := [key for key in missing if ".pooler." not in key]:', "    if False:", "unit/cli/test_language.py"),
+        ("look at padding as at a word", "(ids != self.pad).long()", "torch.ones_like(ids).long()", "unit/cli/test_language.py"),
+        ("take a model for the one that a recipe names", "if expected not in (None, found):", "if False:", "unit/cli/test_language.py"),
+    ],
     "dpcore/cli/datasets/cifar.py": [
         ("take a damaged file for the published one", "if len(content) == published and found != digest:", "if False:",
          "unit/cli/test_cifar.py"),
@@ -807,6 +820,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("say nothing of values that are not finite", "        if not look.finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
     "dpcore/cli/train/training.py": [
+        ("say nothing of the weights that texts begin with", "caveats = (*now.caveats, HELD_OUT, *begun)", "caveats = (*now.caveats, HELD_OUT)", "unit/cli/test_language.py"),
         ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_training.py"),
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],

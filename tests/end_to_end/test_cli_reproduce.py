@@ -12,7 +12,9 @@ pytest.importorskip("typer")
 from dpcore.cli import main
 from dpcore.cli.compare import recipe, runs
 from dpcore.cli.compare.recipe import Recipe
+from dpcore.cli.datasets import text
 from dpcore.cli.interrupt import Stopped
+from dpcore.cli.train.settings import PRETRAINED
 from dpcore.errors import DataError
 from tests.depth import nightly
 from tests.end_to_end.command_line import ask, say
@@ -184,7 +186,9 @@ def repeats(name: str) -> bool:
 def _parts(name: str) -> set[Any]:
     one = ALL[name]
     methods = {settings["method"].value for settings in one.arms.values()}
-    return {one.settings["model"].value, one.settings["data"].value, *methods}
+    data, model = one.settings["data"].value, one.settings["model"].value
+    # Of texts, tasks and kinds of models: what is in the columns of each file is in tests/unit/cli/test_text.py.
+    return {text.TASKS.get(data, data), (PRETRAINED.get(model) or [model])[0], *methods}
 
 
 @pytest.mark.slow
@@ -195,8 +199,9 @@ def test_every_tiny_version_runs(name: str, tmp_path: Path):
     answer = ask(*run(name, tmp_path / "out"))
     first = ALL[name].comparison().epsilon[0]
     assert [(row["arm"], row["epsilon"]) for row in answer["rows"]] == [(arm, first) for arm in ALL[name].arms]
-    for row in answer["rows"]:
+    for row, found in zip(answer["rows"], answer["comparison"]["rows"], strict=True):
         assert row["paper"] == ALL[name].printed.value(row["arm"], first)
+        assert row["here"] == (found["test_loss"][0] if ALL[name].measure == "loss" else 100 * found["mean"])
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
@@ -235,6 +240,7 @@ def test_nonsense_is_one_sentence(words: list[str], sentence: str, tmp_path: Pat
     ('place = "', 'pleace = "', "unknown key 'pleace'; did you mean 'place'?"),
     ('title = "', "title = 3 #", "title=3: must be a text"),
     ('paper = "pmlf"', 'paper = "plmf"', "paper='plmf': must be one of"),
+    ('paper = "pmlf"', 'paper = "pmlf"\nmeasure = "f1"', "measure='f1': must be one of accuracy, loss"),
     ('printed = "', 'reason = "none"\nprinted = "', "exactly one of arms, study and reason"),
     ("epochs =", "epoch =", "unknown setting in settings 'epoch'; did you mean 'epochs'?"),
     ("epochs = { value = 100,", "epochs = { value = 100.5,", "settings.epochs: 100.5 is not a whole number"),

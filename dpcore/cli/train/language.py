@@ -1,5 +1,6 @@
 """Models of transformers for texts: read from a folder, with the head that the task needs, and adapters."""
 
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,7 +108,9 @@ def _with_adapters(net: Any, rank: int, task: str | None) -> Any:
         import peft
     except ImportError:
         raise MissingPackageError(needs("--lora", "peft"), name="peft") from None
-    return peft.get_peft_model(net, peft.LoraConfig(task_type=task, r=rank))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # from one of these packages to the other
+        return peft.get_peft_model(net, peft.LoraConfig(task_type=task, r=rank))
 
 
 def taken_as_public(folder: str) -> str:

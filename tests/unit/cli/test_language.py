@@ -14,6 +14,7 @@ from dpcore.cli.compare import made_up_text  # noqa: E402
 from dpcore.cli.datasets import TextDataset, load  # noqa: E402
 from dpcore.cli.train import language  # noqa: E402
 from dpcore.cli.train.settings import Settings  # noqa: E402
+from dpcore.cli.train.training import Training  # noqa: E402
 from dpcore.errors import ArgumentError, DataError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of those packages to each other
@@ -115,6 +116,18 @@ def test_a_folder_that_does_not_fit_is_one_sentence(folders: dict[str, Path], tm
     masked = settings(folders, "arxiv", "bert-tiny")
     with pytest.raises(DataError, match=r"lacks weights of BertForMaskedLM, such as cls\."):
         language.build(replace(masked[0], model_dir=str(tmp_path)), masked[1])
+
+
+@pytest.mark.parametrize(("data", "model"), [("sst-2", "roberta-base"), ("dart", "gpt2"), ("arxiv", "bert-tiny")])
+def test_examples_are_proved_apart_and_the_statement_says_where_it_began(
+    folders: dict[str, Path], data: str, model: str
+) -> None:
+    training = Training(*settings(folders, data, model, batch_size=8, delta=1e-3))
+    assert training.private.explain().way == "pairs"
+    assert training.remarks == []
+    said = [sentence for sentence in training.statement(0).caveats if "taken as public" in sentence]
+    assert len(said) == 1
+    assert folders[model].name in said[0]
 
 
 @pytest.mark.parametrize(("more", "sentence"), [
