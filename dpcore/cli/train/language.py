@@ -1,7 +1,6 @@
 """Models of transformers for texts: read from a folder, with the head that the task needs, and adapters."""
 
 import warnings
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -111,14 +110,6 @@ def _with_adapters(net: Any, rank: int, task: str | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from one of these packages to the other
         return peft.get_peft_model(net, peft.LoraConfig(task_type=task, r=rank))
-
-
-def taken_as_public(folder: str) -> str:
-    """Return the caveat of a statement on where training begins."""
-    return (
-        f"The weights and the tokenizer that training begins with ({Path(folder).name}) are taken as public: what they "
-        "were made of has no guarantee here."
-    )
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

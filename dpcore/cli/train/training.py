@@ -107,6 +107,10 @@ _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 HELD_OUT = (
     "Held-out accuracy and loss cost nothing only if, as declared, no example of the test set is in the training set."
 )
+BEGUN = (
+    "The weights that the run begins from, of a file, cost nothing only if, as declared, they do not depend on the "
+    "training data."
+)
 _RESERVED = (
     WRITTEN_BEFORE
     + " the steps of epoch {epoch}: all of them count as taken. If nothing newer stands here, the run was "
@@ -156,9 +160,9 @@ class Training:
         # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
         loss: Loss = F.cross_entropy
-        self._metrics, self._together = _METRICS, _EVALUATION_BATCH
+        self._metrics, self._batch = _METRICS, _EVALUATION_BATCH
         if isinstance(dataset, TextDataset):
-            built, self._together = language.build(settings, dataset), language.EVALUATION_BATCH
+            built, self._batch = language.build(settings, dataset), language.EVALUATION_BATCH
             if dataset.task != CLASSES:
                 loss, self._metrics = language.token_loss, language.METRICS
         else:
@@ -204,14 +208,14 @@ class Training:
         """Return the statement for the first `steps` steps and everything else that may have been released by now."""
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
-        begun = [] if self.settings.model_dir is None else [language.taken_as_public(self.settings.model_dir)]
+        begun = () if self.settings.model_dir is None else (BEGUN,)
         caveats = (*now.caveats, HELD_OUT, *begun)
         return replace(now, steps_taken=steps, caveats=caveats, note=note, **guarantee(event, planned, now.delta))
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
         """Return the accuracy of the method's output on other held-out examples."""
         data = torch.tensor(inputs), torch.tensor(targets)
-        return HeldOut(self.private, data, self._metrics, batch_size=self._together).evaluate()["test_accuracy"]
+        return HeldOut(self.private, data, self._metrics, batch_size=self._batch).evaluate()["test_accuracy"]
 
     def run(
         self,
@@ -237,7 +241,7 @@ class Training:
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
         reported, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
-        held_out = HeldOut(private, self._test, self._metrics, batch_size=self._together)
+        held_out = HeldOut(private, self._test, self._metrics, batch_size=self._batch)
         if folder is not None:
             folder.write_metrics(self.evaluations)
             if alone and self.ledger is not None:

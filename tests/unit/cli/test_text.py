@@ -38,7 +38,7 @@ def write(folder: Path, name: str, content: str) -> Path:
     ("e2e", E2E, (["name[Blue Spice], eatType[pub]"], ['A pub, "Blue Spice".'], [])),
     ("dart", DART, (["Mars Hill : joined : 1973 | Mars Hill : location : NC"] * 2,
                     ["Mars Hill, NC, joined.", "It joined in 1973."], [])),
-])  # fmt: skip
+], ids=lambda value: value if isinstance(value, str) and len(value) < 6 else "")  # fmt: skip
 def test_rows_of_published_files_are_texts_and_classes(
     name: str, content: str, expected: object, tmp_path: Path
 ) -> None:
