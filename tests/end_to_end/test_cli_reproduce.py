@@ -240,7 +240,7 @@ def test_nonsense_is_one_sentence(words: list[str], sentence: str, tmp_path: Pat
     ('place = "', 'pleace = "', "unknown key 'pleace'; did you mean 'place'?"),
     ('title = "', "title = 3 #", "title=3: must be a text"),
     ('paper = "pmlf"', 'paper = "plmf"', "paper='plmf': must be one of"),
-    ('paper = "pmlf"', 'paper = "pmlf"\nmeasure = "f1"', "measure='f1': must be one of accuracy, loss"),
+    ('paper = "pmlf"', 'paper = "pmlf"\nmeasure = "f1"', "measure='f1': must be one of 'accuracy', 'loss'"),
     ('printed = "', 'reason = "none"\nprinted = "', "exactly one of arms, study and reason"),
     ("epochs =", "epoch =", "unknown setting in settings 'epoch'; did you mean 'epochs'?"),
     ("epochs = { value = 100,", "epochs = { value = 100.5,", "settings.epochs: 100.5 is not a whole number"),
