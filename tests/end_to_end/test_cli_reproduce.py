@@ -12,7 +12,9 @@ pytest.importorskip("typer")
 from dpcore.cli import main
 from dpcore.cli.compare import recipe, runs
 from dpcore.cli.compare.recipe import Recipe
+from dpcore.cli.datasets import text
 from dpcore.cli.interrupt import Stopped
+from dpcore.cli.train.settings import PRETRAINED
 from dpcore.errors import DataError
 from tests.depth import nightly
 from tests.end_to_end.command_line import ask, say
@@ -33,8 +35,11 @@ INVENTORY = {
 PANELS = {
     "disk": {1: "abc", 2: "abc", 4: "abc", 6: "ab"}, "doppler": {3: "abc", 7: "abcd"}, "pmlf": {1: "ab"},
 }  # fmt: skip
-EXAMPLES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000,
-    "image-folder": 1_281_167}  # fmt: skip
+EXAMPLES = {
+    "mnist": 60_000, "fashion-mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000, "sst-2": 67_349, "qnli": 104_743,
+    "qqp": 363_846, "mnli": 392_702, "dart": 62_659, "arxiv": 1_700_000,
+    "image-folder": 1_281_167,
+}  # fmt: skip
 QUICK = "pmlf-figure-1-low-pass"
 
 
@@ -103,13 +108,15 @@ def test_list_and_show_have_it_all(capsys):
     assert all(each["how"] for each in listed)
     printed = say(capsys, ["reproduce", "list", "--paper", "disk"]).out
     assert set(re.findall(r"^([a-z]+)-\S*", printed, re.MULTILINE)) == {"disk"}
-    assert "13 by dpcore compare, 0 by a study, 6 by neither" in printed
+    of_paper = [one for one in ALL.values() if one.paper == "disk"]
+    ran, why = (sum(bool(getattr(one, key)) for one in of_paper) for key in ("arms", "reason"))
+    assert f"{ran} by dpcore compare, 0 by a study, {why} by neither" in printed
     shown = ask("reproduce", "show", "pmlf table 4 mnist")
     assert shown["settings"]["lr"] == {"value": 0.5, "source": "appendix E"}
     assert shown["built_in"]
-    text = say(capsys, ["reproduce", "show", "disk-table-1"]).out
-    assert "needs RoBERTa-base and GLUE" in text
-    assert "93.1" in text
+    text = say(capsys, ["reproduce", "show", "disk-table-4"]).out
+    assert "are of texts that the model writes" in text
+    assert "71.36" in text
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -180,8 +187,10 @@ def repeats(name: str) -> bool:
 def _parts(name: str) -> set[Any]:
     one = ALL[name]
     methods = {settings["method"].value for settings in one.arms.values()}
-    given = {*one.settings, *(key for settings in one.arms.values() for key in settings)}
-    return {one.settings["model"].value, one.settings["data"].value, *methods, *(given & {"weights", "galore_rank"})}
+    data, model = one.settings["data"].value, one.settings["model"].value
+    given = {*one.settings, *(key for settings in one.arms.values() for key in settings)} & {"weights", "galore_rank"}
+    # Of texts, tasks and kinds of models: what is in the columns of each file is in tests/unit/cli/test_text.py.
+    return {text.TASKS.get(data, data), (PRETRAINED.get(model) or [model])[0], *methods, *given}
 
 
 @pytest.mark.slow
@@ -192,8 +201,9 @@ def test_every_tiny_version_runs(name: str, tmp_path: Path):
     answer = ask(*run(name, tmp_path / "out"))
     first = ALL[name].comparison().epsilon[0]
     assert [(row["arm"], row["epsilon"]) for row in answer["rows"]] == [(arm, first) for arm in ALL[name].arms]
-    for row in answer["rows"]:
+    for row, found in zip(answer["rows"], answer["comparison"]["rows"], strict=True):
         assert row["paper"] == ALL[name].printed.value(row["arm"], first)
+        assert row["here"] == (found["test_loss"][0] if ALL[name].measure == "loss" else 100 * found["mean"])
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
@@ -201,7 +211,7 @@ def test_every_tiny_version_runs(name: str, tmp_path: Path):
     (["show", "nothing at all"], "dpcore reproduce list names all"),
     (["show", "nowhere.toml"], "nowhere.toml: cannot be read (No such file or directory)"),
     (["list", "--paper", "dsik"], "did you mean disk?"),
-    (["run", "disk-table-1", "--out", "x"], "cannot be run: needs RoBERTa-base and GLUE"),
+    (["run", "disk-table-4", "--out", "x"], "cannot be run: BLEU, ROUGE-L, METEOR, NIST and CIDEr are of texts"),
     (["run", "disk-figure-2-mnist", "--out", "x"], "data_dir=None: mnist is read from files"),
     (["run", "disk-figure-2-mnist", "--out", "x", "--data-dir", "."], "has no train-images-idx3-ubyte[.gz]"),
     (["run", "disk-figure-8", "--out", "x", "--data-dir", "."], "has no data_batch_1.bin; it has full"),
@@ -212,6 +222,7 @@ def test_every_tiny_version_runs(name: str, tmp_path: Path):
     (["run", "disk-figure-7", "--out", "x", "--data-dir", "."], "has no folder train; must have train/CLASS and val"),
     (["run", "disk-figure-8", "--out", "full", "--tiny"], "is not empty and has no recipe.toml"),
     (["run", "disk-figure-8", "--out", "full/file", "--tiny"], "is a file; name a folder"),
+    (["run", "disk-table-1-mnli", "--out", "x", "--data-dir", "."], "model_dir=None: mnli is read by a model's"),
     (["run", "srg-figure-1-mnist", "--out", "x"], "data_dir=None: docs/studies/srg_mnist.py"),
     (["run", "srg-figure-1-mnist", "--out", "x", "--tiny"], "which takes no --tiny, --seeds or --jobs"),
     (["run", "full/study.toml", "--out", "x"], "so that its study is not run"),
@@ -235,6 +246,7 @@ def test_nonsense_is_one_sentence(words: list[str], sentence: str, tmp_path: Pat
     ('place = "', 'pleace = "', "unknown key 'pleace'; did you mean 'place'?"),
     ('title = "', "title = 3 #", "title=3: must be a text"),
     ('paper = "pmlf"', 'paper = "plmf"', "paper='plmf': must be one of"),
+    ('paper = "pmlf"', 'paper = "pmlf"\nmeasure = "f1"', "measure='f1': must be one of 'accuracy', 'loss'"),
     ('printed = "', 'reason = "none"\nprinted = "', "exactly one of arms, study and reason"),
     ("epochs =", "epoch =", "unknown setting in settings 'epoch'; did you mean 'epochs'?"),
     ("epochs = { value = 100,", "epochs = { value = 100.5,", "settings.epochs: 100.5 is not a whole number"),

@@ -128,7 +128,7 @@ sys.meta_path.insert(0, Refuse())
 from dpcore.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn", "PIL"}
+NO_EXTRAS = {*EXTRAS, "cryptography", "sklearn", "PIL", "transformers"}
 
 
 def test_the_table_names_extras_of_the_distribution_that_bring_the_package():
@@ -164,6 +164,7 @@ def test_accounting_needs_no_extra(words: str, tmp_path: Path):
         ("demo --out demo", "torch"),
         ("train --data image-folder --data-dir . --epsilon 1", "pillow"),
         ("inspect filter momentum --out a.png", "matplotlib"),
+        ("train --data sst-2 --data-dir . --model gpt2 --model-dir . --epsilon 1", "transformers"),
     ],
 )
 def test_what_is_missing_is_named_with_its_extra(words: str, package: str, tmp_path: Path):

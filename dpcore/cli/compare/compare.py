@@ -53,7 +53,7 @@ def run_comparison(
     if jobs < 1:
         raise ArgumentError(f"jobs={jobs}: must be at least 1")
     shared = comparison.shared
-    dataset = load(shared.data, shared.data_dir)
+    dataset = load(*shared.source)
     earlier(out, comparison, ledger, overwrite=overwrite)
     check_plans(comparison, dataset, ledger)
     if jobs > 1 and ledger is not None and Ledger.open(ledger).budget is not None:
@@ -244,14 +244,14 @@ def from_tables(tables: Mapping[str, Any], lr: tuple[float, ...]) -> tuple[Conte
 
 
 # A list of these is one value; a list of lists is a grid.
-_LISTS = ("filter_b", "filter_a", "betas")
+LISTS = ("filter_b", "filter_a", "betas")
 
 
 def _is_grid(key: str, value: Any) -> bool:
     """Whether a table's value has several values to try."""
     if key == "lr" or not isinstance(value, list):
         return False
-    return key not in _LISTS or any(isinstance(item, list) for item in value)
+    return key not in LISTS or any(isinstance(item, list) for item in value)
 
 
 def _parser(contestant: str, key: str) -> Callable[[Any], Any]:

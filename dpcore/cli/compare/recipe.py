@@ -23,15 +23,16 @@ from dpcore.cli.options import count, one_of, parsers, reals
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.methods import PAPERS
-from dpcore.spec.validate import nearest
+from dpcore.spec.validate import choice, nearest
 
 FOLDER = resources.files("dpcore") / "recipes"
-TEXTS = ("paper", "place", "title", "data", "model", "note", "reason", "study")
+TEXTS = ("paper", "place", "title", "data", "model", "note", "reason", "study", "measure")
 _KEYS = (*TEXTS, "methods", "printed", "settings", "arms", "tolerance")
 _CELL = re.compile(r"(?:(\d*\.?\d+(?:e-?\d+)?)(?: ± \d*\.\d+)?)?")
 # Settings that a comparison takes in another form than one run does.
 _OF_COMPARISON: dict[str, Callable[[Any], Any]] = {"epsilon": reals, "lr": reals, "seeds": count, "search_seeds": count}
-_NEVER = ("data_dir", "seed", "backend")
+_NEVER = ("data_dir", "model_dir", "seed", "backend")
+_MEASURES = ("accuracy", "loss")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Recipe:
     note: str = ""
     reason: str = ""
     study: str = ""
+    measure: str = "accuracy"
+    """What is held beside the printed numbers: held-out accuracy in percent, or the held-out loss."""
     arms: dict[str, dict[str, Sourced]] = field(default_factory=dict)
     tolerance: Sourced = Sourced(None, "")
 
@@ -98,13 +101,17 @@ class Recipe:
         return f"python {self.study}" if self.study else self.reason
 
     def comparison(
-        self, seeds: int | None = None, data_dir: str | None = None, model_scale: float | None = None, **changed: Any
+        self,
+        seeds: int | None = None,
+        data_dir: str | None = None,
+        model_dir: str | None = None,
+        model_scale: float | None = None,
+        **changed: Any,
     ) -> Comparison:
         """Return the comparison with one contestant an arm; `changed` replaces values that the recipe has."""
         given = {name: changed.get(name, sourced.value) for name, sourced in self.settings.items()}
-        given |= {
-            name: value for name, value in (("data_dir", data_dir), ("model_scale", model_scale)) if value is not None
-        }
+        more = {"data_dir": data_dir, "model_dir": model_dir, "model_scale": model_scale}
+        given |= {name: value for name, value in more.items() if value is not None}
         own = {name: _read(name, parse, given.pop(name)) for name, parse in _OF_COMPARISON.items() if name in given}
         common = {name: _read(name, parsers(Settings)[name], value) for name, value in given.items()}
         tables = {
@@ -181,6 +188,7 @@ def _check(recipe: Recipe) -> None:
         return
     if recipe.data or recipe.model or recipe.methods:
         raise DataError("data, model and methods: must be among the settings and the arms if there are arms")
+    choice(_MEASURES, measure=recipe.measure)
     tolerance = recipe.tolerance.value
     if not isinstance(tolerance, (int, float)) or isinstance(tolerance, bool) or not 0 < tolerance <= 100:
         raise DataError(f"tolerance={tolerance!r}: must be a number of points above 0, with a source")

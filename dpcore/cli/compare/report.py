@@ -164,6 +164,7 @@ def to_dict(
             "grid": list(row.grid),
             "lr_at_edge_of_grid": row.at_edge,
             "test_accuracy": list(row.accuracy),
+            "test_loss": [record.evaluations[-1]["test_loss"] for record in row.records],
             "mean": row.interval.center,
             "half_width_95": None if math.isnan(row.interval.half_width) else row.interval.half_width,
             "epsilon": row.statement.best_epsilon,

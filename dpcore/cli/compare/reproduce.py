@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -18,15 +19,17 @@ import typer
 from rich.markup import escape
 
 import dpcore
+from dpcore.cli.compare import made_up_text
 from dpcore.cli.compare import recipe as recipes
-from dpcore.cli.compare.compare import run_comparison
+from dpcore.cli.compare.compare import LISTS, run_comparison
 from dpcore.cli.compare.recipe import Recipe
-from dpcore.cli.datasets import IDX_FILES, IDX_SETS, KEYS, cifar
+from dpcore.cli.datasets import IDX_FILES, IDX_SETS, KEYS, cifar, text
 from dpcore.cli.datasets.image_folder import pillow
+from dpcore.cli.intervals import mean_interval
 from dpcore.cli.options import Commands, Json, count, flag, option
 from dpcore.cli.output import write_json, write_line, write_table
 from dpcore.cli.train.run_folder import content_of
-from dpcore.cli.train.settings import SCALED_MODELS, Settings
+from dpcore.cli.train.settings import PRETRAINED, SCALED_MODELS, Settings
 from dpcore.errors import ArgumentError, DataError
 from dpcore.methods import PAPERS
 from dpcore.spec.canonical import plain
@@ -102,6 +105,7 @@ def run_command(
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help="File of the weights that a recipe begins from.")
     ] = None,
+    model_dir: Annotated[str | None, typer.Option(metavar="DIR", help="For texts: folder of the model.")] = None,
     tiny: Annotated[bool, flag("--tiny", "A few steps at one epsilon on made-up data, to see that it runs.")] = False,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.")] = 1,
     seeds: Annotated[Any, option(count, "N", "Runs of each arm, instead of the recipe's.")] = None,
@@ -124,14 +128,21 @@ def run_command(
         changed = {"epsilon": one.comparison().epsilon[:1], **_TINY}
         if isinstance(rates := one.settings["lr"].value if "lr" in one.settings else None, list):
             changed["lr"] = rates[:2]
+        grids = ((key, item.value) for table in one.arms.values() for key, item in table.items() if key not in LISTS)
+        changed |= {key: values[:1] for key, values in grids if isinstance(values, list)}
         if one.settings["model"].value in SCALED_MODELS:
             changed |= {"model_scale": _TINY_SCALE, "batch_size": 30}
+        if one.settings["model"].value in PRETRAINED:
+            changed |= {"model": "pretrained", "max_length": made_up_text.LENGTH}
+            model_dir = str(out / "model")
         data_dir = None if one.settings["data"].value == "digits" else str(out / "data")
         changed["weights"] = str(out / "weights.safetensors")
-    comparison = one.comparison(1 if tiny and seeds is None else seeds, data_dir, **changed)
+    comparison = one.comparison(1 if tiny and seeds is None else seeds, data_dir, model_dir, **changed)
     _begin(one, out)
     if tiny:
         _make_up(comparison.shared.data, out / "data")
+        if one.settings["model"].value in PRETRAINED:
+            made_up_text.model(one.settings["model"].value, out / "model")
         if comparison.shared.weights is not None:
             _make_up_weights(comparison.shared)
     said = StringIO()
@@ -176,6 +187,9 @@ def _make_up(data: str, folder: Path) -> None:
     if data == "digits":
         return
     folder.mkdir(exist_ok=True)
+    if data in text.TASKS:
+        made_up_text.texts(data, folder, [*_TINY_EXAMPLES.values()])
+        return
     classes = 100 if data == "cifar-100" else 10
     size, channels = (28, 1) if data in IDX_SETS else (32, 3)
     arrays: dict[str, Any] = {}
@@ -218,16 +232,17 @@ def _make_up_weights(settings: Settings) -> None:
 
 
 def _compared(one: Recipe, made: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Yield, for each arm and epsilon, the paper's number in percent, the one found here, and whether they agree."""
+    """Yield, for each arm and epsilon, the paper's number, the one found here in its unit, and whether they agree."""
     for row in made:
-        here, half = 100 * row["mean"], row["half_width_95"]
+        scaled = row["test_loss"] if one.measure == "loss" else [100 * share for share in row["test_accuracy"]]
+        here, half = mean_interval(scaled)
         paper = one.printed.value(row["contestant"], row["target_epsilon"])
         yield {
             "arm": row["contestant"],
             "epsilon": row["target_epsilon"],
             "paper": paper,
             "here": here,
-            "half_width_95": None if half is None else 100 * half,
+            "half_width_95": None if math.isnan(half) else half,
             "lr": row["lr"],
             "within_tolerance": None if paper is None else bool(abs(paper - here) <= one.tolerance.value),
         }
@@ -241,6 +256,7 @@ def _result(one: Recipe, rows: list[dict[str, Any]], seeds: int, tiny: bool) -> 
         "paper": PAPERS[one.paper][0].text(),
         "place": one.place,
         "printed": one.printed.unit,
+        "measure": one.measure,
         "tolerance": one.tolerance.value,
         "seeds": seeds,
         "tiny": tiny,
@@ -269,7 +285,8 @@ def _lines(one: Recipe, content: dict[str, Any]) -> list[str]:
     lines = [f"{PAPERS[one.paper][0].title}, {one.place}\n", table.getvalue()]
     lines.append(f"{said if compared else 'The paper prints no number to compare with'}.")
     seeds = counted(content["seeds"], "seed")
-    lines.append(f"Here: % held-out accuracy, mean of {seeds}, 95 % interval. Paper: {one.printed.unit}.")
+    measure = "held-out loss" if one.measure == "loss" else "% held-out accuracy"
+    lines.append(f"Here: {measure}, mean of {seeds}, 95 % interval. Paper: {one.printed.unit}.")
     if content["tiny"]:
         lines.append("This is the tiny version, a few steps on made-up data: its numbers mean nothing.")
     if not one.built_in:

@@ -50,10 +50,10 @@ EPOCHS, GRADIENTS = "epochs", "gradients"
 # Seeds of the search for learning rates start here, so that no final run shares one with a search run.
 FIRST_SEARCH_SEED = 1000
 # The same for all contestants, or decided by the comparison itself.
-SAME_FOR_ALL = frozenset(
-    ("data", "data_dir", "model", "model_scale", "weights", "image_size", "epsilon", "delta", "noise_multiplier",
-     "seed", "backend")
-)  # fmt: skip
+SAME_FOR_ALL = frozenset((
+    "data", "data_dir", "model", "model_dir", "model_scale", "weights", "image_size", "max_length", "epsilon", "delta",
+    "noise_multiplier", "seed", "backend",
+))  # fmt: skip
 # A list of these is several contestants: default rates and gradients follow from them.
 ONE_EACH = frozenset(("method", "base"))
 
@@ -659,7 +659,7 @@ def _prepare(stop: Flag) -> None:
 
 def make_run(task: Task) -> str:
     """Make one run in a worker; return as `train_once` does."""
-    dataset = _loaded(task.settings.data, task.settings.data_dir)
+    dataset = _loaded(*task.settings.source)
     return train_once(task, dataset, _worker["interruption"])
 
 

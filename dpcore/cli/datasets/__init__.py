@@ -1,4 +1,4 @@
-"""Data sets as NumPy arrays: built-in digits, IDX files, CIFAR's binary files, .npz archives; and folders of images."""
+"""Data sets as NumPy arrays: built-in digits, IDX files, CIFAR's, .npz archives, texts; and folders of images."""
 
 import gzip
 import io
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.cli.datasets import cifar, image_folder
+from dpcore.cli.datasets import cifar, image_folder, text, tokens
+from dpcore.cli.datasets.files import listed
 from dpcore.cli.datasets.image_folder import Images
 from dpcore.errors import ArgumentError, DataError
 from dpcore.spec.validate import nearest
 
-__all__ = ["NAMES", "Dataset", "load"]
+__all__ = ["NAMES", "Dataset", "TextDataset", "load"]
 
 # A file of a few megabytes can unpack to thousands of times its size.
 MOST_BYTES = 4 << 30
@@ -156,9 +157,7 @@ def find_idx(folder: str | os.PathLike[str], name: str) -> Path:
         path = folder / candidate
         if path.is_file():
             return path
-    there = sorted(path.name for path in folder.iterdir())
-    seen = ", ".join(there[:6]) + (" ..." if len(there) > 6 else "") if there else "nothing"
-    raise DataError(f"data_dir={str(folder)!r}: has no {name}[.gz]; it has {seen}")
+    raise DataError(f"data_dir={str(folder)!r}: has no {name}[.gz]; it has {listed(folder)}")
 
 
 # Collections in the IDX format of MNIST: public facts (classes, image size) that the files must agree with.
@@ -167,7 +166,10 @@ IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
-NAMES = ("digits", *IDX_SETS, "cifar-10", "cifar-100", "idx", "npz", "image-folder")
+NAMES = ("digits", *IDX_SETS, "cifar-10", "cifar-100", "image-folder", "idx", "npz", *text.TASKS)
+
+MAX_LENGTH = 128
+"""Tokens of a text, if not given."""
 
 Inputs = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64]
@@ -250,6 +252,22 @@ class Dataset:
         return replace(self, test_inputs=self.test_inputs[half::2], test_targets=self.test_targets[half::2])
 
 
+@dataclass(frozen=True, eq=False)
+class TextDataset(Dataset):
+    """Texts as token ids, int32, (n, positions), or (n, 2, positions) with the kinds of tokens after the ids.
+
+    Targets are classes, (n,), or for the tasks `text.NEXT` and `text.MASKED` ids, (n, positions), with `tokens.IGNORED`
+    where nothing is predicted; `classes` counts what a target may be. Texts end with ids `pad`.
+    """
+
+    task: str
+    pad: int
+
+    def __post_init__(self) -> None:  # the tokenizer made them: nothing to examine
+        for values in (self.train_inputs, self.train_targets, self.test_inputs, self.test_targets):
+            np.asarray(values).flags.writeable = False
+
+
 def scaled(values: npt.NDArray[Any], where: str) -> Inputs:
     """Convert to float32 by a constant that depends only on the dtype, never on the values.
 
@@ -281,7 +299,12 @@ def class_numbers(values: npt.NDArray[Any], where: str) -> Targets:
     return values.astype(np.int64)
 
 
-def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+def load(
+    name: str = "digits",
+    data_dir: str | os.PathLike[str] | None = None,
+    model_dir: str | None = None,
+    max_length: int | None = None,
+) -> Dataset:
     """Load a data set by name.
 
     ``digits`` is built in. All others are read from `data_dir`: ``mnist``, ``fashion-mnist`` or ``kmnist`` (their four
@@ -290,7 +313,8 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
     (the one .npz file there, or `data_dir` is that file); or any NAME for which
     ``data_dir/NAME.npz`` exists, which comes before binary files. Unsigned integers come scaled to
     [0, 1] by the largest value of their dtype (digits: by 16, their format's maximum); floating-point inputs are
-    unchanged. ArgumentError for an unknown name, DataError if files are missing, damaged, or do not fit together.
+    unchanged. Those of `text.TASKS` are texts, of `max_length` tokens at most (`MAX_LENGTH`) by the tokenizer
+    in `model_dir`. ArgumentError for an unknown name, DataError if files are missing, damaged, or do not fit together.
     """
     if name == "digits":
         if data_dir is not None:
@@ -312,6 +336,8 @@ def load(name: str = "digits", data_dir: str | os.PathLike[str] | None = None) -
         return Dataset(name, train_images, train_classes, val_images, val_classes, classes)
     if name in IDX_SETS:
         return _idx(name, folder, *IDX_SETS[name])
+    if name in text.TASKS:
+        return _texts(name, folder, model_dir, MAX_LENGTH if max_length is None else max_length)
     if name == "idx":
         return _idx(name, folder, None, None)
     if own is not None and own.is_file():
@@ -347,6 +373,15 @@ def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | 
     train_inputs, train_targets, test_inputs, test_targets = parts
     classes = classes or _public_classes(test_targets)
     return Dataset(name, train_inputs, train_targets, test_inputs, test_targets, classes)
+
+
+def _texts(name: str, folder: Path, model_dir: str | None, length: int) -> TextDataset:
+    if model_dir is None:
+        raise ArgumentError(f"model_dir=None: {name} is read by a model's tokenizer; name the folder of both")
+    task, tokenizer = text.TASKS[name], tokens.tokenizer_of(model_dir)
+    parts = [tokens.encode(tokenizer, part, task, length) for part in text.read(name, folder)]
+    classes = len(text.GLUE[name].labels) if task == text.CLASSES else len(tokenizer)
+    return TextDataset(name, *parts[0], *parts[1], classes, task, tokens.pad_of(tokenizer))  # type: ignore[arg-type]
 
 
 def _npz(path: Path) -> Dataset:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.cli.datasets.files import listed
 from dpcore.errors import DataError
 
 SHAPE = (3, 32, 32)
@@ -58,10 +59,8 @@ def _records(name: str, path: Path, digest: str) -> Part:
     try:
         content = path.read_bytes()
     except FileNotFoundError as cause:
-        there = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
-        seen = ", ".join(there[:6]) + (" ..." if len(there) > 6 else "") if there else "nothing"
         raise DataError(
-            f"data_dir={str(path.parent)!r}: has no {path.name}; it has {seen}, and {name} needs "
+            f"data_dir={str(path.parent)!r}: has no {path.name}; it has {listed(path.parent)}, and {name} needs "
             f"{', '.join(FILES[name])}, or {name}.npz"
         ) from cause
     except OSError as cause:

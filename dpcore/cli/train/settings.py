@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
+from dpcore.cli.datasets import MAX_LENGTH, NAMES, text
 from dpcore.cli.options import (
     count,
     flag,
@@ -38,7 +39,8 @@ from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.filters import NAMED_FILTERS
 from dpcore.stages.filters.designs import DESIGNS
 from dpcore.stages.method import Method
-from dpcore.stages.strategies import NAMES, NamedStrategy, load
+from dpcore.stages.strategies import NAMES as STRATEGIES
+from dpcore.stages.strategies import NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.galore import GaLore
@@ -46,7 +48,12 @@ from dpcore.stages.updates.rules import COUPLINGS
 from dpcore.stages.updates.schedules import FIRST_LR, Doubling, WarmupCosine
 
 SCALED_MODELS = ("wrn-16-4", "resnet-18", "resnet-50", "vit-small", "efficientnet-b0")
-MODELS = ("logistic", "mlp", "cnn-5", "cnn-5-torch", *SCALED_MODELS)
+# What config.json in the folder of a model of transformers must say: kind, width, layers; "pretrained" is any of them.
+PRETRAINED: dict[str, tuple[str, int, int] | None] = {
+    "roberta-base": ("roberta", 768, 12), "roberta-large": ("roberta", 1024, 24), "gpt2": ("gpt2", 768, 12),
+    "bert-tiny": ("bert", 128, 2), "pretrained": None,
+}  # fmt: skip
+MODELS = ("logistic", "mlp", "cnn-5", "cnn-5-torch", *SCALED_MODELS, *PRETRAINED)
 PRECISIONS = ("float32", "bf16")
 CLIPPING = ("standard", "automatic", "automatic_v", "normalized", "psac")
 DATA, METHOD, PRIVACY, RUN = "Data and model", "Method", "Privacy", "Run"
@@ -77,8 +84,7 @@ class Settings:
 
     # fmt: off
     data: Annotated[str, option(str, "NAME",
-        "digits (built in), mnist, fashion-mnist, kmnist, cifar-10, cifar-100, image-folder, idx, npz.",
-        DATA)] = "digits"
+        f"digits (built in), {', '.join(NAMES[1:])}.", DATA)] = "digits"
     data_dir: Annotated[_Text, option(str, "FOLDER", "Folder of the data's files.", DATA)] = None
     model: Annotated[str, option(one_of(MODELS), "NAME", f"{', '.join(MODELS)}.", DATA)] = "logistic"
     model_scale: Annotated[_Real, option(real, "S",
@@ -92,6 +98,12 @@ class Settings:
     pixel_std: Annotated[_Reals, option(reals, "S,...", "For --pixel-mean.", DATA)] = None
     augmentations: Annotated[_Count, option(count, "K",
         "Copies of an image, shifted and flipped at random; the mean of their gradients is clipped.", DATA)] = None
+    model_dir: Annotated[_Text, option(str, "FOLDER",
+        f"Folder of {', '.join(PRETRAINED)}, with its tokenizer, as transformers saves them; for texts.", DATA)] = None
+    max_length: Annotated[_Count, option(count, "N",
+        f"Tokens of a text, longer ones are cut; {MAX_LENGTH} if not given.", DATA)] = None
+    lora: Annotated[_Count, option(count, "RANK",
+        "Of --model-dir train adapters of this rank, and a new head, by peft.", DATA)] = None
     seed: Annotated[int, option(whole, "N", "Seed of the initial weights. The noise is never seeded.", DATA)] = 0
     epsilon: Annotated[_Real, option(real, "EPSILON", "Target epsilon; the noise is calibrated to it.", PRIVACY)] = None
     delta: Annotated[float, option(real, "DELTA", "Delta, well below 1/n.", PRIVACY)] = 1e-5
@@ -149,9 +161,9 @@ class Settings:
         "GaLore: filter and update matrices in R singular directions of their released gradients.", UPDATE)] = None
     galore_every: Annotated[_Count, option(count, "N", "For --galore-rank: steps between its singular directions; 200 "
         "if not given.", UPDATE)] = None
-    strategy: Annotated[_Text, option(name_or_file(NAMES, ENDINGS), "NAME",
-        f"{', '.join(NAMES)}, or a file of dpcore strategy optimize or with a matrix ({', '.join(ENDINGS)}); needs "
-        "--sampling fixed-order or shuffled.", CORRELATED)] = None
+    strategy: Annotated[_Text, option(name_or_file(STRATEGIES, ENDINGS), "NAME",
+        f"{', '.join(STRATEGIES)}, or a file of dpcore strategy optimize or with a matrix ({', '.join(ENDINGS)}); "
+        "needs --sampling fixed-order or shuffled.", CORRELATED)] = None
     bands: Annotated[_Count, option(count, "N", "Number of bands of the banded strategy.", CORRELATED)] = None
     decay: Annotated[_Real, option(real, "C", "srg_memf: decay of the earlier gradient.", CORRELATED)] = None
     scale_eps: Annotated[_Real, option(real, "E", "Added to the root of the second moment.", SCALED)] = None
@@ -200,9 +212,22 @@ class Settings:
                 raise ArgumentError(
                     f"model_scale={self.model_scale!r}: is only for the models {_listed(list(SCALED_MODELS))}"
                 )
+        if (self.data in text.TASKS) != (self.model in PRETRAINED):
+            fit = [name for name in MODELS if (name in PRETRAINED) == (self.data in text.TASKS)]
+            raise ArgumentError(f"model={self.model!r}: must be {_listed(fit)} for data={self.data!r}")
+        for name, least in (("model_dir", None), ("max_length", 2), ("lora", 1)):
+            if (given := getattr(self, name)) is not None:
+                if self.model not in PRETRAINED:
+                    raise ArgumentError(f"{name}={given!r}: is only for the models {_listed(list(PRETRAINED))}")
+                if least:
+                    integer(least, **{name: given})
         for name in ("record_gradients", "augmentations", "image_size"):
             if getattr(self, name) is not None:
                 integer(1, **{name: getattr(self, name)})
+        if self.data in text.TASKS:
+            for name in ("weights", "image_size", "pixel_mean", "pixel_std", "augmentations"):
+                if (given := getattr(self, name)) is not None:
+                    raise ArgumentError(f"{name}={given!r}: is only for images, not for data={self.data!r}")
         if self.variant == "side_information":
             raise ArgumentError(
                 "variant='side_information': takes the second moment of public gradients, which the command line has "
@@ -252,6 +277,11 @@ class Settings:
     def resolved(self, examples: int) -> Settings:
         """Return the same settings with the batch size and the learning rate filled in."""
         return replace(self, batch_size=self.batch_size_for(examples), lr=self.learning_rate)
+
+    @property
+    def source(self) -> tuple[str, str | None, str | None, int | None]:
+        """What `dpcore.cli.datasets.load` takes."""
+        return self.data, self.data_dir, self.model_dir, self.max_length
 
     def build_method(self, examples: int | None = None) -> Method:
         """Return the method.

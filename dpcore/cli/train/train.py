@@ -99,7 +99,7 @@ def run(settings: Settings, out: Path | None, overwrite: bool, as_json: bool, le
             f"--ledger {ledger} under torchrun: must be left out, since the command saves no checkpoints of several "
             "processes; dpcore.torch.make_private(ledger=) takes one"
         )
-    dataset = datasets.load(settings.data, settings.data_dir)
+    dataset = datasets.load(*settings.source)
     # The folder's config.json then has every value, also those that the options left open.
     settings = settings.resolved(len(dataset))
     name = f"{dataset.name}-{settings.model}-{settings.method}".replace("_", "-")
@@ -298,7 +298,7 @@ def go_on(settings: Settings, path: Path, as_json: bool, ledger: Path | None) ->
             if stated and not stated.get("note") and stated.get("steps_taken") == stated.get("steps_planned"):
                 why = "is complete"
             raise DataError(f"resume={str(path)!r}: {why}")
-        dataset = datasets.load(settings.data, settings.data_dir)
+        dataset = datasets.load(*settings.source)
         settings = settings.resolved(len(dataset))
         remarks().print(first_line(settings, dataset, settings.plan(len(dataset))), markup=False)
         from dpcore.cli.train.training import Training, read_checkpoint  # imports torch, which takes seconds

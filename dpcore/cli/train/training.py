@@ -14,11 +14,14 @@ from signal import SIGTERM
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from dpcore.cli.datasets import Dataset
+from dpcore.cli.datasets import Dataset, TextDataset
 from dpcore.cli.datasets.image_folder import Images
+from dpcore.cli.datasets.text import CLASSES
 from dpcore.cli.gradients import save_gradients
 from dpcore.cli.interrupt import Interruption
+from dpcore.cli.train import language
 from dpcore.cli.train.examples import examples_of
 from dpcore.cli.train.run_folder import RunFolder
 from dpcore.cli.train.settings import Settings
@@ -31,6 +34,7 @@ from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.torch import HeldOut, make_private, save_state
 from dpcore.torch.export import files
+from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.model import models
 from dpcore.torch.model.weights import load_weights
 
@@ -160,16 +164,25 @@ class Training:
         self.evaluations: list[dict[str, Any]] = []
         # The seed determines only the initial weights: noise and sampling have their own keys.
         torch.manual_seed(settings.seed)
-        built = models.build(
-            settings.model,
-            dataset.shape,
-            dataset.classes,
-            settings.model_scale or 1,
-            image_size=settings.image_size,
-            pixel_mean=settings.pixel_mean or (),
-            pixel_std=settings.pixel_std or (),
-        )
-        fresh = () if settings.weights is None else load_weights(built, settings.weights)
+        loss: Loss = F.cross_entropy
+        fresh: tuple[str, ...] = ()
+        numbers = max(math.prod(dataset.shape), (settings.image_size or 0) ** 2)
+        self._metrics, self._batch = _METRICS, max(1, _EVALUATION_BATCH // max(1, numbers // _EVALUATION_NUMBERS))
+        if isinstance(dataset, TextDataset):
+            built, self._batch = language.build(settings, dataset), language.EVALUATION_BATCH
+            if dataset.task != CLASSES:
+                loss, self._metrics = language.token_loss, language.METRICS
+        else:
+            built = models.build(
+                settings.model,
+                dataset.shape,
+                dataset.classes,
+                settings.model_scale or 1,
+                image_size=settings.image_size,
+                pixel_mean=settings.pixel_mean or (),
+                pixel_std=settings.pixel_std or (),
+            )
+            fresh = () if settings.weights is None else load_weights(built, settings.weights)
         self.model = built.to(_device(settings.backend))
         with config.use_backend(settings.backend), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -183,6 +196,7 @@ class Training:
                 sampling=str(settings.sampling),
                 max_batch_size=settings.max_batch_size,
                 groups=settings.groups,
+                loss=loss,
                 precision=None if settings.precision == "float32" else settings.precision,
                 augmentations=settings.augmentations or 1,
                 num_workers=settings.num_workers or 0,
@@ -193,8 +207,6 @@ class Training:
         self.remarks = [str(one.message) for one in caught if one.category is not DeltaWarning]
         if fresh:
             self.remarks.append(f"weights: {', '.join(fresh)} begin as without a file, since its last layer is another")
-        numbers = max(math.prod(dataset.shape), (settings.image_size or 0) ** 2)
-        self._batch = max(1, _EVALUATION_BATCH // max(1, numbers // _EVALUATION_NUMBERS))
         self._test = examples_of(dataset.test_inputs, dataset.test_targets)
         if settings.record_gradients is not None:
             self.private.record_gradients(settings.record_gradients)
@@ -216,21 +228,16 @@ class Training:
         """Return the statement for the first `steps` steps and everything else that may have been released by now."""
         now: Statement = self.private.statement()
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
-        begun = () if self.settings.weights is None else (BEGUN,)
-        return replace(
-            now,
-            steps_taken=steps,
-            caveats=(*now.caveats, HELD_OUT, *begun),
-            note=note,
-            **guarantee(event, planned, now.delta),
-        )
+        begun = () if self.settings.weights is None and self.settings.model_dir is None else (BEGUN,)
+        caveats = (*now.caveats, HELD_OUT, *begun)
+        return replace(now, steps_taken=steps, caveats=caveats, note=note, **guarantee(event, planned, now.delta))
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
         """Return the accuracy of the method's output on other held-out examples."""
         if isinstance(inputs, Images):
             inputs = replace(inputs, size=self.settings.image_size or inputs.size)
-        held_out = HeldOut(self.private, examples_of(inputs, targets), {"accuracy": _accuracy}, batch_size=self._batch)
-        return held_out.evaluate()["accuracy"]
+        held_out = HeldOut(self.private, examples_of(inputs, targets), self._metrics, batch_size=self._batch)
+        return held_out.evaluate()["test_accuracy"]
 
     def run(
         self,
@@ -256,7 +263,7 @@ class Training:
         private, planned, begun = self.private, self.private.plan.steps, self.private.steps_taken
         reported, saves = -math.inf, None
         evaluated = self.evaluations[-1]["step"] if self.evaluations else -1
-        held_out = HeldOut(private, self._test, _METRICS, batch_size=self._batch)
+        held_out = HeldOut(private, self._test, self._metrics, batch_size=self._batch)
         if folder is not None:
             folder.write_metrics(self.evaluations)
             if alone and self.ledger is not None:
@@ -363,7 +370,7 @@ def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    loss = torch.nn.functional.cross_entropy(logits, targets)
+    loss = F.cross_entropy(logits, targets)
     return loss.nan_to_num(math.inf, math.inf)  # a record has no NaN
 
 

@@ -107,7 +107,7 @@ def planned(given: dict[str, Any], space: Space, released: Callable[[Event], Eve
         )
     corners = [dict(zip(ends, values, strict=True)) for values in product(*ends.values())]
     first = settings_from({**given, **corners[0]})
-    dataset = datasets.load(first.data, first.data_dir)
+    dataset = datasets.load(*first.source)
     plan = first.plan(len(dataset))
     if first.epsilon is not None:
         plan = plan.calibrated(first.epsilon, first.delta, released=released)
