@@ -421,7 +421,7 @@ def is_zero(node: Node) -> bool:
 
 def _table(indices: Tensor, gradients: Tensor, size: int) -> Block:
     examples, width = len(indices), gradients.shape[-1]
-    return Embedding((indices.reshape(examples, -1),), (gradients.reshape(examples, -1, width),), (1.0,), size)
+    return Embedding((indices.long().reshape(examples, -1),), (gradients.reshape(examples, -1, width),), (1.0,), size)
 
 
 def _general(op: Op, which: int) -> Source:

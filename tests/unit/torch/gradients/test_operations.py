@@ -244,9 +244,12 @@ def tokens(x: torch.Tensor) -> torch.Tensor:
     return (x * 100).long() % TOKENS
 
 
-def lookup(turns: int = 1, **options: Any) -> nn.Module:
-    table = nn.Embedding(TOKENS, 3, **options)
-    return Layers(lambda s, x: s.c(tokens(x)) if turns == 1 else s.c(tokens(x)) * s.c(tokens(x).flip(1)), c=table)
+def lookup(turns: int = 1, ids: torch.dtype = torch.int64, **options: Any) -> nn.Module:
+    def forward(s, x):
+        rows = tokens(x).to(ids)
+        return s.c(rows) if turns == 1 else s.c(rows) * s.c(rows.flip(1))
+
+    return Layers(forward, c=nn.Embedding(TOKENS, 3, **options))
 
 
 def bag(weighted: bool = False, folded: bool = False, **options: Any) -> nn.Module:
@@ -258,9 +261,9 @@ def bag(weighted: bool = False, folded: bool = False, **options: Any) -> nn.Modu
     return Layers(forward, c=nn.EmbeddingBag(TOKENS, 3, **options), factor=nn.Parameter(torch.ones(4)))
 
 
-@given(padding=pick([None, 0, -1]), turns=pick([1, 2]), dtype=dtypes)
-def test_lookups(padding, turns, dtype):
-    *_, block = compare(randomized(lookup(turns, padding_idx=padding), dtype), (4,), dtype)
+@given(padding=pick([None, 0, -1]), turns=pick([1, 2]), ids=pick([torch.int64, torch.int32]), dtype=dtypes)
+def test_lookups(padding, turns, ids, dtype):
+    *_, block = compare(randomized(lookup(turns, ids, padding_idx=padding), dtype), (4,), dtype)
     assert isinstance(block, Embedding)
 
 
