@@ -83,7 +83,8 @@ class Composition:
             numbers = [used._replace(learning_rate=statistics[0] * used.learning_rate) for used in numbers]
         if self.vectors.unscaled is not None:
             numbers, squares = self._delayed(self.vectors.unscaled, released, slots, numbers, noise.row)
-            slots = [slot._replace(moments=self._moments(slot)) for slot in slots]
+            fresh = [self.backend.zeros_like(slot.moments[-1]) for slot in slots]
+            slots = [slot._replace(moments=(*slot.moments[:-1], nu)) for slot, nu in zip(slots, fresh, strict=True)]
         for i, slot in enumerate(slots):
             self._move(i, slot, outputs[i], squares[i], numbers[i], noise.row + 1)
         return statistics
@@ -179,7 +180,7 @@ class Composition:
     ) -> tuple[list[UpdateSettings], list[Any]]:
         """Take an unscaled step's release into the delayed second moment; return by what the step divides, squared.
 
-        The rule gets that as the only input of a second moment of its own: with beta2 = 0, and from 0 (`_moments`).
+        The rule then gets that as the only input of a second moment, its last one, that begins at 0: with beta2 = 0.
         """
         method, query = self.method, self.method.preconditioning
         assert query is not None
@@ -197,11 +198,6 @@ class Composition:
         return [
             used._replace(learning_rate=factor * used.learning_rate, beta2=0.0, eps=0.0, floor=0.0) for used in numbers
         ], [self.backend.zeros_like(nu) + 1 for nu in moments]
-
-    def _moments(self, slot: Slot[Any]) -> tuple[Any, ...]:
-        """Return a rule's moments with zeros for the second, which is the last."""
-        *first, second = slot.moments
-        return (*first, self.backend.zeros_like(second))
 
     def _searched(
         self,
