@@ -1013,6 +1013,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("couple with the tau of this step", "2.0 / (step + 3)", "2.0 / (step + 2)", "papers/test_srg.py"),
     ],
     "dpcore/mechanism/preparation.py": [
+        ("count steps for the inputs of a delayed second moment", "inputs = query.averages(steps)", "pass",
+         "papers/test_adaptive.py::test_delayed_preconditioner"),
         ("take off the seed's variance whatever the strategy", "noise_variances(filtered, method.noise.strategy, plan.steps)",
          "noise_variances(filtered, None, plan.steps)", "papers/test_adaptive.py"),
     ],
