@@ -224,6 +224,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "            try:\n                self.keys.begin(row)", "unit/mechanism/test_peers.py"),
         ("leave correlated noise torn after an interruption", "            self._torn = True\n            try:\n", "            self._torn = False\n            try:\n",
          "unit/mechanism/test_mechanism.py"),
+        ("clip no update", "if norm > longest:", "if False:",
+         "papers/test_adaptive.py::test_a_clipped_update_is_shortened_and_displacements_are_of_what_it_became"),
+        ("forget that a clipped update shortens the displacement", "slot.displacement[...] = slot.parameter - x", "pass",
+         "papers/test_adaptive.py::test_a_clipped_update_is_shortened_and_displacements_are_of_what_it_became"),
         ("forget that a ball shortens the displacement", "slot.displacement[...] = slot.displacement + (slot.parameter - earlier)", "pass",
          "papers/test_combinations.py::test_parameters_stay_in_the_ball_and_displacements_are_of_what_they_became"),
     ],
@@ -424,11 +428,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),
         ("leave the results of a repeated operation as they were", "output.copy_(again)", "pass", "agreement/test_graphs.py"),
     ],
+    "dpcore/theory/analysis/filters.py": [
+        ("swap the filter's coefficients on their way to the backend", "FilterCoefficients(self.b, self.a,",
+         "FilterCoefficients(self.b[::-1], self.a,", "unit/stages/test_filters_stages.py"),
+    ],
     "dpcore/stages/filters/linear.py": [
         ("swap two coefficients of a named filter", '"first-order v2": ((3 / 11, -1 / 11)', '"first-order v2": ((-1 / 11, 3 / 11)',
          "papers/test_named_filters.py"),
-        ("swap the filter's coefficients on their way to the backend", "FilterCoefficients(self.b, self.a,",
-         "FilterCoefficients(self.b[::-1], self.a,", "unit/stages/test_filters_stages.py"),
         ("start DiSK's average at zero", "(1.0 if step == 0 else self.kappa,)", "(self.kappa,)", "papers/test_disk.py"),
     ],
     "dpcore/stages/clipping/clip.py": [
@@ -602,6 +608,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("halve the found rate where it should double", "if evidence < -limit:", "if evidence > limit:", "unit/stages/test_updates.py"),
     ],
     "dpcore/mechanism/composed_step.py": [
+        ("let a delayed second moment take the sum for the mean", "(total / query.unscaled_steps) ** 2", "total ** 2",
+         "papers/test_adaptive.py::test_delayed_preconditioner"),
+        ("carry a cycle's averages over into the next", "g + total if row % query.cycle else g", "g + total",
+         "papers/test_adaptive.py::test_delayed_preconditioner"),
         ("count the noise of all coordinates in the found rate's evidence", "(noise.scale / self.batch_size) ** 2 * distance",
          "self.dimension * (noise.scale / self.batch_size) ** 2 * distance", "unit/stages/test_updates.py"),
         ("measure the found rate's way from the first parameters", "if now[0] != statistics[0]:", "if statistics[0] == 0:",
@@ -1016,6 +1026,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/statement/test_forgery.py::test_sentences_of_before_plurals_still_verify"),
     ],
     "dpcore/mechanism/vectors.py": [
+        ("leave a cycle's averages out of the checkpoint", '"reference": self.reference, "unscaled": self.unscaled}',
+         '"reference": self.reference}', "'unit/torch/test_resume.py::test_every_method_goes_on_bit_for_bit[adam delayed]'"),
         ("allocate what does not fit", "check_vectors(plan, layout, parameters, peers, *host_memory())", "pass",
          "unit/mechanism/test_room.py"),
         ("rotate the history of parameters the other way", "past.insert(0, past.pop())\n                past[0]",
@@ -1031,6 +1043,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("couple with the tau of this step", "2.0 / (step + 3)", "2.0 / (step + 2)", "papers/test_srg.py"),
     ],
     "dpcore/mechanism/preparation.py": [
+        ("count steps for the inputs of a delayed second moment", "inputs = query.averages(steps)", "pass",
+         "papers/test_adaptive.py::test_delayed_preconditioner"),
         ("take off the seed's variance whatever the strategy", "noise_variances(filtered, method.noise.strategy, plan.steps)",
          "noise_variances(filtered, None, plan.steps)", "papers/test_adaptive.py"),
     ],

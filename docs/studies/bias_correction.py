@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Settings:
     batch_over_sigma: tuple[float, ...] = (2.0, 10.0, 50.0, 250.0)
     rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
     eps: tuple[float, ...] = (1e-2, 1e-1, 1.0)
+    update_norms: tuple[float, ...] = (2.0, 8.0, 32.0)  # a step of noise-free Adam has norm 8 = sqrt(64), at most
     batch_size: int = 16
     steps: int = 200
     tuning_seeds: int = 2
@@ -99,30 +101,35 @@ def constant_gradient(times: float, beta2: float, gradients: str, settings: Sett
 CONTESTANTS: dict[str, dict[str, Any]] = {
     "post-processing": {"variant": "post_processing", "eps": (1e-8,)},
     "bias-corrected, tiny eps": {"variant": "bias_corrected", "eps": (1e-5,)},
+    "bias-corrected, clipped update": {"variant": "bias_corrected", "eps": (1e-5,), "clipped": True},
     "bias-corrected, tuned eps": {"variant": "bias_corrected"},
     "independent moments, tuned eps": {"variant": "independent_moments"},
 }
 
 
 def optimize(settings: Settings) -> list[dict[str, Any]]:
-    """Tune rate (and eps) by the mean share of excess loss left on some seeds; report other seeds."""
+    """Tune rate (and eps, or the bound on the update) by the mean excess loss left on some seeds; report others."""
     rows = []
     for over_sigma in settings.batch_over_sigma:
         sigma = settings.batch_size / over_sigma
 
-        def left(name: str, rate: float, eps: float, seed: int, sigma: float = sigma) -> tuple[float, float]:
+        def left(
+            name: str, rate: float, eps: float, norm: float | None, seed: int, sigma: float = sigma
+        ) -> tuple[float, float]:
             return excess_left(
                 settings.ratio, sigma, seed, dimension=settings.coordinates, batch_size=settings.batch_size,
-                steps=settings.steps, lr=rate, eps=eps, variant=CONTESTANTS[name]["variant"],
+                steps=settings.steps, lr=rate, eps=eps, max_update_norm=norm, variant=CONTESTANTS[name]["variant"],
             )  # fmt: skip
 
         for name, contestant in CONTESTANTS.items():
-            grid = [(rate, eps) for rate in settings.rates for eps in contestant.get("eps", settings.eps)]
+            norms = settings.update_norms if contestant.get("clipped") else (None,)
+            grid = list(product(settings.rates, contestant.get("eps", settings.eps), norms))
             tuning = [np.mean([left(name, *point, seed) for seed in range(settings.tuning_seeds)]) for point in grid]
-            rate, eps = grid[int(np.argmin(tuning))]
-            found = np.array([left(name, rate, eps, 100 + seed) for seed in range(settings.seeds)])
+            rate, eps, norm = grid[int(np.argmin(tuning))]
+            found = np.array([left(name, rate, eps, norm, 100 + seed) for seed in range(settings.seeds)])
             both = mean_interval(found.mean(1))
             row: dict[str, Any] = {"batch_over_sigma": over_sigma, "method": name, "learning_rate": rate, "eps": eps}
+            row |= {} if norm is None else {"max_update_norm": norm}
             row |= {"mean": rounded(both.center), "half_width": rounded(both.half_width), "left": rounded(found)}
             rows.append(row)
     return rows

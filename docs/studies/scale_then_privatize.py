@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import dpcore
 from dpcore.cli.intervals import mean_interval
 from dpcore.sampling import FixedOrderSampler
 
-VARIANTS = ("non-private", "post-processing", "noiseless preconditioner", "scale-then-privatize")
+VARIANTS = (
+    "non-private", "post-processing", "noiseless preconditioner", "scale-then-privatize", "delayed preconditioner"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Settings:
     ratios: tuple[float, ...] = (1.0, 10.0, 100.0)
     rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1)
     scale_eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
+    cycle: int = 10  # unscaled steps of the delayed preconditioner, and as many scaled ones
+    unscaled_factors: tuple[float, ...] = (1.0, 10.0)
     batch_size: int = 16
     noise_multiplier: float = 0.32
     steps: int = 200
@@ -85,7 +90,7 @@ def constant_gradient(settings: Settings) -> dict[str, Any]:
 
 
 def quadratic(
-    name: str, ratio: float, rate: float, scale_eps: float, settings: Settings, seed: int
+    name: str, ratio: float, rate: float, scale_eps: float, factor: float, settings: Settings, seed: int
 ) -> tuple[float, float]:
     """`excess_left` of a variant; scaled vectors are clipped at the norm that ideally scaled ones have at the start."""
     special: dict[str, Any] = {"variant": "post_processing"}
@@ -94,6 +99,11 @@ def quadratic(
     if name == "scale-then-privatize":
         norm = float(np.sqrt(2 * settings.coordinates))
         special = {"variant": "scale_then_privatize", "scale_eps": scale_eps, "max_scaled_norm": norm}
+    if name == "delayed preconditioner":
+        cycle = {"unscaled_steps": settings.cycle, "scaled_steps": settings.cycle, "unscaled_lr_factor": factor}
+        norm = float(np.sqrt(2 * settings.coordinates))
+        scaled = {"scale_eps": scale_eps, "eps": scale_eps, "max_scaled_norm": norm}
+        special = {"variant": "delayed_preconditioner", **cycle, **scaled}
     sigma = 0.0 if name == "non-private" else settings.noise_multiplier
     return excess_left(
         ratio, sigma, seed, lr=rate, dimension=settings.coordinates, batch_size=settings.batch_size,
@@ -106,16 +116,19 @@ def optimize(settings: Settings) -> list[dict[str, Any]]:
     rows = []
     for ratio in settings.ratios:
         for name in VARIANTS:
-            choices = settings.scale_eps if name == "scale-then-privatize" else (0.0,)
-            grid = [(rate, eps) for rate in settings.rates for eps in choices]
+            scaled, delayed = name == "scale-then-privatize", name == "delayed preconditioner"
+            choices = settings.scale_eps if scaled or delayed else (0.0,)
+            grid = list(product(settings.rates, choices, settings.unscaled_factors if delayed else (1.0,)))
             tuning = [
                 np.mean([quadratic(name, ratio, *point, settings, seed) for seed in range(settings.tuning_seeds)])
                 for point in grid
             ]
-            rate, eps = grid[int(np.argmin(tuning))]
-            left = np.array([quadratic(name, ratio, rate, eps, settings, 100 + seed) for seed in range(settings.seeds)])
+            point = grid[int(np.argmin(tuning))]
+            left = np.array([quadratic(name, ratio, *point, settings, 100 + seed) for seed in range(settings.seeds)])
+            rate, eps, factor = point
             both, steep, flat = (mean_interval(v) for v in (left.mean(1), left[:, 0], left[:, 1]))
             row = {"ratio": ratio, "method": name, "learning_rate": rate, "scale_eps": eps, "left": rounded(left)}
+            row |= {"unscaled_lr_factor": factor} if delayed else {}
             row |= {"mean": rounded(both.center), "half_width": rounded(both.half_width)}
             row |= {"steep": rounded(steep.center), "flat": rounded(flat.center)}
             rows.append(row)
@@ -123,7 +136,7 @@ def optimize(settings: Settings) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, constant: dict[str, Any], rows: list[dict[str, Any]], settings: Settings) -> None:
-    colors = dict(zip(VARIANTS, ("#6b6b6b", *COLORS), strict=False)) | {"its clip at sqrt(d)": COLORS[3]}
+    colors = dict(zip(VARIANTS, ("#6b6b6b", *COLORS), strict=False)) | {"its clip at sqrt(d)": COLORS[4]}
     with picture(path, 3) as (gradient, recovery, quality):
         for name in ("post-processing", "scale-then-privatize", "its clip at sqrt(d)"):
             found = constant[name]

@@ -1,7 +1,7 @@
 """A step as the composition of the port's plain operations, for methods that the fused operation does not cover.
 
 Noise that is made of several rows of the stream, filters and learning rates that depend on the releases, GaLore's
-subspaces, noise that the caller supplies, and steps whose released averages someone wants to see.
+subspaces, delayed second moments, noise that the caller supplies, and steps whose released averages someone wants.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 
 from dpcore.mechanism.noise_state import Rows, correlated, normalizer_of, rows_of
 from dpcore.mechanism.peers import Peers
+from dpcore.mechanism.preparation import correction
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.spec.check import order_of
 from dpcore.spec.grid import nearest, step_of
@@ -18,6 +19,7 @@ from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout
 from dpcore.spec.ops import Backend, NoiseRow, Slot, UpdateSettings
 from dpcore.stages.method import Method
+from dpcore.stages.queries import Phase
 
 Normals = Callable[[int, int], Sequence[Any]]
 """Standard normals of a row and stream, a flat array for each tensor."""
@@ -79,6 +81,10 @@ class Composition:
         if self.vectors.reference is not None:
             statistics = self._searched(self.vectors.reference, released, slots, statistics, noise)
             numbers = [used._replace(learning_rate=statistics[0] * used.learning_rate) for used in numbers]
+        if self.vectors.unscaled is not None:
+            numbers, squares = self._delayed(self.vectors.unscaled, released, slots, numbers, noise.row)
+            fresh = [self.backend.zeros_like(slot.moments[-1]) for slot in slots]
+            slots = [slot._replace(moments=(*slot.moments[:-1], nu)) for slot, nu in zip(slots, fresh, strict=True)]
         for i, slot in enumerate(slots):
             self._move(i, slot, outputs[i], squares[i], numbers[i], noise.row + 1)
         return statistics
@@ -163,6 +169,35 @@ class Composition:
             past.insert(0, past.pop())
             past[0][...] = g
         return outputs, statistics
+
+    def _delayed(
+        self,
+        sums: Sequence[Any],
+        released: Sequence[Any],
+        slots: Sequence[Slot[Any]],
+        numbers: Sequence[UpdateSettings],
+        row: int,
+    ) -> tuple[list[UpdateSettings], list[Any]]:
+        """Take an unscaled step's release into the delayed second moment; return by what the step divides, squared.
+
+        The rule then gets that as the only input of a second moment, its last one, that begins at 0: with beta2 = 0.
+        """
+        method, query = self.method, self.method.preconditioning
+        assert query is not None
+        moments = [slot.moments[-1] for slot in slots]
+        if query.phase(row) is not Phase.UNSCALED:
+            squares = [nu / correction(method, n.beta2, row) for nu, n in zip(moments, numbers, strict=True)]
+            return [used._replace(beta2=0.0) for used in numbers], squares
+        for total, g in zip(sums, released, strict=True):
+            total[...] = g + total if row % query.cycle else g
+        if query.averages(row + 1) > query.averages(row):
+            for nu, total, used in zip(moments, sums, numbers, strict=True):
+                kept, new = (used.beta2, 1 - used.beta2) if "adam" in method.update.rule else (1.0, 1.0)
+                nu[...] = kept * nu + new * (total / query.unscaled_steps) ** 2
+        factor = getattr(method.update, "unscaled_lr_factor", None) or 1.0
+        return [
+            used._replace(learning_rate=factor * used.learning_rate, beta2=0.0, eps=0.0, floor=0.0) for used in numbers
+        ], [self.backend.zeros_like(nu) + 1 for nu in moments]
 
     def _searched(
         self,

@@ -21,7 +21,14 @@ from dpcore.mechanism.composed_step import Composition, Normals, Observer
 from dpcore.mechanism.noise_state import check_noise_range, described, is_lost, normalizer_of, rebuild
 from dpcore.mechanism.parts import Part
 from dpcore.mechanism.peers import Peers, by_the_first
-from dpcore.mechanism.preparation import check_rate, check_release, numbers_of, slots_of, variances_in_squares
+from dpcore.mechanism.preparation import (
+    check_rate,
+    check_release,
+    correction,
+    numbers_of,
+    slots_of,
+    variances_in_squares,
+)
 from dpcore.mechanism.vectors import RunVectors
 from dpcore.plan.plan import Grid, Plan, grid_of
 from dpcore.plan.scales import check_joint_scale
@@ -324,8 +331,12 @@ class Mechanism:
                 self.vectors.keep_history(parameters)
                 totals = self.peers.reduced(self.vectors.totals, self.pieces)
                 slots = slots_of(self.vectors, self.own, self.inside, totals, parameters, public, scaled)
+                longest = getattr(method.update, "max_update_norm", None)
+                before = None if longest is None else [slot.parameter + 0 for slot in slots]
                 self._take(slots, row, unit, own_numbers, normals, observe)
                 self._torn = False
+                if before is not None and longest is not None:
+                    shorten(self.backend, longest, slots, before, own_numbers, self.peers)
                 constrain(self.backend, method, slots, own_numbers, self.peers)
                 self._spread(parameters)
                 norm = self._following_norm(row, normals)
@@ -369,6 +380,7 @@ class Mechanism:
         correlation = None if strategy is None else strategy.coefficients(row)
         streamed = strategy is None or (correlation is not None and not square_scale)
         plain = normals is not None or observe is not None or bool(self._statistics) or method.galore is not None
+        plain |= method.update.second_moment == "delayed"
         if streamed and not plain:
             self.backend.step(
                 slots,
@@ -702,9 +714,8 @@ class Mechanism:
         if self._running is not None and norm is not None:
             self._running.keep(row + 1, norm)
         self._numbers = numbers
-        betas, corrected = [used.beta2 for used in numbers], "adam" in self.plan.method.update.rule
-        corrections = {beta: 1 - beta ** (row + 1) if corrected else 1.0 for beta in set(betas)}
-        self._corrections = [corrections[beta] for beta in betas]
+        corrections = {beta: correction(self.plan.method, beta, row + 1) for beta in {used.beta2 for used in numbers}}
+        self._corrections = [corrections[used.beta2] for used in numbers]
         self._prepare_scale()
 
     def negative_share(self) -> float:
@@ -755,6 +766,26 @@ class Mechanism:
         kept = None if self.step == 0 else self.vectors.averages
         vectors = self._stored(self._outcome(parameters) if kept is None else kept)
         return [vector.reshape(p.shape) for vector, p in zip(vectors, parameters, strict=True)]
+
+
+def shorten(
+    backend: Backend[Any],
+    longest: float,
+    slots: Sequence[Slot[Any]],
+    before: Sequence[Any],
+    numbers: Sequence[UpdateSettings],
+    peers: Peers,
+) -> None:
+    """Shorten an update whose move over the learning rate is longer than `longest`, in place; the displacements too."""
+    moves = [slot.parameter - x for slot, x in zip(slots, before, strict=True)]
+    rates = [used.learning_rate or math.inf for used in numbers]  # at a rate of 0 nothing moves
+    own = float(backend.row_norms([(m / rate).reshape(1, -1) for m, rate in zip(moves, rates, strict=True)])[0])
+    norm = own if peers.world_size == 1 else math.sqrt(peers.added([own**2])[0])
+    if norm > longest:
+        for slot, x, move in zip(slots, before, moves, strict=True):
+            slot.parameter[...] = x + longest / norm * move
+            if slot.displacement is not None:
+                slot.displacement[...] = slot.parameter - x
 
 
 def constrain(

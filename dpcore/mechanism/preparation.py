@@ -13,6 +13,7 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.check import dtype_name
 from dpcore.spec.layout import Layout, Piece
 from dpcore.spec.ops import Slot, UpdateSettings
+from dpcore.stages.method import Method
 
 
 def check_release(plan: Plan, row: int, public: Sequence[Any] | None) -> None:
@@ -38,6 +39,17 @@ def variances_in_squares(plan: Plan) -> NDArray[np.float64]:
     seed = plan.noise_standard_deviation() / plan.batch_size
     filtered = method.filter if method.update.second_moment == "filtered" else None
     return seed**2 * noise_variances(filtered, method.noise.strategy, plan.steps)
+
+
+def correction(method: Method, beta2: float, steps: int) -> float:
+    """Return what the second moment after `steps` steps is divided by: Adam's sum of weights, 1 for AdaGrad's sum.
+
+    A delayed moment has one input a cycle; one without inputs is 0.
+    """
+    query, inputs = method.preconditioning, steps
+    if query is not None and method.update.second_moment == "delayed":
+        inputs = query.averages(steps)
+    return 1 - beta2**inputs if inputs and "adam" in method.update.rule else 1.0
 
 
 def numbers_of(

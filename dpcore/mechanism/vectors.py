@@ -41,6 +41,7 @@ class RunVectors:
     past: list[list[Any]]  # own; g_{t-1}, g_{t-2}, ..., as many as an adaptive filter remembers
     reference: list[Any] | None  # own; x at the last change of an adaptive learning rate
     scales: list[Any] | None  # the query's factors on gradients
+    unscaled: list[Any] | None  # own; the sum of a cycle's unscaled averages, of which a delayed second moment is made
     averages: list[Any] | None  # own; of the parameters
     projections: dict[int, Any]  # GaLore's P of the tensors that are projected
 
@@ -98,6 +99,7 @@ class RunVectors:
             past=[list(vectors) for vectors in several(0 if adaptive is None else adaptive.memory, own)],
             reference=one(is_adaptive(method.schedule), own),
             scales=one(method.preconditioning is not None),
+            unscaled=one(method.update.second_moment == "delayed", own),
             averages=one(method.averaging is not None, own),
             projections=projections,
         )
@@ -142,7 +144,7 @@ class RunVectors:
         vectors = self._named(layout, whole, named) | self._named(layout, held, {"earlier": self.history})
         kept = {"displacement": self.displacements, "scale": self.scales}
         singles = {name: held(single) for name, single in kept.items() if single is not None}
-        for name, own in {"average": self.averages, "reference": self.reference}.items():
+        for name, own in {"average": self.averages, "reference": self.reference, "unscaled": self.unscaled}.items():
             if own is not None:
                 singles[name] = whole(own)
         for i, entry in enumerate(layout.entries):

@@ -14,17 +14,18 @@ from dpcore.stages.updates import AdaGrad, Adam, Update
 # The source of the second moment, by variant; see `dpcore.updates.SecondMoment`.
 _SOURCES: Final = {
     "post_processing": "filtered", "independent_moments": "independent", "joint_moments": "joint",
-    "bias_corrected": "filtered", "scale_then_privatize": "filtered", "delayed_preconditioner": "filtered",
-    "side_information": "public", "noiseless_preconditioner": "noiseless",
+    "bias_corrected": "filtered", "scale_then_privatize": "filtered", "delayed_preconditioner": "delayed",
+    "delayed_scale": "filtered", "side_information": "public", "noiseless_preconditioner": "noiseless",
     "noiseless_scale_then_privatize": "noiseless",
 }  # fmt: skip
 VARIANTS: Final = tuple(_SOURCES)
 # Second moments that noise can turn negative, or to zero.
 _NOISY: Final = ("independent_moments", "joint_moments", "bias_corrected")
-_SCALED: Final = ("scale_then_privatize", "noiseless_scale_then_privatize", "delayed_preconditioner")
+_SCALED: Final = ("scale_then_privatize", "noiseless_scale_then_privatize", "delayed_preconditioner", "delayed_scale")
+_CYCLES: Final = _SCALED[2:]
 _ONLY_FOR: Final = {
-    "scale_eps": _SCALED, "max_scaled_norm": _SCALED, "unscaled_steps": _SCALED[2:], "scaled_steps": _SCALED[2:],
-    "joint_scale": ("joint_moments",),
+    "scale_eps": _SCALED, "max_scaled_norm": _SCALED, "unscaled_steps": _CYCLES, "scaled_steps": _CYCLES,
+    "unscaled_lr_factor": _CYCLES[:1], "joint_scale": ("joint_moments",),
 }  # fmt: skip
 
 
@@ -41,8 +42,8 @@ class Adaptive(Shared, total=False):
         L2 penalty.
     scale_eps, max_scaled_norm, unscaled_steps, scaled_steps
         Of the scaled variants: see `dpcore.queries.Preconditioned`.
-    joint_scale : float or None
-        Of "joint_moments".
+    unscaled_lr_factor, max_update_norm, joint_scale
+        See `dpcore.updates.SecondMoment`.
     allow_nonprivate : bool
         Must be True for the two noiseless variants.
     """
@@ -53,6 +54,8 @@ class Adaptive(Shared, total=False):
     max_scaled_norm: float | None
     unscaled_steps: int | None
     scaled_steps: int | None
+    unscaled_lr_factor: float | None
+    max_update_norm: float | None
     joint_scale: float | None
     allow_nonprivate: bool
 
@@ -73,7 +76,9 @@ def dp_adam(
         "joint_moments": both as one vector, for batches of one example.
         "bias_corrected": the noise's share is taken off the second moment.
         "scale_then_privatize": gradients are scaled by the second moment before the clip.
-        "delayed_preconditioner": the same in cycles with a frozen scale.
+        "delayed_preconditioner": in cycles: unscaled steps, then steps scaled by the root of nu, which takes the square
+        of the unscaled steps' mean. Without unscaled steps nu takes every step's square, as the paper has it.
+        "delayed_scale": in the same cycles, but nu takes every step's square, and the scale alone is frozen.
         "side_information": the second moment of public gradients that the caller supplies.
         "noiseless_preconditioner": of clipped gradients without noise; **not private**.
         "noiseless_scale_then_privatize": scaled by that before the clip; **not private**.
@@ -84,7 +89,7 @@ def dp_adam(
 
     References
     ----------
-    Private adaptive optimizers, sections 3 and 4, algorithms 4 to 9.
+    Private adaptive optimizers, sections 3 and 4, algorithms 4 to 9. Delayed preconditioner: Li et al. 2023.
     """
     return _assemble("dp_adam", partial(Adam, betas=betas), variant, settings, (1e-8, 1e-3), ("bias_corrected",))
 
@@ -123,9 +128,10 @@ def _assemble(
             raise ArgumentError(
                 f"{keyword}={own[keyword]!r}: is only for variant {' or '.join(variants)}, not for {variant!r}"
             )
+    unaveraged = variant == "delayed_preconditioner" and own.get("unscaled_steps") == 0
     update = make(
         lr=learning_rate(name, common),
-        second_moment=_SOURCES[variant],
+        second_moment="filtered" if unaveraged else _SOURCES[variant],
         denominator="floored" if variant in floored else "added",
         bias_corrected=variant == "bias_corrected",
         **{"eps": eps[variant in _NOISY]} | {k: v for k, v in own.items() if k in _OF_UPDATE},
@@ -133,14 +139,14 @@ def _assemble(
     return assemble(name, common, query=_query(variant, own), update=update, own=_OWN)
 
 
-_OF_UPDATE: Final = ("eps", "weight_decay", "joint_scale", "allow_nonprivate")
+_OF_UPDATE: Final = (
+    "eps", "weight_decay", "unscaled_lr_factor", "max_update_norm", "joint_scale", "allow_nonprivate"
+)  # fmt: skip
 
 
 def _query(variant: str, own: Mapping[str, Any]) -> Query:
     if variant not in _SCALED:
         return Plain()
-    if variant == "delayed_preconditioner" and not {"unscaled_steps", "scaled_steps"} <= own.keys():
-        raise ArgumentError(
-            "variant='delayed_preconditioner': needs unscaled_steps and scaled_steps, such as 10 and 10"
-        )
+    if variant in _CYCLES and not {"unscaled_steps", "scaled_steps"} <= own.keys():
+        raise ArgumentError(f"variant={variant!r}: needs unscaled_steps and scaled_steps, such as 10 and 10")
     return Preconditioned(**{name: value for name, value in own.items() if name not in _OF_UPDATE})

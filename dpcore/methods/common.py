@@ -166,7 +166,7 @@ def make_update(base: str | Update, lr: float | None, settings: Mapping[str, Any
         raise ArgumentError(f"lr=None: must be a learning rate for base={base!r}")
     make = BASES[choice(BASES, base=base)]
     fields = getattr(make, "__dataclass_fields__", ())
-    known = [name for name in ("momentum", "betas", "eps", "weight_decay") if name in fields]
+    known = [name for name in _UPDATE_SETTINGS if name in fields]
     for name in settings:
         others = [other for other, update in BASES.items() if name in getattr(update, "__dataclass_fields__", ())]
         if name not in known and others:

@@ -95,9 +95,12 @@ class Method:
         _refuse(scaled and update.rule not in SECOND_MOMENT,
                 f"query=Preconditioned(...): needs an update with a second moment, such as Adam; "
                 f"{update.rule!r} has none")
-        _refuse(scaled and not (released or moment == "noiseless"),  # noiseless: claims no sensitivity
-                f"second_moment={moment!r}: must be 'filtered', 'released' or 'public' under a preconditioned query, "
-                "which the sensitivity of a separate second moment does not cover")
+        _refuse(scaled and not (released or moment in ("delayed", "noiseless")),  # noiseless: claims no sensitivity
+                f"second_moment={moment!r}: must be 'filtered', 'released' or 'public', or 'delayed', under a "
+                "preconditioned query, which the sensitivity of a separate second moment does not cover")
+        _refuse(moment == "delayed" and not (scaled and scaled.unscaled_steps),
+                "second_moment='delayed': needs query=Preconditioned(...) with unscaled_steps of at least 1, whose "
+                "average it squares")
         _refuse(scaled and (corrected or adaptive),
                 "query=Preconditioned(...): the noise of its average differs from coordinate to coordinate, which "
                 "bias_corrected and an adaptive filter do not allow for; take one of them away")

@@ -361,8 +361,8 @@ class Preconditioned(Checked, Outer):
 
     References
     ----------
-    Private adaptive optimizers, section 3.4, algorithm 8, and the delayed preconditioner it is compared with there, of
-    which docs/methods/dp_adam.md says how this one departs.
+    Private adaptive optimizers, section 3.4, algorithm 8; with an update of second_moment="delayed" the delayed
+    preconditioner that it is compared with there.
     """
 
     query: Query = field(default_factory=Plain)
@@ -394,5 +394,14 @@ class Preconditioned(Checked, Outer):
 
     def phase(self, step: int) -> Phase:
         """Return the phase of step `step`."""
-        place = step % (self.unscaled_steps + self.scaled_steps) - self.unscaled_steps
+        place = step % self.cycle - self.unscaled_steps
         return Phase.UNSCALED if place < 0 else Phase.REFRESHED if place == 0 else Phase.FROZEN
+
+    @property
+    def cycle(self) -> int:
+        """Steps of a cycle."""
+        return self.unscaled_steps + self.scaled_steps
+
+    def averages(self, steps: int) -> int:
+        """Return of how many cycles all unscaled steps are among the first `steps` steps."""
+        return (steps + self.scaled_steps) // self.cycle

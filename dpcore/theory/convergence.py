@@ -169,15 +169,15 @@ def disk_settings(
     T, L, gap = integer(1, steps=steps), positive(smoothness=smoothness), positive(initial_gap=initial_gap)
     power, noise = positive(initial_gradient=initial_gradient) ** 2, positive(noise_power=noise_power)
     variance = non_negative(gradient_variance=gradient_variance)
-    M = _relative_gradient(L, gap, power, initial_gradient)
+    M = _relative_gradient(L, gap, initial_gradient)
     eta = min(1 / (L * (2 + 4 / M - M)), math.sqrt((2 * M * L * gap + power) / (2 * T * noise)) / (M * L))
     least = (2 * L * gap * (16 / M**3 + 16 / M**2 - 4 / M - 4) + power) / noise
     bound = 8 * math.sqrt(M * L * gap * noise / T)
     return DiskSettings(eta, M * L * eta, -1.0, bound, least, max(1.0, 2 * variance / noise))
 
 
-def _relative_gradient(L: float, gap: float, power: float, initial_gradient: float) -> float:
-    M = power / (2 * L * gap)
+def _relative_gradient(L: float, gap: float, initial_gradient: float) -> float:
+    M = positive(initial_gradient=initial_gradient) ** 2 / (2 * L * gap)
     if M > 1 + 1e-12:
         raise ArgumentError(
             f"initial_gradient={initial_gradient!r}: must be at most {math.sqrt(2 * L * gap):.6g}, the root of "
@@ -233,7 +233,7 @@ def disk_tradeoff(
     """
     scale = _private_noise(dataset_size, dimension, epsilon, delta, max_grad_norm)
     L, gap = positive(smoothness=smoothness), positive(initial_gap=initial_gap)
-    M = _relative_gradient(L, gap, positive(initial_gradient=initial_gradient) ** 2, initial_gradient)
+    M = _relative_gradient(L, gap, initial_gradient)
     return Tradeoff(4 * math.sqrt(2 * M * L * gap) * scale)
 
 

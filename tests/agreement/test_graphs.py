@@ -118,7 +118,7 @@ STEADY: dict[str, Callable[[], Any]] = {
     "independent moments": lambda: methods.dp_adam(lr=0.05, variant="independent_moments", eps=0.05, **NOISE),
     "disk": lambda: methods.disk(lr=0.3, kappa=ScalarKalman(0.1, 0.2, 0.7), filter="second-order", **NOISE),
     "phases": lambda: methods.dp_adam(
-        lr=0.05, variant="delayed_preconditioner", unscaled_steps=1, scaled_steps=1, scale_eps=0.1, eps=0.01, **NOISE),
+        lr=0.05, variant="delayed_scale", unscaled_steps=1, scaled_steps=1, scale_eps=0.1, eps=0.01, **NOISE),
     "banded": lambda: methods.memf(lr=0.3, strategy=LONG_STRATEGIES["banded"](), **NOISE),
     "blt": lambda: methods.memf(lr=0.3, strategy=LONG_STRATEGIES["blt"](), **NOISE),
 }  # fmt: skip

@@ -62,14 +62,23 @@ def free(query, update, strategy, lr, max_grad_norm, clipping, noise_multiplier,
 
 
 scales = st.fixed_dictionaries(
-    {"scale_eps": pick([1e-2, 0.3]), "max_scaled_norm": pick([None, 2.0]), "eps": pick([1e-3])}
+    {
+        "scale_eps": pick([1e-2, 0.3]),
+        "max_scaled_norm": pick([None, 2.0]),
+        "eps": pick([1e-3]),
+        "max_update_norm": pick([None, 0.5]),
+    }
 )
 adaptive = {"weight_decay": decays, "strategy": st.one_of(st.none(), correlations)}
 
 
 def preconditioned(make: Callable[..., dpcore.Method]) -> st.SearchStrategy[dpcore.Method]:
     cycle = pick([("scale_then_privatize", {}), *(
-        ("delayed_preconditioner", {"unscaled_steps": s1, "scaled_steps": s2}) for s1, s2 in ((1, 1), (1, 2), (0, 3))
+        (variant, {"unscaled_steps": s1, "scaled_steps": s2})
+        for variant, s1, s2 in (
+            ("delayed_preconditioner", 1, 1), ("delayed_preconditioner", 2, 2), ("delayed_scale", 1, 2),
+            ("delayed_scale", 0, 3),
+        )
     )])  # fmt: skip
     return st.builds(
         lambda rest, own, scale, chosen: make(variant=chosen[0], **chosen[1], **rest, **own, **scale),

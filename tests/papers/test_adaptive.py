@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from loops import (  # isort: skip
-    BATCHES, SIZE, STRATEGIES, D, T, assert_same, correlated, given, gradient, loop, low_pass, run,
-    strategy_and_matrix
+    BATCHES, SIZE, STRATEGIES, D, T, assert_same, averaging, correlated, given, gradient, loop, low_pass, run,
+    strategy_and_matrix, two_points
 )  # fmt: skip
 
 import dpcore
@@ -147,7 +147,7 @@ def test_joint_moments(k: float | None) -> None:
 @pytest.mark.parametrize("cycle", [(0, 1), (2, 3), (3, 1), (0, 4), (5, 20)], ids=str)
 @pytest.mark.parametrize("noise", [None, "banded"], ids=str)
 @pytest.mark.parametrize("update", ["adam", "adagrad"])
-def test_delayed_preconditioner(cycle: tuple[int, int], norm: float | None, noise: str | None, update: str) -> None:
+def test_delayed_scale(cycle: tuple[int, int], norm: float | None, noise: str | None, update: str) -> None:
     """s1 unscaled steps, then s2 whose scale is frozen at nuhat as it is when they begin; nu runs on at every step."""
     s1, s2 = cycle
     move = Adam(added(1e-3)) if update == "adam" else AdaGrad(added(1e-3))
@@ -166,10 +166,79 @@ def test_delayed_preconditioner(cycle: tuple[int, int], norm: float | None, nois
     strategy, matrix = strategy_and_matrix(noise)
     expected = loop(move=move, scale=scale, clip=clip, strategy=matrix)
     settings = {
-        "variant": "delayed_preconditioner", "unscaled_steps": s1, "scaled_steps": s2, "scale_eps": 0.05, "eps": 1e-3,
+        "variant": "delayed_scale", "unscaled_steps": s1, "scaled_steps": s2, "scale_eps": 0.05, "eps": 1e-3,
         "max_scaled_norm": norm, "strategy": strategy, **COMMON,
     }  # fmt: skip
     method = methods.dp_adam(betas=(B1, B2), **settings) if update == "adam" else methods.dp_adagrad(**settings)
+    assert_same(run(method), expected)
+
+
+@pytest.mark.parametrize(
+    ("cycle", "noise", "wd", "factor"), [((2, 3), None, 0.3, 4.0), ((3, 1), "banded", 0.0, None), ((1, 2), None, 0, 1)]
+)
+@pytest.mark.parametrize("update", ["adam", "adagrad"])
+def test_delayed_preconditioner(cycle: tuple[int, int], noise: str | None, wd: float, factor, update: str) -> None:
+    """Section 3.4: s1 un-preconditioned steps; nu takes the square of their mean, once; s2 steps scaled by that nu."""
+    (s1, s2), adam, total = cycle, update == "adam", np.zeros(D)
+    mu, nu, nuhat, cycles = np.zeros(D), np.zeros(D), np.zeros(D), 0
+
+    def move(t, x, g, y, clean):
+        nonlocal mu, nu, nuhat, cycles, total
+        place, y = t % (s1 + s2), y + wd * x
+        mu = B1 * mu + (1 - B1) * y if adam else y
+        muhat = mu / (1 - B1 ** (t + 1)) if adam else y
+        if place >= s1:
+            return x - LR * muhat / (np.sqrt(nuhat) + 1e-3)
+        total = (0 if place == 0 else total) + g
+        if place == s1 - 1:
+            cycles += 1
+            nu = B2 * nu + (1 - B2) * (total / s1) ** 2 if adam else nu + (total / s1) ** 2
+            nuhat = nu / (1 - B2**cycles) if adam else nu
+        return x - (factor or 1) * LR * muhat
+
+    strategy, matrix = strategy_and_matrix(noise)
+    expected = loop(
+        move=move,
+        scale=lambda t: np.ones(D) if t % (s1 + s2) < s1 else 1 / (np.sqrt(nuhat) + 0.05),
+        clip=lambda t: C if t % (s1 + s2) < s1 else 2.5,
+        strategy=matrix,
+    )
+    method = (methods.dp_adam if adam else methods.dp_adagrad)(
+        variant="delayed_preconditioner", unscaled_steps=s1, scaled_steps=s2, unscaled_lr_factor=factor,
+        scale_eps=0.05, eps=1e-3, max_scaled_norm=2.5, weight_decay=wd, strategy=strategy, **COMMON,
+        **({"betas": (B1, B2)} if adam else {}),
+    )  # fmt: skip
+    assert_same(run(method), expected)
+    own_scale = run(methods.dp_adam(variant="delayed_scale", unscaled_steps=s1, scaled_steps=s2, **COMMON))
+    assert not np.allclose(own_scale[-1], expected[-1])
+
+
+@pytest.mark.parametrize("name", ["bias_corrected", "delayed", "disk"])
+def test_a_clipped_update_is_shortened_and_displacements_are_of_what_it_became(name: str) -> None:
+    """Section 4.4.2: a move longer than lr times the bound is shortened to it; moments stay those of the gradients."""
+    bound, free = 2.0, Adam(floored(0.02, adam_bias(row_norms(None))) if name == "bias_corrected" else added(1e-3))
+
+    def move(t, x, g, y, clean):
+        moved = free(t, x, g, y, clean) - x
+        return x + moved * min(1, LR * bound / np.linalg.norm(moved))
+
+    adam = {"betas": (B1, B2), "max_update_norm": bound, **COMMON}
+    if name == "bias_corrected":
+        method, expected = methods.dp_adam(variant=name, eps=0.02, **adam), loop(move=move)
+    elif name == "disk":
+        update = dpcore.updates.Adam(LR, (B1, B2), 1e-3, max_update_norm=bound)
+        method = methods.disk(base=update, clipping="standard", **{**COMMON, "lr": None})
+        expected = loop(two_points(lambda t: 0.7, 0.5), averaging(lambda t: 0.7), move)
+    else:  # from the composed step, too
+        method = methods.dp_adam(
+            variant="delayed_preconditioner", unscaled_steps=1, scaled_steps=1, unscaled_lr_factor=9.0,
+            **adam | {"max_update_norm": 0.5},
+        )  # fmt: skip
+        np.testing.assert_allclose(np.linalg.norm(np.diff(run(method), axis=0), axis=1), LR * 0.5, rtol=1e-9)
+        return
+    lengths = np.linalg.norm(np.diff(expected, axis=0), axis=1) / LR
+    assert (lengths > 0.999 * bound).any()
+    assert (lengths < 0.99 * bound).any()
     assert_same(run(method), expected)
 
 

@@ -165,7 +165,7 @@ def test_the_noise_follows_the_sensitivity_of_the_clip(clipping: str, sensitivit
 def test_scaled_steps_have_noise_of_the_norm_in_force_on_the_scaled_sum(norm, cycle, matrix) -> None:
     s1, s2 = cycle
     method = methods.dp_adam(
-        variant="delayed_preconditioner", betas=(0.9, BETA2), unscaled_steps=s1, scaled_steps=s2, scale_eps=0.05,
+        variant="delayed_scale", betas=(0.9, BETA2), unscaled_steps=s1, scaled_steps=s2, scale_eps=0.05,
         max_scaled_norm=norm, strategy=None if (matrix == np.eye(STEPS)).all() else matrix, **COMMON,
     )  # fmt: skip
     averages, _ = release(method)

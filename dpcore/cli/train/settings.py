@@ -172,6 +172,10 @@ class Settings:
         SCALED)] = None
     scaled_steps: Annotated[_Count, option(count, "N", "delayed_preconditioner: steps with a frozen scale.",
         SCALED)] = None
+    unscaled_lr_factor: Annotated[_Real, option(real, "F", "delayed_preconditioner: on the rate of unscaled steps.",
+        SCALED)] = None
+    max_update_norm: Annotated[_Real, option(real, "U", "dp_adam, dp_adagrad: largest move over the learning rate.",
+        UPDATE)] = None
     joint_scale: Annotated[_Real, option(real, "K", "joint_moments: scale of the square.", SCALED)] = None
     backend: Annotated[str, option(one_of(available_backends), "NAME",
         "torch (CPU), triton (CUDA) or numpy (the reference).",

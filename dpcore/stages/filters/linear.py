@@ -15,21 +15,21 @@ from dpcore.spec.validate import (
     choice,
     fraction,
     integer,
-    number,
     open_unit,
     positive,
     sequence,
     unit_intervals,
 )
+from dpcore.stages.checked_steps import CHECKED_STEPS
+from dpcore.theory.analysis.filters import Recurrence
 
 _GAIN_TOLERANCE = 1e-9
 _CANCELLATION = 1e-6
 _SMALLEST = 1e-12
-_CHECKED_STEPS = 4096
 
 
 @dataclass(frozen=True)
-class LowPass:
+class LowPass(Recurrence):
     """``m_t = -sum_r a_r m_{t-r} + sum_r b_r g_{t-r}``, divided by c_t, the same recurrence on ones.
 
     Parameters
@@ -55,18 +55,10 @@ class LowPass:
     DOPPLER (Zhang et al.), algorithm 2 and section 4.
     """
 
-    b: tuple[float, ...]
-    a: tuple[float, ...] = ()
     adaptive: ClassVar[bool] = False
 
     def __init__(self, b: Sequence[float], a: Sequence[float] = ()) -> None:
-        object.__setattr__(self, "b", tuple(number(b=value) for value in sequence(b=b)))
-        object.__setattr__(self, "a", tuple(number(a=value) for value in sequence(a=a)))
-        self._check()
-
-    def _check(self) -> None:
-        if not self.b:
-            raise ArgumentError("b=[]: must have at least the coefficient b_0")
+        super().__init__(tuple(sequence(b=b)), tuple(sequence(a=a)))
         poles = np.roots([1.0, *self.a])
         if poles.size and np.abs(poles).max() >= 1:
             worst = complex(poles[np.abs(poles).argmax()])
@@ -80,7 +72,7 @@ class LowPass:
             raise ArgumentError(
                 f"b={list(self.b)}, a={list(self.a)}: the gain is {gain:.6g} and must be 1; divide b by {gain:.6g}"
             )
-        c = response(self.b, (1.0, *self.a), _CHECKED_STEPS, to_ones=True)
+        c = response(self.b, (1.0, *self.a), CHECKED_STEPS, to_ones=True)
         # Small is no harm (c_0 = b_0 divides b_0 g_0) until b_0 g_0 underflows; weights that cancel are at once, for
         # the division blows up the noise.
         weights = np.abs(np.diff(c, prepend=0.0)).cumsum()
@@ -96,12 +88,6 @@ class LowPass:
     def order(self) -> int:
         """Number of state vectors: max(na, nb), by the transposed direct form II."""
         return max(len(self.a), len(self.b) - 1)
-
-    def coefficients(self, step: int) -> tuple[FilterCoefficients, ...]:
-        """Return b, a and c_step."""
-        size = max(64, 1 << step.bit_length())
-        normalizers = response(self.b, (1.0, *self.a), size, to_ones=True)
-        return (FilterCoefficients(self.b, self.a, float(normalizers[step])),)
 
 
 # Low-pass filters: the papers' by name, and textbook ones from a cut-off.

@@ -1,7 +1,7 @@
 """Updates: rules of the port with their numbers, and the source of a second moment."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
@@ -20,6 +20,7 @@ SECOND_MOMENTS: Final = {
     "joint": "separate",
     "noiseless": "separate",
     "public": "given",
+    "delayed": "given",
 }
 
 
@@ -89,7 +90,9 @@ class SecondMoment(Checked):
         "independent": the square of the clipped average, released by itself with noise of its own;
         "joint": the same, released together with the gradient as one vector (batches of one example only);
         "public": the square of a gradient of public data that the caller supplies;
-        "noiseless": the square of the clipped average without noise, which is **not private**.
+        "noiseless": the square of the clipped average without noise, which is **not private**;
+        "delayed": once a cycle of a preconditioned query, the square of the mean of its unscaled released averages.
+        Unscaled steps divide by 1, scaled ones by the root of nuhat, which they do not change.
     denominator : {"added", "floored"}
         ``sqrt(nuhat) + eps``, or ``max(sqrt(nuhat), eps)``.
     bias_corrected : bool
@@ -98,10 +101,19 @@ class SecondMoment(Checked):
         c of the joint vector (g, c g^2); None takes 1 / (sqrt(2) C).
     allow_nonprivate : bool
         Must be True for "noiseless": its epsilon is infinity.
+    unscaled_lr_factor : float or None
+        Multiplies the learning rate of the unscaled steps of "delayed", which are not divided; None is 1.
+    max_update_norm : float or None
+        Largest norm of a step's move over the learning rate, of all tensors together; a longer move is shortened to it.
+
+    Notes
+    -----
+    All but "noiseless" are functions of releases or public data, and so are the two last settings: they cost nothing.
 
     References
     ----------
-    Private adaptive optimizers, sections 3 and 4; see docs/methods/dp_adam.md.
+    Private adaptive optimizers, sections 3 and 4 (max_update_norm: 4.4.2; "delayed": 3.4, Li et al. 2023); see
+    docs/methods/dp_adam.md.
     """
 
     second_moment: str = "filtered"
@@ -109,6 +121,8 @@ class SecondMoment(Checked):
     bias_corrected: bool = False
     joint_scale: float | None = None
     allow_nonprivate: bool = False
+    unscaled_lr_factor: float | None = field(default=None, metadata={"described": "if set"})
+    max_update_norm: float | None = field(default=None, metadata={"described": "if set"})
 
     rules: ClassVar[Rules] = {
         "lr": positive,
@@ -116,6 +130,8 @@ class SecondMoment(Checked):
         "second_moment": partial(choice, SECOND_MOMENTS),
         "denominator": partial(choice, ("added", "floored")),
         "joint_scale": positive,
+        "unscaled_lr_factor": positive,
+        "max_update_norm": positive,
     }
 
     def __post_init__(self) -> None:
@@ -133,6 +149,11 @@ class SecondMoment(Checked):
             )
         if self.joint_scale is not None and self.second_moment != "joint":
             raise ArgumentError(f"joint_scale={self.joint_scale!r}: is only for second_moment='joint'")
+        if self.unscaled_lr_factor is not None and self.second_moment != "delayed":
+            raise ArgumentError(
+                f"unscaled_lr_factor={self.unscaled_lr_factor!r}: is only for second_moment='delayed', "
+                "variant='delayed_preconditioner' with unscaled_steps"
+            )
         if self.second_moment == "noiseless" and not self.allow_nonprivate:
             raise PrivacyError(
                 "second_moment='noiseless': reads the clipped gradients without noise, so that epsilon is infinity; "

@@ -37,7 +37,7 @@ class Transfer(NamedTuple):
 class Recurrence:
     """DOPPLER's recurrence, divided by c_t, taken as it is: also unstable, of any gain, or with a c_t of zero.
 
-    `dpcore.filters.LowPass` refuses such filters; this class shows their effect. `b` is b_0..b_nb, and `a` is
+    `dpcore.filters.LowPass` refuses such filters; this class shows their effect, too. `b` is b_0..b_nb, and `a` is
     a_1..a_na, the leading 1 left out.
     """
 
@@ -46,7 +46,7 @@ class Recurrence:
 
     def __post_init__(self) -> None:
         if not self.b:
-            raise ArgumentError("b=(): must have at least the coefficient b_0")
+            raise ArgumentError("b=[]: must have at least the coefficient b_0")
         object.__setattr__(self, "b", tuple(number(b=value) for value in self.b))
         object.__setattr__(self, "a", tuple(number(a=value) for value in self.a))
 

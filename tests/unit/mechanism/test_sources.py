@@ -40,7 +40,7 @@ METHODS = {
     "srg": methods.srg_memf(lr=0.1, noise_multiplier=0.5),
     "scaled": methods.dp_adam(lr=0.1, noise_multiplier=0.5, variant="scale_then_privatize"),
     "scaled, per tensor": methods.dp_adam(
-        lr=0.1, noise_multiplier=0.5, variant="delayed_preconditioner", unscaled_steps=1, scaled_steps=2,
+        lr=0.1, noise_multiplier=0.5, variant="delayed_scale", unscaled_steps=1, scaled_steps=2,
         clipping_groups="per_tensor",
     ),
 }  # fmt: skip
