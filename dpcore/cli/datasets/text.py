@@ -138,6 +138,8 @@ def _opened(path: Path) -> Iterator[TextIO]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             yield file
+    except DataError:
+        raise
     except FileNotFoundError as cause:
         raise DataError(f"data_dir={str(path.parent)!r}: has no {path.name}; it has {listed(path.parent)}") from cause
     except UnicodeDecodeError as cause:
