@@ -77,17 +77,18 @@ class Contestant:
     """One contestant, built: `draw` returns a batch, `step` trains on it.
 
     `summed` is when, within the last step, the clipped sum (or the plain gradient) was complete and only noise and
-    update were left; None for those whose libraries mix the two.
+    update were left, by `clock`; None for those whose libraries mix the two.
     """
 
     model: nn.Module
     step: Callable[[Any], None]
     draw: Callable[[], Any]
     summed: list[float] = field(default_factory=list)
+    clock: Callable[[], float] = time.perf_counter
 
     def mark(self, *_: Any) -> None:
         """Note that the sum is complete; also a hook of a torch optimizer."""
-        self.summed[:] = [time.perf_counter()]
+        self.summed[:] = [self.clock()]
 
 
 def turns(setting: Setting) -> Callable[[], Any]:
