@@ -617,7 +617,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[3001-torch bfloat16]'"),
         ("add vectors that are not rounded", "        piece.round_()\n", "",
          "agreement/test_ops_clip.py::test_weighted_sums_agree"),
-        ("add tiles that are not rounded", "in block.round_().unbind():", "in block.unbind():",
+        ("add tiles that are not rounded, in torch's threads", "in block.round_().unbind():", "in block.unbind():",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("measure by the size of the batch", "measure = _squares if block.shape[1] <= _SHORT", "measure = _squares if block.numel() <= _SHORT",
          "unit/backends/test_alone.py"),
