@@ -382,7 +382,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget what captured passes keep", "shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)", "shares = 1", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
     ],
     "dpcore/torch/memory.py": [
-        ("count no copies of 16 bits", "points * times * self._copied_bytes(kept, copied)", "0",
+        ("count no copies of 16 bits", "points * times * self._copied_bytes(points, kept, copied)", "0",
          "unit/torch/test_memory.py::test_copies_of_16_bits_are_counted_where_a_backend_makes_them"),
         ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
          "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),

@@ -229,21 +229,25 @@ class Footprint:
         used = [_scratch(block, examples, points, scaled) for block in self.blocks]
         if several:  # all may be of one unit, whose inner products are of all their positions
             used += [_scratch(block, 1, points, scaled, examples) for block in self.blocks]
-        summing = every + points * times * self._copied_bytes(kept, copied) + max(used, default=0)
+        summing = every + points * times * self._copied_bytes(points, kept, copied) + max(used, default=0)
         if several:
             summing += max(every, 3 * parameters)
         return math.ceil(max(running, (points - 1) * parameters + max(joining, summing)))
 
     def _copied_bytes(
-        self, kept: Callable[[torch.dtype], torch.dtype], copied: Callable[[LinearPairs[Any] | None], bool]
+        self, points: int, kept: Callable[[torch.dtype], torch.dtype], copied: Callable[[LinearPairs[Any] | None], bool]
     ) -> int:
-        """Return the bytes of the copies in float32 that the backend makes at once: of all layers, or of a table."""
+        """Return the bytes of a point's copies in float32 that the backend makes at once: of all layers, or of a table.
+
+        Points may be subtracted, and are then multiplied as precisely as the backend can.
+        """
         layers, tables = 0, [0]
         for block in self.blocks:
+            layer = block.layer._replace(exact=points > 1) if isinstance(block, Linear) else None
             size = sum(
                 4 * array.numel()
                 for use in uses(block)
-                if isinstance(use, (Linear, Embedding)) and copied(block.layer if isinstance(block, Linear) else None)
+                if isinstance(use, (Linear, Embedding)) and copied(layer)
                 for array in (use.gradients if isinstance(use, Embedding) else (*use.inputs, *use.gradients))
                 if kept(array.dtype).itemsize == 2
             )

@@ -188,10 +188,14 @@ def test_copies_of_16_bits_are_counted_where_a_backend_makes_them() -> None:
     with memory.Peak() as count:
         copies = ways([block.layer for block in footprint.blocks if isinstance(block, Linear)], None)
     assert copies
-    assert count.peak == footprint._copied_bytes(kept, partial(copies_halves, device=CPU)) > 0
+    assert count.peak == footprint._copied_bytes(1, kept, partial(copies_halves, device=CPU)) > 0
     options = {"several": False, "scaled": False}
     needed, without = (footprint.needed(24, 1, kept, 0, **options, copied=lambda _, c=c: c) for c in (True, False))
     assert needed - without == pytest.approx(24 / footprint.count * count.peak, abs=1)
+    seen: list[Any] = []
+    footprint.needed(24, 2, kept, 0, **options, copied=lambda layer: bool(seen.append(layer)))
+    assert seen
+    assert all(layer.exact for layer in seen)
 
 
 def test_rows_take_the_place_of_what_they_are_made_of() -> None:
