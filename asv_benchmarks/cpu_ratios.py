@@ -2,6 +2,7 @@
 
     python asv_benchmarks/cpu_ratios.py                 1 if a ratio is more than 15 % over the recorded one, twice
     python asv_benchmarks/cpu_ratios.py --record        write asv_benchmarks/recorded/cpu_ratios.json
+    python asv_benchmarks/cpu_ratios.py --measure       print the ratios, as JSON (`history.py` does at each commit)
 
 In one process private and plain steps take turns on one thread. A ratio is the median, over the turns, of the ratio of
 their processor times, so that other programs slow down both sides of it. Processors of another name have other ratios:
@@ -53,9 +54,13 @@ def main() -> int:
     """Compare, or record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="write the ratios that the next runs are compared with")
+    parser.add_argument("--measure", action="store_true", help="only print the ratios")
     arguments = parser.parse_args()
     server, here = Server(1, "keep"), machine()
     try:
+        if arguments.measure:
+            print(json.dumps({model: round(ratio(server, model), 3) for model in MODELS}))
+            return 0
         if arguments.record:
             each = {model: [ratio(server, model) for _ in range(RECORDINGS)] for model in MODELS}
             medians = {model: statistics.median(found) for model, found in each.items()}

@@ -1,11 +1,14 @@
 """Static figures of kernels and predicted steps at the last 30 commits (of first parents) that touch kernels or engine.
 
-    python asv_benchmarks/history.py        completes asv_benchmarks/recorded/history.json
-    python docs/history_picture.py          draws it
+    python asv_benchmarks/history.py                completes asv_benchmarks/recorded/history.json
+    python asv_benchmarks/history.py --ratios 6     measures private over plain steps on this CPU at every sixth of them
+    python docs/history_picture.py                  draws it
 
 Each commit is checked out, and its kernels are compiled for sm_90 with the Triton at hand and measured by today's
 script. A commit with the same kernels as another one has its figures. Predicted steps are those that the commit itself
-recorded; earlier commits recorded none. What does not compile is left out, with the reason.
+recorded; earlier commits recorded none. What does not compile is left out, with the reason. Ratios of private to plain
+steps are measured at the checkout by today's `cpu_ratios.py`: processor time in turn, which a shared machine hardly
+blurs; those of another processor are measured again.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from whole_step.record import machine
 
 HERE = Path(__file__).resolve().parent
 ROOT, RECORDED = HERE.parent, HERE / "recorded" / "history.json"
@@ -72,19 +77,35 @@ def compiled(checkout: Path) -> dict[str, Any]:
     return {name: figures for name, figures in found.items() if figures}
 
 
-def of_checkout(commit: str, cache: Path) -> dict[str, Any]:
-    """Check a commit out, and return the figures of its kernels, and why there are none."""
+def of_checkout(commit: str, command: list[str], environment: dict[str, str]) -> tuple[dict[str, Any], str | None]:
+    """Check a commit out as TREE, and return the JSON that a command prints there, and why there is none."""
     with tempfile.TemporaryDirectory() as folder:
-        git("worktree", "add", "--detach", f"{folder}/tree", commit)
+        tree = f"{folder}/tree"
+        git("worktree", "add", "--detach", tree, commit)
         try:
-            command = [sys.executable, __file__, f"{folder}/tree"]
-            environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "PYTHONPATH": ""}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            given = {**os.environ, **{name: text.replace("TREE", tree) for name, text in environment.items()}}
+            asked = [sys.executable, *(word.replace("TREE", tree) for word in command)]
+            done = subprocess.run(asked, env=given, capture_output=True, text=True, check=False)
         finally:
-            git("worktree", "remove", "--force", f"{folder}/tree")
+            git("worktree", "remove", "--force", tree)
     if done.returncode:
-        return {"figures": {}, "gap": done.stderr.strip().splitlines()[-1][:200]}
-    return {"figures": json.loads(done.stdout), "gap": None}
+        return {}, done.stderr.strip().splitlines()[-1][:200]
+    return json.loads(done.stdout.splitlines()[-1]), None
+
+
+def measure_ratios(every: int) -> None:
+    """Add the ratios of every so many of the recorded commits, the last one included, and write the file."""
+    recorded, cpu = json.loads(RECORDED.read_text()), machine()["cpu"]
+    if recorded.get("cpu") != cpu:
+        for each in recorded["commits"]:
+            each["ratios"] = {}
+    recorded["cpu"] = cpu
+    for each in recorded["commits"][::-1][::every]:
+        if not each.get("ratios"):
+            command = [str(HERE / "cpu_ratios.py"), "--measure"]
+            each["ratios"], gap = of_checkout(each["commit"], command, {"PYTHONPATH": "TREE:TREE/backends"})
+            print(each["commit"], each["ratios"], gap or "", flush=True)
+            RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 def steps(commit: str) -> dict[str, float]:
@@ -101,6 +122,7 @@ def main() -> None:
     before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"triton": triton.__version__, "commits": []}
     # Figures of two compilers do not make one history.
     known = before["commits"] if before["triton"] == triton.__version__ else []
+    ratios = {each["commit"]: each.get("ratios", {}) for each in before["commits"]}
     by_tree = {each["kernels"]: {name: each[name] for name in ("figures", "gap")} for each in known}
     log = git("log", "--first-parent", f"-{COMMITS}", "--format=%H|%as|%s", "--", *PATHS).splitlines()
     found: list[Any] = []
@@ -109,17 +131,22 @@ def main() -> None:
             commit, date, subject = line.split("|", 2)
             tree = git("rev-parse", f"{commit}:backends/dpcore_triton")
             if tree not in by_tree:
-                by_tree[tree] = of_checkout(commit, Path(cache))
+                environment = {"TRITON_CACHE_DIR": cache, "PYTHONPATH": ""}
+                figures, gap = of_checkout(commit, [__file__, "TREE"], environment)
+                by_tree[tree] = {"figures": figures, "gap": gap}
             about = {"commit": commit[:12], "date": date, "subject": subject, "kernels": tree}
-            found.append({**about, **by_tree[tree], "steps": steps(commit)})
+            found.append({**about, **by_tree[tree], "steps": steps(commit), "ratios": ratios.get(commit[:12], {})})
             counts = {name: len(found[-1][name]) for name in ("figures", "steps")}
             print(f"{commit[:12]} {date} {counts['figures']} kernels, {counts['steps']} steps", flush=True)
-    text = json.dumps({"triton": triton.__version__, "chip": f"sm_{CHIP}", "commits": found}, indent=1)
+    about = {"triton": triton.__version__, "chip": f"sm_{CHIP}", "cpu": before.get("cpu")}
+    text = json.dumps({**about, "commits": found}, indent=1)
     RECORDED.write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:2] == ["--ratios"]:
+        measure_ratios(int(sys.argv[2]))
+    elif sys.argv[1:]:
         print(json.dumps(compiled(Path(sys.argv[1]))))
     else:
         main()

@@ -19,7 +19,7 @@ CHIPS = {"H200": "-", "L4": "--"}
 def main() -> None:
     """Write the picture."""
     commits: list[dict[str, Any]] = json.loads((ROOT / FILE).read_text())["commits"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+    figure, (left, right, measured) = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
     kernels = list(dict.fromkeys(name for each in commits for name in each["figures"]))
     for place, name in enumerate(kernels):
         found = [each["figures"].get(name, {}).get("all instructions an element") for each in commits]
@@ -34,8 +34,14 @@ def main() -> None:
             right.plot([float("nan") if value is None else value for value in found], style, color=f"C{place}",
                        label=f"{model}, {chip}", marker=".", markersize=4)  # fmt: skip
     right.set_title("private step / plain step, predicted", fontsize=9)
-    right.axhline(1, color="0.3", linewidth=0.8)
-    for axis in (left, right):
+    places = [place for place, each in enumerate(commits) if each.get("ratios")]
+    for model in dict.fromkeys(model for place in places for model in commits[place]["ratios"]):
+        found = [commits[place]["ratios"].get(model, float("nan")) for place in places]
+        measured.plot(places, found, label=model, marker=".", markersize=4)
+    measured.set_title("private step / plain step on a CPU, measured at some commits", fontsize=9)
+    for axis in (right, measured):
+        axis.axhline(1, color="0.3", linewidth=0.8)
+    for axis in (left, right, measured):
         axis.set_xticks(range(len(commits)), [each["commit"][:7] for each in commits], rotation=90, fontsize=6)
         axis.set_xlim(-0.5, len(commits) - 0.5)
         axis.legend(fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)

@@ -413,6 +413,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget what captured passes keep", "shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)", "shares = 1", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
     ],
     "dpcore/torch/memory.py": [
+        ("count no copies of 16 bits", "points * times * self._copied_bytes(points, kept, copied)", "0",
+         "unit/torch/test_memory.py::test_copies_of_16_bits_are_counted_where_a_backend_makes_them"),
         ("forget what views keep alive", "last[storage] = max(last.get(storage, 0), end)", "last.setdefault(storage, end)",
          "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
         ("forget the pairs of other points", "every = points * pairs + rows", "every = pairs + rows",
@@ -652,6 +654,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "pairs = zip(first, second, strict=True)", "'agreement/test_halves.py::test_rows_of_16_bits[3001-torch bfloat16]'"),
         ("add vectors that are not rounded", "        piece.round_()\n", "",
          "agreement/test_ops_clip.py::test_weighted_sums_agree"),
+        ("add tiles that are not rounded, in torch's threads", "in block.round_().unbind():", "in block.unbind():",
+         "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("measure by the size of the batch", "measure = _squares if block.shape[1] <= _SHORT", "measure = _squares if block.numel() <= _SHORT",
          "unit/backends/test_alone.py"),
         ("trust norms of float32 runs", "norms.mul_(1 + 2.0**-18)", "pass",

@@ -1,4 +1,4 @@
-"""Where a step's time goes: forward, backward, the operations of dpcore's port, noise and update; torch's operators."""
+"""Where a step's processor time goes: forward, backward, dpcore's port, noise and update; torch's operators."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from whole_step.models import cases
 from whole_step.workers import WARM_UP, attempt
 
 OPERATORS = 12  # of torch, those that take most
+clock = time.process_time
 
 
 # Of this module, and the clock on torch's own classes: dpcore refuses a model that reaches values which change.
@@ -35,11 +36,11 @@ def timing(owner: Any, attribute: str, name: str) -> Iterator[None]:
         if running:
             return original(*arguments, **options)
         running.append(name)
-        begin = time.perf_counter()
+        begin = clock()
         try:
             return original(*arguments, **options)
         finally:
-            calls.append((name, begin, time.perf_counter()))
+            calls.append((name, begin, clock()))
             running.clear()
 
     setattr(owner, attribute, timed)
@@ -58,6 +59,7 @@ def split(model: str, names: list[str], quick: bool, rounds: int, seed: int) -> 
         lines.append(f"{model}, {name}{'' if built else f': refused: {reason}'}")
         if built is None:
             continue
+        built.clock = clock
         steps = [phases(built) for _ in range(rounds)]
         found = {key: statistics.median(step.get(key, 0.0) for step in steps) for step in steps for key in step}
         whole = statistics.median(sum(step.values()) for step in steps)
@@ -75,9 +77,9 @@ def phases(built: Contestant) -> dict[str, float]:
         stack.enter_context(timing(torch.autograd, "_engine_run_backward", "backward"))
         for operation in (name for name, kind in vars(Backend).items() if callable(kind) and name[0] != "_"):
             stack.enter_context(timing(backend, operation, operation))
-        begin = time.perf_counter()
+        begin = clock()
         built.step(batch)
-        end = time.perf_counter()
+        end = clock()
     summed = built.summed[0] if built.summed else end
     found: dict[str, float] = defaultdict(float)
     for name, first, last in calls:

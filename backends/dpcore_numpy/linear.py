@@ -44,6 +44,11 @@ def linear_way(layer: LinearPairs[Any], device: Any, *, scaled: bool = False) ->
     return "inner products" if few or (layer.gram and not scaled) else "tiles"
 
 
+def copies_halves(layer: LinearPairs[Any] | None, device: Any, *, scaled: bool = False) -> bool:  # noqa: ARG001
+    """See `dpcore.spec.pair_ops.PairOperations.copies_halves`: they are read a piece at a time."""
+    return False
+
+
 def linear_norms(
     layers: Sequence[LinearPairs[Floats]],
     scales: Sequence[Floats | None] | None = None,

@@ -113,8 +113,13 @@ def add_rows(
 ) -> None:
     """Add a block's rows, rounded to integers, or rounded once float64 weights and a scale have multiplied them.
 
-    A row of weight 0 is left out, whatever it holds.
+    A row of weight 0 is left out, whatever it holds. Without weights and a scale the block itself is rounded, in its
+    own dtype, which holds the nearest integer of each of its numbers.
     """
+    if weights is None and scale is None:
+        for row in block.round_().unbind():
+            total.add_(row)
+        return
     ones = torch.ones(len(block), dtype=torch.float64, device="cpu")
     unused = torch.empty(0, device="cpu") if weights is None else (weights == 0).nonzero()[:, 0]
     for examples, columns, piece in pieces(block, max(256, _piece() // max(1, len(block)))):

@@ -105,11 +105,25 @@ def _ways(
 
 def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
     """Return the layer with its arrays of 16 bits in float32, where the way reads no others."""
-    if ("core" in way or way == "slices") and not _split(layer):
+    if _reads_halves(layer, way):
         return layer
     # Float64 is left for the refusal.
     sides = [[x.float() if x.dtype in KINDS else x for x in side] for side in (layer.inputs, layer.gradients)]
     return layer._replace(inputs=sides[0], gradients=sides[1])
+
+
+def _reads_halves(layer: LinearPairs[Tensor], way: str) -> bool:
+    """Return whether a way reads the layer's arrays of 16 bits as they are."""
+    return ("core" in way or way == "slices") and not _split(layer)
+
+
+def copies_halves(layer: LinearPairs[Tensor] | None, device: Any, *, scaled: bool = False) -> bool:
+    """See `dpcore.spec.pair_ops.PairOperations.copies_halves`. Norms and sums may be taken in two ways."""
+    if layer is None:
+        return True
+    chip = chip_of(device)
+    ways = (way_of(layer, chip, scaled=scaled, sliced=sliced) for sliced in (False, True))
+    return not all(_reads_halves(layer, way) for way in ways)
 
 
 def _split(layer: LinearPairs[Tensor]) -> bool:

@@ -52,6 +52,12 @@ class PairOperations(Protocol[A]):
         there is a scale.
         """
 
+    def copies_halves(self, layer: LinearPairs[A] | None, device: Any, *, scaled: bool = False) -> bool:
+        """Return whether norms or sums of a layer, None for a table, copy its arrays of 16 bits to float32 as a whole.
+
+        Looked at as by `linear_way`.
+        """
+
     def linear_norms(self, layers: Sequence[LinearPairs[A]], scales: Sequence[A | None] | None = None) -> tuple[A, ...]:
         """Return an upper bound on the L2 norm of each example's weight gradient: (B,) float64 for each layer.
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -105,10 +105,12 @@ class Rehearsal:
 
     def needed(self, examples: int) -> int:
         """Return the bytes of a sum over `examples` examples."""
-        working, scales = self.engine.working, self.engine.mechanism.vectors.scales
-        parameters = sum(tensor.nbytes for tensor in working.tensors())
+        working, mechanism = self.engine.working, self.engine.mechanism
+        parameters, scaled = sum(tensor.nbytes for tensor in working.tensors()), mechanism.vectors.scales is not None
+        device = self.engine.gradient.parameters()[0].device
+        copied = partial(mechanism.backend.copies_halves, device=device, scaled=scaled)
         return self.footprint.needed(
-            examples, len(self.points), working.kept, parameters, several=self.several, scaled=scales is not None
+            examples, len(self.points), working.kept, parameters, several=self.several, scaled=scaled, copied=copied
         )
 
 

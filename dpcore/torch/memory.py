@@ -34,6 +34,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.spec.contributions import FEW_ROWS
 from dpcore.spec.free_memory import host_memory, words
+from dpcore.spec.pair_ops import LinearPairs
 from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Rows, Tied, uses
 from dpcore.torch.gradients.capture import uncollected
 
@@ -202,12 +203,13 @@ class Footprint:
         *,
         several: bool,
         scaled: bool,
+        copied: Callable[[LinearPairs[Any] | None], bool],
     ) -> int:
         """Return the most bytes that a sum over `examples` examples takes at one time.
 
         `kept` gives the dtype that arrays of a dtype have as the backend's, and `parameters` are the bytes of all
         parameters there. With `several` the sum of several rows is clipped; with `scaled` norms and sums are of scaled
-        vectors.
+        vectors. `copied` is the backend's `copies_halves`.
         """
         one, times = np.array([1.0, examples]), examples / self.count
         pairs, rows = (times * size for size in self._kept_bytes(kept))
@@ -227,10 +229,33 @@ class Footprint:
         used = [_scratch(block, examples, points, scaled) for block in self.blocks]
         if several:  # all may be of one unit, whose inner products are of all their positions
             used += [_scratch(block, 1, points, scaled, examples) for block in self.blocks]
-        summing = every + max(used, default=0)
+        summing = every + points * times * self._copied_bytes(points, kept, copied) + max(used, default=0)
         if several:
             summing += max(every, 3 * parameters)
         return math.ceil(max(running, (points - 1) * parameters + max(joining, summing)))
+
+    def _copied_bytes(
+        self, points: int, kept: Callable[[torch.dtype], torch.dtype], copied: Callable[[LinearPairs[Any] | None], bool]
+    ) -> int:
+        """Return the bytes of a point's copies in float32 that the backend makes at once: of all layers, or of a table.
+
+        Points may be subtracted, and are then multiplied as precisely as the backend can.
+        """
+        layers, tables = 0, [0]
+        for block in self.blocks:
+            layer = block.layer._replace(exact=points > 1) if isinstance(block, Linear) else None
+            size = sum(
+                4 * array.numel()
+                for use in uses(block)
+                if isinstance(use, (Linear, Embedding)) and copied(layer)
+                for array in (use.gradients if isinstance(use, Embedding) else (*use.inputs, *use.gradients))
+                if kept(array.dtype).itemsize == 2
+            )
+            if isinstance(block, Linear):
+                layers += size
+            else:
+                tables.append(size)
+        return max(layers, *tables)
 
     def _kept_bytes(self, kept: Callable[[torch.dtype], torch.dtype]) -> tuple[int, int]:
         """Return the bytes of the blocks' pairs and of their rows, as arrays of the dtypes that they are kept in."""

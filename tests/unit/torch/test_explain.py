@@ -80,6 +80,18 @@ def test_a_gpu_says_how_its_chip_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
     assert words("H200", 1) == "one position in float64, sum of 8 bits"
     assert words(None, 1) == "one position in float64: chip unknown"
 
+    def copies(chip: str | None, time: int, dtypes: tuple[torch.dtype, torch.dtype], **options: Any) -> bool:
+        monkeypatch.setattr(linear, "chip_of", lambda device: chip and chips.CHIPS[chip])
+        a, e = (torch.empty(2, time, 768, dtype=dtype, device="meta") for dtype in dtypes)
+        return triton.copies_halves(LinearPairs([a], [e], [1.0]), torch.device("cuda"), **options)
+
+    both = torch.bfloat16, torch.bfloat16
+    assert not copies("L4", 512, both)
+    assert copies("L4", 512, both, scaled=True)
+    assert copies("L4", 512, (torch.float32, torch.bfloat16))  # which tensor cores take as two numbers each
+    assert copies("L4", 1, both)  # its norm is float64
+    assert copies(None, 512, both)
+
 
 def test_points_that_cancel_are_taken_in_float64_and_held_for_every_point() -> None:
     one, two = (start(model(), METHODS[name](8), sampling="fixed-order").explain() for name in ("dp_sgd", "srg_memf"))

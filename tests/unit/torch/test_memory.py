@@ -2,6 +2,8 @@
 
 import gc
 import warnings
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import dpcore
 from dpcore.errors import ArgumentError, ArgumentTypeError, SpeedWarning
 from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
-from dpcore.stages.clipping.blocks import Rows
+from dpcore.stages.clipping.blocks import Linear, Rows
 from dpcore.torch import memory
 from dpcore.torch.gradients.proved import Program
 from dpcore.torch.memory import microbatch_size
@@ -175,6 +177,25 @@ def test_what_follows_from_the_graph_is_what_a_sum_takes(name: str, way: str) ->
     peak_of_sum(run, 24)  # a first call imports
     needed, taken = run._rehearsal.needed(24), peak_of_sum(run, 24)
     assert 0.93 * taken < needed < (1.7 if users else 1.25) * taken, needed / taken
+
+
+def test_copies_of_16_bits_are_counted_where_a_backend_makes_them() -> None:
+    """Triton's kernels without tensor cores read float32: all layers are copied at once, before a launch."""
+    pytest.importorskip("triton")
+    copies_halves, ways = (getattr(import_module("dpcore_triton.linear"), name) for name in ("copies_halves", "_ways"))
+    run = start(wide(8000), sgd(batch_size=8), sampling="fixed-order", precision="bf16")
+    footprint, kept = run._rehearsal.footprint, run._engine.working.kept
+    with memory.Peak() as count:
+        copies = ways([block.layer for block in footprint.blocks if isinstance(block, Linear)], None)
+    assert copies
+    assert count.peak == footprint._copied_bytes(1, kept, partial(copies_halves, device=CPU)) > 0
+    options = {"several": False, "scaled": False}
+    needed, without = (footprint.needed(24, 1, kept, 0, **options, copied=lambda _, c=c: c) for c in (True, False))
+    assert needed - without == pytest.approx(24 / footprint.count * count.peak, abs=1)
+    seen: list[Any] = []
+    footprint.needed(24, 2, kept, 0, **options, copied=lambda layer: bool(seen.append(layer)))
+    assert seen
+    assert all(layer.exact for layer in seen)
 
 
 def test_rows_take_the_place_of_what_they_are_made_of() -> None:
