@@ -99,7 +99,7 @@ def fixed_sizes(count: int) -> list[FixedSize]:
     return found
 
 
-@pytest.mark.parametrize("event", fixed_sizes(chosen(8, 100)), ids=str)
+@pytest.mark.parametrize("event", fixed_sizes(chosen(5, 100)), ids=str)
 def test_without_replacement_agrees_with_dp_accounting(event: FixedSize) -> None:
     agree(event)
 
@@ -231,7 +231,7 @@ def test_schedules_find_the_best_of_all_orders(count: int, seed: int, log_delta:
 
 def test_a_thousand_phases() -> None:
     event = schedule(1000)
-    few = ALL[80:120]
+    few = ALL[80:120:8]
     assert accounting.epsilon(event, 1e-6, "rdp") <= epsilon_from_rdp(few, event_rdp(event, few), 1e-6)
     mixed = Composed((*event.events[:20], Truncated(1000, 0.01, 12, 1.0, 3), Gaussian(2.0, 3), NonPrivate("x")))
     assert accounting.epsilon(mixed, 1e-6, "rdp") == math.inf
@@ -294,7 +294,7 @@ def random_settings(count: int) -> list[tuple[PoissonSampledGaussian, float]]:
 
 
 def test_random_settings_agree_with_dp_accounting() -> None:
-    for event, delta in random_settings(chosen(60, 2000)):
+    for event, delta in random_settings(chosen(26, 2000)):
         ours = epsilon_from_rdp(WHOLE, event_rdp(event, WHOLE), delta)
         theirs = reference_accountant(event, WHOLE.tolist()).get_epsilon(delta)
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), (event, delta)
@@ -331,7 +331,8 @@ def test_quadrature_is_exact_at_fractional_orders_and_removing_the_worse_directi
 ) -> None:
     exact = true_log_moment(q, sigma, alpha)
     assert log_moments_exact(q, sigma, np.array([alpha]))[0] == pytest.approx(exact, rel=1e-12)
-    assert true_log_moment(q, sigma, alpha, swapped=True) <= exact
+    if (q, sigma, alpha) in chosen(CASES[::3], CASES):
+        assert true_log_moment(q, sigma, alpha, swapped=True) <= exact
 
 
 @given(RATES, st.floats(-3, 4).map(lambda x: 10.0**x), st.lists(st.integers(2, 32), min_size=1, max_size=5))
