@@ -25,7 +25,7 @@ from dpcore_triton import launch, passes, recording
 from dpcore_triton.graphs import Graphs
 from dpcore_triton.passes import Passes
 from dpcore_triton.recording import Recording, repeated
-from tests.agreement.test_graphs import RNG
+from tests.agreement.runs import RNG
 from tests.depth import chosen
 from tests.refused import refused
 from tests.unit.torch.models import Called
