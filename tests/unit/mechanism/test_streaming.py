@@ -77,7 +77,8 @@ def build(strategy: Any, peers: Any = None, variant: str | None = None) -> tuple
     method = methods.memf(base="sgd", **settings) if variant is None else methods.dp_adam(variant=variant, **settings)
     plan = Plan(method, FixedOrderSampler(dataset_size=40, batch_size=10), STEPS, ("p0", "p1"))
     keys = RunKeys(noise=bytes(range(32)), sampling=bytes(32))
-    return started(plan, [("p0", (7,)), ("p1", (3,))], backend=Counting(), keys=keys, peers=peers)
+    shapes = [(f"p{i}", (size,)) for i, size in enumerate(SIZES)]
+    return started(plan, shapes, backend=Counting(), keys=keys, peers=peers)
 
 
 def take(mechanism: Mechanism, x: list[Any], until: int) -> list[bytes]:
