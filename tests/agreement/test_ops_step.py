@@ -328,7 +328,7 @@ def kinds(draw: st.DrawFn, square: str, scale: float) -> Kind:
 
 
 @pytest.mark.parametrize("square", SQUARES)
-@fewer
+@fewest
 @given(
     st.data(), seeds, st.lists(st.sampled_from([0, 1, 17, 4096, 5000]), min_size=1, max_size=3),
     st.sampled_from([0.0, 3.0, 3.0]), noise_rows, keys, rngs, grids, step_numbers, st.booleans(),

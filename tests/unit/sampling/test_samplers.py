@@ -47,6 +47,7 @@ SAMPLERS: list[Sampler] = [
     sampling.TruncatedPoissonSampler(dataset_size=103, batch_size=10, max_batch_size=11),
     sampling.ShuffledSampler(dataset_size=103, batch_size=10),
     sampling.CyclicPoissonSampler(dataset_size=103, batch_size=10, groups=5),
+    sampling.RandomAllocationSampler(dataset_size=103, batch_size=10),
 ]  # fmt: skip
 KINDS = [type(sampler).__name__ for sampler in SAMPLERS]
 
@@ -81,12 +82,13 @@ class TestContract:
 
     def test_knows_whether_its_accounting_rests_on_one_order(self, sampler: Sampler) -> None:
         # Forked runs must keep an order that the event counts on, and must not keep coins that it calls fresh.
-        assert sampler.keeps_order is not sampler.describe()["secret"]
+        allocated = isinstance(sampler, sampling.RandomAllocationSampler)  # in secret, once for each epoch
+        assert sampler.keeps_order is (allocated or not sampler.describe()["secret"])
 
     def test_no_batch_is_larger_than_the_hard_maximum(self, sampler: Sampler) -> None:
         sizes = [sampler.indices(KEY, step).size for step in range(30)]
         if sampler.max_batch_size is None:
-            assert isinstance(sampler, PoissonSampler)
+            assert isinstance(sampler, (PoissonSampler, sampling.RandomAllocationSampler))
         elif isinstance(sampler, sampling.CyclicPoissonSampler):  # a whole group of 21 is rare at a rate of a half
             assert max(sizes) <= sampler.max_batch_size
         else:
