@@ -16,7 +16,8 @@ from dpcore.stages.updates.galore import GaLore
 from tests.depth import chosen
 from tests.unit.torch_runs import KEY
 
-# In the interpreter ChaCha20 takes more than twice as long; test_ops_stream.py and test_ops_step.py hold its words.
+# In the interpreter ChaCha20 takes more than twice as long; test_ops_stream.py holds its words, and a run
+# of all backends in test_torch_backends.py draws them.
 RNG = chosen("philox", "chacha20") if os.environ.get("TRITON_INTERPRET") == "1" else "chacha20"
 
 Problem = Callable[[], tuple[nn.Module, torch.Tensor]]

@@ -470,7 +470,8 @@ def test_a_moved_array_is_found_again(backend: Any, place: str) -> None:
     """Tables of addresses are kept from step to step; each array of a slot has its part in a table's key."""
     rng = np.random.default_rng(7)
     (slot,) = slots_of(rng, [10], 1, "adagrad", False, False, noise_order=1, scaled=True, squared=True)
-    arguments = (NoiseRow(bytes(32), 0, 0, 1.0), 1.0, (FilterCoefficients((1.0, 0.5), ()),), "adagrad")
+    noise = NoiseRow(bytes(32), 0, 0, 1.0, "philox")
+    arguments = (noise, 1.0, (FilterCoefficients((1.0, 0.5), ()),), "adagrad")
     options = {"unit": 2.0**-36, "correlation": FilterCoefficients((1.0, 0.5), ()), "square": "given"}
     slot = on_grid(slot, 2.0**-36)
     sent = mapped(slot, backend.from_numpy)

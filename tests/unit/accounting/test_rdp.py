@@ -78,9 +78,9 @@ def reference_accountant(event: Event, orders: Sequence[float] = ORDERS) -> refe
     return reference.RdpAccountant(orders, relation).compose(in_their_terms(event))
 
 
-def agree(event: Event, delta: float = 1e-5) -> None:
+def agree(event: Event, delta: float = 1e-5, atol: float = 0.0) -> None:
     theirs, ours = reference_accountant(event, WHOLE.tolist()), event_rdp(event, WHOLE)
-    np.testing.assert_allclose(ours, theirs._rdp, rtol=1e-9)
+    np.testing.assert_allclose(ours, theirs._rdp, rtol=1e-9, atol=atol)
     assert epsilon_from_rdp(WHOLE, ours, delta) == pytest.approx(theirs.get_epsilon(delta), rel=1e-9)
     # The library's own orders, and sums instead of bounds on them, only ever help.
     theirs = reference_accountant(event)
@@ -296,7 +296,7 @@ def random_settings(count: int) -> list[tuple[PoissonSampledGaussian, float]]:
 
 def test_random_settings_agree_with_dp_accounting() -> None:
     for event, delta in random_settings(chosen(26, 2000)):
-        agree(event, delta)
+        agree(event, delta, atol=1e-13)  # where nearly nothing is lost, dp-accounting has fewer digits
 
 
 def true_log_moment(q: float, sigma: float, alpha: float, *, swapped: bool = False) -> float:
