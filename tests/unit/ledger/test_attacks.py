@@ -208,7 +208,7 @@ def test_an_interruption_amid_an_entry_is_no_damage(tmp_path: Path, monkeypatch:
     ("files", "every", "reached"),
     [
         (("mechanism/ledger_account.py",), 1, {"before_draw", "before_release", "_at_work"}),
-        (("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"), 7, {"release", "_reserve", "_at_work"}),
+        (("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"), 4, {"release", "_reserve", "_at_work"}),
     ],
 )
 def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(
