@@ -1,8 +1,17 @@
-"""Memory in which an element that a kernel never wrote shows."""
+"""Backends of tensors, and memory in which an element that a kernel never wrote shows."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+from dpcore.spec.backends import load_backend
+
+
+@pytest.fixture(scope="module", params=["triton", "torch"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Both backends of tensors, one after the other."""
+    return load_backend(request.param)
 
 
 @pytest.fixture(scope="module")

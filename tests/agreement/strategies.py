@@ -16,6 +16,7 @@ from dpcore.spec.ops import KEPT, SECOND_MOMENT, FilterCoefficients, RingCoeffic
 # Triton's interpreter takes up to a second for an example. The nightly profile still runs hundreds.
 few = settings(max_examples=max(8, settings().max_examples // 2))
 fewer = settings(max_examples=max(5, settings().max_examples // 5))  # where an example is many calls of kernels
+fewest = settings(max_examples=max(3, settings().max_examples // 6))  # and several cases take examples of their own
 
 SMALLEST_NORMAL = 2.0**-126
 LARGEST = float(np.finfo(np.float32).max)

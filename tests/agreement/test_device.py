@@ -1,6 +1,5 @@
 """What a device adds to the operations: streams, a second device, sizes beyond 2^31, and the same bits again."""
 
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.grid import step_of
 from dpcore.spec.ops import FilterCoefficients, NoiseRow, RingCoefficients, Slot, UpdateSettings
+from tests.unit.stages.test_clip import norm_of_few
 
 pytest.importorskip("triton")
 
@@ -27,8 +27,7 @@ KEY = bytes(range(32))
 NOISE, SQUARE = NoiseRow(KEY, 3, 0, 0.7), NoiseRow(KEY, 3, 2, 0.5)
 UNIT = step_of(NOISE.scale, NOISE.bits)
 FILTER = FilterCoefficients((0.5, 0.25), (-0.25,))
-# On a device enough programs to run side by side: a race would show.
-SIZE = 1500 if INTERPRETED else 1_000_001
+SIZE = 1_000_001  # enough programs to run side by side: a race would show
 GIB = 2**30
 
 
@@ -83,13 +82,6 @@ def assert_same_bits(got: Tensors, expected: Tensors) -> None:
         assert ours.tobytes() == theirs.tobytes(), name
 
 
-def test_the_same_bits_twice() -> None:
-    given = inputs()
-    first = compute(on(None, given))
-    assert not np.array_equal(first["parameter"].cpu().numpy(), given["parameter"])
-    assert_same_bits(compute(on(None, given)), first)
-
-
 def test_ten_million_entries_never_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tests/unit/stages/test_clip.py` has the reference."""
     backend: Any = load_backend("triton")
@@ -100,19 +92,26 @@ def test_ten_million_entries_never_pass(monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setattr(sys.modules[name], "COLUMNS", 1 << 17)
     row = np.full((1, 10_000_000), 0.1, np.float32)
     row[0, ::7] = 1e-3
-    exact = math.sqrt(math.fsum(np.square(row[0].astype(np.float64)).tolist()))
     rows = backend.from_numpy(row)
     norms = backend.row_norms([rows])
-    assert float(backend.to_numpy(norms)[0]) == pytest.approx(exact, rel=1e-9)
+    assert float(backend.to_numpy(norms)[0]) == pytest.approx(norm_of_few(row), rel=1e-9)
     size, unit = row.shape[1], 2.0**-36
     weights = backend.clip_factors([norms], "standard", [1.0], [size], [rounding_of_rows(size)], unit)
     total = backend.from_numpy(np.zeros(size))
     backend.weighted_sum([rows], weights, [total])
-    clipped = math.sqrt(math.fsum(np.square(unit * backend.to_numpy(total)).tolist()))
-    assert 1 - 1e-5 < clipped <= 1
+    assert 1 - 1e-5 < unit * norm_of_few(backend.to_numpy(total)) <= 1
 
 
 # ---------------------------------------------------------------------------------------------- with a device only
+
+
+@pytest.mark.cuda
+def test_the_same_bits_twice() -> None:
+    """The interpreter runs programs one after the other."""
+    given = inputs()
+    first = compute(on(None, given))
+    assert not np.array_equal(first["parameter"].cpu().numpy(), given["parameter"])
+    assert_same_bits(compute(on(None, given)), first)
 
 
 @pytest.mark.cuda

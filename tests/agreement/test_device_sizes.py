@@ -38,9 +38,7 @@ def test_words_and_normals(first: int, size: int) -> None:
     np.testing.assert_array_equal(normals, reference.normal(KEY, 3, 1, first, size))
 
 
-@pytest.mark.parametrize(
-    "correlation", [None, RingCoefficients((0.5, -0.25), 1, 2.0), FilterCoefficients((1.0, 0.5), (0.1,))]
-)
+@pytest.mark.parametrize("correlation", CORRELATIONS)
 def test_steps(correlation: RingCoefficients | FilterCoefficients | None) -> None:
     """All tensors in one launch, each between guards that must stay as they are."""
     backend, rng = load_backend("triton"), np.random.default_rng(0)
@@ -53,14 +51,8 @@ def test_steps(correlation: RingCoefficients | FilterCoefficients | None) -> Non
             guarded = [own.from_numpy(np.pad(vector, 3, constant_values=7.0)) for vector in (*vectors, *wide)]
             parameter, displacement, m, v, *rest = [vector[3:-3] for vector in guarded]
             slots.append((guarded, Slot(parameter, rest[-1], first, (), (m, v * v), displacement, tuple(rest[:-1]))))
-    arguments = (
-        NoiseRow(KEY, 5, 0, 1.5),
-        8.0,
-        (),
-        "adam",
-        [UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-3)] * len(PLACES),
-        2,
-    )
+    settings = [UpdateSettings(0.1, 0.01, 0.9, 0.99, 1e-3)] * len(PLACES)
+    arguments = (NoiseRow(KEY, 5, 0, 1.5, "philox"), 8.0, (), "adam", settings, 2)
     unit = 1.5 * 2.0**-36 / (1.0 if correlation is None else correlation.normalizer)
     for slots, own in ((ours, backend), (theirs, reference)):
         own.step([slot for _, slot in slots], *arguments, unit=unit, correlation=correlation)

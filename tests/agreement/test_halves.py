@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import fewer, seeds
+from strategies import fewer, fewest, seeds
 
 from dpcore.spec.backends import load_backend
 from dpcore.spec.pair_ops import LinearPairs
@@ -83,7 +83,7 @@ SIDES = [(0, 0), (0, 1), (1, 0)]  # which are of 16 bits: those numbered 0
 
 
 @each
-@fewer
+@fewest
 @given(
     seeds, st.sampled_from(FORMS), st.sampled_from(SIDES), st.booleans(), st.booleans(), st.booleans(),
     st.sampled_from([(1.0,), (2.5, -1.0)]),
@@ -109,7 +109,7 @@ def test_layers_of_16_bits(
 
 
 @each
-@fewer
+@fewest
 @given(seeds, st.booleans(), st.booleans(), st.sampled_from([(1.0,), (2.5, -1.0)]))
 def test_tables_of_16_bits(
     name: str, kind: Any, seed: int, scaled: bool, special: bool, points: tuple[float, ...]

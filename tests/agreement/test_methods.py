@@ -1,6 +1,6 @@
 """Whole runs of every method: NumPy and Triton draw the same batches and words, and end at the same place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from dpcore.stages.updates import Adam, Momentum
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
+from tests.agreement.runs import RNG
 from tests.depth import chosen
 
 pytest.importorskip("triton")
@@ -144,8 +145,13 @@ METHODS = {
     ),
 }  # fmt: skip
 
-# Each of the port's forms of a step once, at every change.
-FORMS = ["dp_sgd", "doppler", "disk", "pmlf", "memf", "accelerated_srgd", "dp_adam", "joint moments"]
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_words() -> Iterator[None]:
+    """Let runs draw Philox in the interpreter, where ChaCha20 takes more than twice as long; words have their tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(Mechanism.__init__.__kwdefaults__, "rng", RNG)
+        yield
 
 
 def run(backend: str, method: dpcore.Method, dimension: int, seed: int) -> tuple[np.ndarray, list[bytes]]:

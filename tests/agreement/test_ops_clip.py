@@ -1,8 +1,8 @@
 """Norms, clip factors and weighted sums: Triton's kernels against the NumPy reference."""
 
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,24 +12,12 @@ from strategies import assert_agree, few, floats, seeds, small_sizes
 
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.spec.backends import load_backend
 from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.ops import CLIP_RULES
 from tests.refused import refused
 
 pytest.importorskip("triton")
-BACKEND = "triton"
 RAISED = {"triton": 0.0, "torch": 2.0**-17}
-
-
-@pytest.fixture(scope="module", params=["triton", "torch"], autouse=True)
-def other(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All tests run on both backends of tensors."""
-    global BACKEND
-    BACKEND = request.param
-    yield
-    BACKEND = "triton"
-
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -37,20 +25,20 @@ examples = st.sampled_from([0, 1, 2, 31, 33, 64])
 widths = st.lists(small_sizes, min_size=1, max_size=3)
 
 
-def assert_norms_agree(got: np.ndarray, expected: np.ndarray, size: int) -> None:
+def assert_norms_agree(backend: Any, got: np.ndarray, expected: np.ndarray, size: int) -> None:
     assert got.dtype == np.float64
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
     finite = np.isfinite(expected)
     # Each lies within (d + 8) 2^-53 of the true norm, or is raised.
     error = 2 * (size + 8) * 2.0**-53
     assert (got[finite] >= expected[finite] * (1 - error)).all()
-    assert (got[finite] <= expected[finite] * (1 + error + RAISED[BACKEND])).all()
+    assert (got[finite] <= expected[finite] * (1 + error + RAISED[backend.name])).all()
 
 
 @few
 @given(seeds, examples, widths, st.booleans(), st.booleans())
-def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, special: bool) -> None:
-    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
+def test_norms_agree(backend: Any, seed: int, count: int, sizes: list[int], scaled: bool, special: bool) -> None:
+    rng = np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
     scale = [floats(rng, size) if rng.random() < 0.7 else None for size in sizes] if scaled else None
     on_device = [backend.from_numpy(block) for block in rows]
@@ -65,15 +53,15 @@ def test_norms_agree(seed: int, count: int, sizes: list[int], scaled: bool, spec
             alone = reference.row_norms([rows[i] for i in own], None if scale is None else [scale[i] for i in own])
             np.testing.assert_array_equal(found, alone)
     for ours, theirs in zip(map(backend.to_numpy, got), expected, strict=True):
-        assert_norms_agree(ours, theirs, sum(sizes))
+        assert_norms_agree(backend, ours, theirs, sum(sizes))
     for block, sent in zip(rows, on_device, strict=True):
         np.testing.assert_array_equal(backend.to_numpy(sent), block)
 
 
 @pytest.mark.parametrize("others", [[], [3]])
-def test_norms_of_large_blocks_are_upper_bounds(others: list[int]) -> None:
+def test_norms_of_large_blocks_are_upper_bounds(backend: Any, others: list[int]) -> None:
     """The reference is exact to 1e-12; rows of every size, where float32 squares are lost or beyond it."""
-    backend, rng = load_backend(BACKEND), np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     sizes = 10.0 ** np.concatenate([rng.uniform(-3, 3, 40), [-44, -30, -20, -13, -12, -11, 15, 19, 25, 34]])
     rows = [(sizes[:, None] * rng.standard_normal((50, n))).astype(np.float32) for n in (8191, *others)]
     rows[0][:3] = 0
@@ -85,23 +73,22 @@ def test_norms_of_large_blocks_are_upper_bounds(others: list[int]) -> None:
     finite = np.isfinite(expected)
     assert finite.sum() == 48
     assert (got[finite] >= expected[finite] * (1 - 1e-12)).all()
-    assert (got[finite] <= expected[finite] * (1 + 1e-12 + RAISED[BACKEND])).all()
+    assert (got[finite] <= expected[finite] * (1 + 1e-12 + RAISED[backend.name])).all()
 
 
-def test_norms_of_extreme_numbers_are_exact() -> None:
-    backend = load_backend(BACKEND)
+def test_norms_of_extreme_numbers_are_exact(backend: Any) -> None:
     rows = np.array([[3e38, 3e38], [1e-45, 0], [-0.0, 0], [3, 4]], dtype=np.float32)
     got = backend.to_numpy(backend.row_norms([backend.from_numpy(rows)]))
     for row, norm in zip(rows, got.tolist(), strict=True):
         exact = sum(Fraction(float(value)) ** 2 for value in row)
         assert Fraction(norm) ** 2 - exact >= -exact * Fraction(20, 2**53)
-        assert Fraction(norm) ** 2 - exact <= exact * (Fraction(20, 2**53) + 2 * Fraction(RAISED[BACKEND]))
+        assert Fraction(norm) ** 2 - exact <= exact * (Fraction(20, 2**53) + 2 * Fraction(RAISED[backend.name]))
 
 
 @few
 @given(seeds, st.sampled_from([0, 1, 33, 1025]), st.integers(1, 3), st.sampled_from(CLIP_RULES))
-def test_factors_agree(seed: int, count: int, groups: int, rule: str) -> None:
-    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
+def test_factors_agree(backend: Any, seed: int, count: int, groups: int, rule: str) -> None:
+    rng = np.random.default_rng(seed)
     norms = [10.0 ** rng.uniform(-3, 3, count) for _ in range(groups)]
     for group in norms:
         chosen = rng.random(count) < 0.1
@@ -117,9 +104,9 @@ def test_factors_agree(seed: int, count: int, groups: int, rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", CLIP_RULES)
-def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> None:
+def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(backend: Any, rule: str) -> None:
     """Rounded to the grid, in rational arithmetic; for vectors just about as long as the bound and for extreme ones."""
-    backend, rng = load_backend(BACKEND), np.random.default_rng(4)
+    rng = np.random.default_rng(4)
     rows = np.concatenate([rng.standard_normal((40, 3)) / 3**0.5, [[3e38] * 3, [1e-45] * 3, [1e-20, 3e38, 0]]])
     rows = rows.astype(np.float32)
     norms = [backend.row_norms([backend.from_numpy(rows)])]
@@ -137,8 +124,10 @@ def test_the_vector_that_enters_the_sum_never_exceeds_the_bound(rule: str) -> No
 
 @few
 @given(seeds, examples, widths, st.booleans(), st.booleans())
-def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], scaled: bool, special: bool) -> None:
-    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
+def test_weighted_sums_agree(
+    backend: Any, seed: int, count: int, sizes: list[int], scaled: bool, special: bool
+) -> None:
+    rng = np.random.default_rng(seed)
     rows = [floats(rng, count, size, special=special) for size in sizes]
     weights = [floats(rng, count) * rng.choice([1e3, 1e9, 0.1]) * (1 + 2.0**-40) for _ in sizes]
     if rng.random() < 0.3:  # products half-way between two integers
@@ -172,9 +161,9 @@ def test_weighted_sums_agree(seed: int, count: int, sizes: list[int], scaled: bo
         np.testing.assert_array_equal(backend.to_numpy(read), given_)
 
 
-def test_a_product_is_rounded_before_it_becomes_an_integer() -> None:
+def test_a_product_is_rounded_before_it_becomes_an_integer(backend: Any) -> None:
     """Products that float64 rounds to a half: one operation for product and addition would see on which side it is."""
-    backend, rng = load_backend(BACKEND), np.random.default_rng(7)
+    rng = np.random.default_rng(7)
     rows, halves = rng.uniform(1, 2, 200).astype(np.float32), rng.integers(0, 2**30, 200) + 0.5
     weights = halves / rows
     weights[weights * rows != halves] = 0
@@ -185,8 +174,7 @@ def test_a_product_is_rounded_before_it_becomes_an_integer() -> None:
     np.testing.assert_array_equal(backend.to_numpy(out), np.rint(weights * rows))
 
 
-def test_rows_of_weight_zero_add_nothing_where_the_scale_is_infinite() -> None:
-    backend = load_backend(BACKEND)
+def test_rows_of_weight_zero_add_nothing_where_the_scale_is_infinite(backend: Any) -> None:
     ones = np.ones((5, 4), dtype=np.float32)
     scale = np.array([1, np.inf, 1, -np.inf], dtype=np.float32)
     for operations in (backend, reference):
@@ -198,8 +186,8 @@ def test_rows_of_weight_zero_add_nothing_where_the_scale_is_infinite() -> None:
 
 @few
 @given(seeds, examples, widths, st.booleans())
-def test_combinations_are_the_same_bits(seed: int, count: int, sizes: list[int], special: bool) -> None:
-    backend, rng = load_backend(BACKEND), np.random.default_rng(seed)
+def test_combinations_are_the_same_bits(backend: Any, seed: int, count: int, sizes: list[int], special: bool) -> None:
+    rng = np.random.default_rng(seed)
     first, second = ([floats(rng, count, size, special=special) for size in sizes] for _ in range(2))
     weights = (float(rng.normal()), float(rng.choice([1.0, -1.0, 0.3])))
     sent = [[backend.from_numpy(array) for array in arrays] for arrays in (first, second)]
@@ -210,24 +198,21 @@ def test_combinations_are_the_same_bits(seed: int, count: int, sizes: list[int],
             np.testing.assert_array_equal(operations.to_numpy(got), wanted)
 
 
-def test_what_cannot_be_combined_is_refused() -> None:
-    backend = load_backend(BACKEND)
+def test_what_cannot_be_combined_is_refused(backend: Any) -> None:
     one, other = (backend.from_numpy(np.ones(shape, dtype=np.float32)) for shape in ((2, 3), (2, 4)))
     refused(ArgumentError, r"second\[0\].shape", backend.combine, [one], [other], (1.0, 1.0))
     refused(ArgumentError, r"len\(second\)=0", backend.combine, [one], [], (1.0, 1.0))
     refused(ArgumentError, "must be finite", backend.combine, [one], [one], (1.0, float("nan")))
 
 
-def test_a_group_without_a_block_is_refused() -> None:
-    backend = load_backend(BACKEND)
+def test_a_group_without_a_block_is_refused(backend: Any) -> None:
     rows = [backend.from_numpy(np.ones((2, 3), dtype=np.float32))] * 2
     for groups, text in (([0, 2], "group 1 must have a block"), ([0], r"len\(groups\)=1"), ([0, -1], "group=-1")):
         with pytest.raises(ArgumentError, match=text):
             backend.group_norms(rows, groups)
 
 
-def test_rows_of_weight_zero_add_nothing() -> None:
-    backend = load_backend(BACKEND)
+def test_rows_of_weight_zero_add_nothing(backend: Any) -> None:
     rows = np.array([[np.nan, np.inf, -np.inf], [1, 2, 3], [np.nan, 0, 0]], dtype=np.float32)
     out = backend.from_numpy(np.array([1, 1, -0.0]))
     weights = backend.from_numpy(np.array([0, 2, -0.0]))
@@ -235,15 +220,15 @@ def test_rows_of_weight_zero_add_nothing() -> None:
     np.testing.assert_array_equal(backend.to_numpy(out), [3, 5, 6])
 
 
-def test_rows_may_be_views() -> None:
+def test_rows_may_be_views(backend: Any) -> None:
     """Blocks cut out of one matrix of per-example gradients, and a transposed one."""
-    backend, rng = load_backend(BACKEND), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     values = floats(rng, 7, 50)
     matrix = backend.from_numpy(values)
     cuts = [matrix[:, 3:20], matrix[:, 20:21], backend.from_numpy(np.ascontiguousarray(values.T)).T]
     expected = [values[:, 3:20], values[:, 20:21], values]
     norms = backend.to_numpy(backend.row_norms(cuts))
-    np.testing.assert_allclose(norms, reference.row_norms(expected), rtol=1e-14 + RAISED[BACKEND])
+    np.testing.assert_allclose(norms, reference.row_norms(expected), rtol=1e-14 + RAISED[backend.name])
     sums = [backend.zeros_like(cut[0], "float64") for cut in cuts]
     fine = backend.from_numpy(np.full(7, 2.0**20))
     backend.weighted_sum(cuts, [fine] * 3, sums)
@@ -252,10 +237,9 @@ def test_rows_may_be_views() -> None:
         np.testing.assert_array_equal(backend.to_numpy(total), integers.sum(axis=0))
 
 
-def test_float64_is_refused_with_the_remedy() -> None:
-    if BACKEND == "torch":
+def test_float64_is_refused_with_the_remedy(backend: Any) -> None:
+    if backend.name == "torch":
         pytest.skip("takes float64, as the reference does")
-    backend = load_backend(BACKEND)
     rows, norms = [backend.from_numpy(np.ones((2, 3)))], [backend.from_numpy(np.ones(2))]
     with pytest.raises(ArgumentTypeError, match=r"rows\[0\].dtype=float64: must be float32.*set_backend\('numpy'\)"):
         backend.row_norms(rows)

@@ -75,15 +75,9 @@ def true(a: list[torch.Tensor], e: list[torch.Tensor], points: list[float]) -> t
 
 
 @given(
-    st.integers(0, 2**32 - 1),
-    times,
-    widths,
-    widths,
-    kinds,
-    ways,
-    st.sampled_from([2.0, -3.7, 1e-30]),
+    st.integers(0, 2**32 - 1), times, widths, widths, kinds, ways, st.sampled_from([2.0, -3.7, 1e-30]),
     st.sampled_from(["L4", "H100"]),
-)
+)  # fmt: skip
 @example(1, [17, 33], 8, 9, "float32", "core tiles", -3.7, "L4")
 @example(2, [33, 65], 9, 8, "bfloat16", "core gram", -3.7, "H100")
 # One chain over two parts.

@@ -68,14 +68,13 @@ def found(backend: Any, given_: list[Given]) -> list[tuple[bytes, bytes]]:
     return [tuple(backend.to_numpy(x).tobytes() for x in both) for both in zip(norms, out, strict=True)]
 
 
-def assert_as_alone(backend: Any, given_: list[Given], order: Sequence[int], cut: int) -> None:
-    """Hold each layer's bits, in this order and in two calls, to those that it has alone."""
-    together: dict[int, tuple[bytes, bytes]] = {}
-    for some in (order[:cut], order[cut:]):
-        if some:
-            together |= zip(some, found(backend, [given_[i] for i in some]), strict=True)
-    for i, own in enumerate(given_):
-        assert together[i] == found(backend, [own])[0], (i, own)
+def assert_as_alone(backend: Any, given_: list[Given], *orders: tuple[Sequence[int], int]) -> None:
+    """Hold each layer's bits, in an order and in two calls cut there, to those that it has alone."""
+    alone = [found(backend, [own])[0] for own in given_]
+    for order, cut in orders:
+        for some in (order[:cut], order[cut:]):
+            for i, together in zip(some, found(backend, [given_[i] for i in some]) if some else (), strict=True):
+                assert together == alone[i], (i, given_[i])
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -88,15 +87,15 @@ def test_a_layer_among_others_has_the_bits_that_it_has_alone(
     backend, rng = load_backend(name), np.random.default_rng(seed)
     given_ = [layer_of(backend, rng, form) for form in forms]
     order = data.draw(st.permutations(range(len(forms))))
-    assert_as_alone(backend, given_, order, data.draw(st.integers(0, len(forms))))
+    assert_as_alone(backend, given_, (order, data.draw(st.integers(0, len(forms)))))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_layers_of_all_forms_have_the_bits_that_they_have_alone(name: str) -> None:
     backend, rng = load_backend(name), np.random.default_rng(4)
     given_ = [layer_of(backend, rng, form) for form in FORMS]
-    for order in (range(len(FORMS)), range(len(FORMS))[::-1]):
-        assert_as_alone(backend, given_, order, len(FORMS))
+    order = range(len(FORMS))
+    assert_as_alone(backend, given_, (order, len(FORMS)), (order[::-1], len(FORMS)))
 
 
 def launches_of(forms: list[str], groups: int) -> list[str]:

@@ -169,13 +169,12 @@ def test_what_is_not_finite_in_one_example_changes_that_one_only(kind: str) -> N
     weights = np.full(70, C / 40)
     weights[5] = 0
     without = summed(a, e, 1.0, weights, C)
-    for value in (np.nan, np.inf, -np.inf):
-        for side in (a, e):
-            a[5], e[5] = 1.0, 1.0
-            side[5, 8] = value
-            np.testing.assert_array_equal(summed(a, e, 1.0, weights, C), without)  # not read
-            # Of a norm that is not finite no clip makes another weight than 0; such an example adds nothing anyway.
-            np.testing.assert_array_equal(summed(a, e, 1.0, np.where(np.arange(70) == 5, 3.0, weights), C), without)
+    for value, side in ((np.nan, a), (np.inf, e), (-np.inf, a)):
+        a[5], e[5] = 1.0, 1.0
+        side[5, 8] = value
+        np.testing.assert_array_equal(summed(a, e, 1.0, weights, C), without)  # not read
+        # Of a norm that is not finite no clip makes another weight than 0; such an example adds nothing anyway.
+        np.testing.assert_array_equal(summed(a, e, 1.0, np.where(np.arange(70) == 5, 3.0, weights), C), without)
 
 
 def test_many_examples_have_one_sum_in_any_order_and_batches() -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,24 +15,11 @@ from strategies import assert_agree, few, grids, keys, noise_rows, noise_streams
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentError
 from dpcore.spec import rounded_normal as law
-from dpcore.spec.backends import load_backend
 from tests.refused import refused
 from tests.spec.scalar_normal import drawn as scalar
 from tests.spec.scalar_normal import words_of
 
 pytest.importorskip("triton")
-BACKEND = "triton"
-
-
-@pytest.fixture(scope="module", params=["triton", "torch"], autouse=True)
-def other(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All tests run on both backends of tensors."""
-    global BACKEND
-    BACKEND = request.param
-    yield
-    BACKEND = "triton"
-
-
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 KEY = bytes(range(32))
@@ -41,14 +29,14 @@ KEY = bytes(range(32))
 @given(keys, noise_rows, noise_streams, starts, sizes, st.sampled_from([0, 1, 2, 17, 37]), rngs)
 @example(KEY, 2**32 - 1, 2, 2**34 - 9000, 9000, 1, "chacha20")
 @example(KEY, 2**31, 1, 2**34 - 9000, 9000, 1, "philox")
-def test_words_are_the_same_bits(key: bytes, row: int, stream: int, start: int, size: int, part: int, rng: str):
-    backend = load_backend(BACKEND)
+def test_words_are_the_same_bits(
+    backend: Any, key: bytes, row: int, stream: int, start: int, size: int, part: int, rng: str
+):
     got = backend.to_numpy(backend.words(key, row, stream, start, size, part=part, rng=rng))
     assert_agree("words", got.view(np.uint32), reference.words(key, row, stream, start, size, part=part, rng=rng))
 
 
-def test_words_reach_the_end_of_the_stream() -> None:
-    backend = load_backend(BACKEND)
+def test_words_reach_the_end_of_the_stream(backend: Any) -> None:
     got = backend.to_numpy(backend.words(KEY, 0, 0, 2**36 - 5, 5)).view(np.uint32)
     np.testing.assert_array_equal(got, reference.words(KEY, 0, 0, 2**36 - 5, 5))
     refused(ArgumentError, "start", backend.words, KEY, 0, 0, 2**36 - 5, 6)
@@ -57,16 +45,18 @@ def test_words_reach_the_end_of_the_stream() -> None:
 
 @few
 @given(keys, noise_rows, noise_streams, starts, sizes, grids, rngs)
-def test_normals_agree(key: bytes, row: int, stream: int, start: int, size: int, bits: int, rng: str) -> None:
-    backend = load_backend(BACKEND)
+def test_normals_agree(
+    backend: Any, key: bytes, row: int, stream: int, start: int, size: int, bits: int, rng: str
+) -> None:
     got = backend.to_numpy(backend.normal(key, row, stream, start, size, bits=bits, rng=rng))
     assert_agree("normal", got, reference.normal(key, row, stream, start, size, bits=bits, rng=rng))
 
 
 @few
 @given(keys, noise_rows, starts, st.integers(0, 9000), st.integers(0, 9000), grids)
-def test_any_cut_gives_the_same_bits(key: bytes, row: int, start: int, left: int, right: int, bits: int) -> None:
-    backend = load_backend(BACKEND)
+def test_any_cut_gives_the_same_bits(
+    backend: Any, key: bytes, row: int, start: int, left: int, right: int, bits: int
+) -> None:
     whole, first, second = (
         backend.to_numpy(backend.normal(key, row, 0, begin, size, bits=bits, rng="philox"))
         for begin, size in ((start, left + right), (start, left), (start + left, right))
@@ -78,9 +68,8 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "stream.json").read_
 
 
 @pytest.mark.parametrize("rng", ["chacha20", "philox"])
-def test_golden_integers_of_the_rest(rng: str) -> None:
+def test_golden_integers_of_the_rest(backend: Any, rng: str) -> None:
     """One element in 22,000 is drawn by rejection; some of these take more than one attempt."""
-    backend = load_backend(BACKEND)
     cases = [case for case in GOLDEN if case["rng"] == rng and case["attempts"]]
     assert len(cases) > 10
     (place,) = {(bytes.fromhex(case["key"]), case["row"], case["stream"]) for case in cases}
@@ -112,8 +101,8 @@ def many_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_of_the_rest")
-def test_several_elements_of_a_block_are_drawn_by_rejection() -> None:
-    backend, drawn = load_backend(BACKEND), reference.words(KEY, 4, 0, 0, 4096, rng="philox")
+def test_several_elements_of_a_block_are_drawn_by_rejection(backend: Any) -> None:
+    drawn = reference.words(KEY, 4, 0, 0, 4096, rng="philox")
     of_rest = (drawn.reshape(16, 256) % 4 == 0).sum(axis=0)
     assert of_rest.max() > 6
     got = backend.to_numpy(backend.normal(KEY, 4, 0, 0, 4500, rng="philox"))

@@ -25,7 +25,7 @@ from dpcore_triton import launch, passes, recording
 from dpcore_triton.graphs import Graphs
 from dpcore_triton.passes import Passes
 from dpcore_triton.recording import Recording, repeated
-from tests.agreement.test_graphs import RNG
+from tests.agreement.runs import RNG
 from tests.depth import chosen
 from tests.refused import refused
 from tests.unit.torch.models import Called
@@ -289,7 +289,7 @@ RUNS: dict[str, tuple[Any, Any, int, torch.dtype]] = {  # sampler, method, micro
 
 @pytest.mark.parametrize("name", chosen(["weights that change", "users"], list(RUNS)))
 def test_a_training_run_is_that_without_graphs(name: str) -> None:
-    (plain, _), (found, repeating) = (trained(graphs, *RUNS[name], steps=4) for graphs in (False, "model"))
+    (plain, _), (found, repeating) = (trained(graphs, *RUNS[name], steps=3) for graphs in (False, "model"))
     same([value.float() for value in plain], [value.float() for value in found])
     assert repeating.refused is None
     assert sum(one.replays for one in repeating.passes.kept.values()) > repeating._captured

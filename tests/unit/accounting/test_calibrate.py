@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore import accounting
@@ -29,7 +29,6 @@ def poisson_at(sigma: float) -> PoissonSampledGaussian:
     return PoissonSampledGaussian(0.01, sigma, 100)
 
 
-@settings(max_examples=30)
 @given(st.floats(-1.2, 2.5), st.floats(-9, -2), st.floats(-4, 0), st.sampled_from(sorted(EVENT_MAKERS)))
 def test_noise_meets_its_target(log_epsilon: float, log_delta: float, log_rate: float, kind: str) -> None:
     target, delta, make = 10.0**log_epsilon, 10.0**log_delta, EVENT_MAKERS[kind](10.0**log_rate)
@@ -41,7 +40,6 @@ def test_noise_meets_its_target(log_epsilon: float, log_delta: float, log_rate: 
         assert accounting.epsilon(make(sigma * (1 - 1e-9)), delta, name) > target or reached >= target * (1 - EXACT)
 
 
-@settings(max_examples=20)
 @given(st.floats(-1, 1.5), st.floats(-9, -3), st.floats(-3, -0.5), st.floats(-0.3, 0.7))
 def test_steps_meet_their_target(log_epsilon: float, log_delta: float, log_rate: float, log_sigma: float) -> None:
     target, delta, q, sigma = 10.0**log_epsilon, 10.0**log_delta, 10.0**log_rate, 10.0**log_sigma
@@ -53,7 +51,6 @@ def test_steps_meet_their_target(log_epsilon: float, log_delta: float, log_rate:
     assert accounting.epsilon(make(steps), delta, "rdp") <= target < accounting.epsilon(make(steps + 1), delta, "rdp")
 
 
-@settings(max_examples=20)
 @given(st.floats(0, 1.5), st.floats(-9, -3), st.floats(0, 4), st.floats(0, 1))
 def test_rate_meets_its_target(log_epsilon: float, log_delta: float, log_steps: float, log_sigma: float) -> None:
     target, delta, steps, sigma = 10.0**log_epsilon, 10.0**log_delta, int(10.0**log_steps), 10.0**log_sigma

@@ -1,4 +1,4 @@
-"""Histories of Opacus's accountants: what they are read as, against what Opacus and dp-accounting say of them."""
+"""Histories of Opacus's accountants: what they are read as, against what Opacus says of them."""
 
 import json
 from pathlib import Path
@@ -22,9 +22,11 @@ ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
 
 def test_the_numbers_stand_in_their_places():
     assert from_opacus(OPACUS["prv"]) == PoissonSampledGaussian(sample_rate=0.05, noise_multiplier=1.1, steps=60)
+    assert from_opacus(OPACUS["gdp"]) == PoissonSampledGaussian(sample_rate=0.125, noise_multiplier=0.8, steps=16)
     event = from_opacus(OPACUS["rdp"])
-    assert isinstance(event, Composed)
-    assert [part.to_dict()["noise_multiplier"] for part in event.events] == pytest.approx([1.3, 1.17, 1.053, 0.9477])
+    phases = [PoissonSampledGaussian(0.1, noise, 10) for noise, _, _ in OPACUS["rdp"]["history"]]
+    assert [noise for noise, _, _ in OPACUS["rdp"]["history"]] == pytest.approx([1.3, 1.17, 1.053, 0.9477])
+    assert event == Composed(tuple(phases))
     assert from_opacus({"privacy_accountant_state_dict": OPACUS["rdp"], "module_state_dict": {}}) == event
 
 
@@ -50,17 +52,6 @@ def test_beside_what_opacus_reports(delta: float):
     assert accounting.epsilon_interval(events["rdp"], delta)[1] < said["rdp"]
     # Its gdp accountant reports less than the run costs.
     assert said["gdp"] < accounting.epsilon_interval(events["gdp"], delta)[0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_beside_dp_accounting(name: str):
-    dp_accounting = pytest.importorskip("dp_accounting")
-    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
-    for noise, rate, steps in OPACUS[name]["history"]:
-        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
-        accountant.compose(dp_accounting.SelfComposedDpEvent(step, steps))
-    low, high = accounting.epsilon_interval(from_opacus(OPACUS[name]), 1e-5)
-    assert low <= accountant.get_epsilon(1e-5) <= high + 0.01  # 60 steps of at most 1e-4
 
 
 def history(*entries: Any) -> dict[str, Any]:

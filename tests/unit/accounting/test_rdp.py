@@ -78,10 +78,11 @@ def reference_accountant(event: Event, orders: Sequence[float] = ORDERS) -> refe
     return reference.RdpAccountant(orders, relation).compose(in_their_terms(event))
 
 
-def agree(event: Event, delta: float = 1e-5) -> None:
+def agree(event: Event, delta: float = 1e-5, atol: float = 0.0) -> None:
     theirs, ours = reference_accountant(event, WHOLE.tolist()), event_rdp(event, WHOLE)
-    np.testing.assert_allclose(ours, theirs._rdp, rtol=1e-9)
+    np.testing.assert_allclose(ours, theirs._rdp, rtol=1e-9, atol=atol)
     assert epsilon_from_rdp(WHOLE, ours, delta) == pytest.approx(theirs.get_epsilon(delta), rel=1e-9)
+    # The library's own orders, and sums instead of bounds on them, only ever help.
     theirs = reference_accountant(event)
     assert accounting.epsilon(event, delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-9)
 
@@ -99,7 +100,7 @@ def fixed_sizes(count: int) -> list[FixedSize]:
     return found
 
 
-@pytest.mark.parametrize("event", fixed_sizes(chosen(8, 100)), ids=str)
+@pytest.mark.parametrize("event", fixed_sizes(chosen(5, 100)), ids=str)
 def test_without_replacement_agrees_with_dp_accounting(event: FixedSize) -> None:
     agree(event)
 
@@ -231,7 +232,7 @@ def test_schedules_find_the_best_of_all_orders(count: int, seed: int, log_delta:
 
 def test_a_thousand_phases() -> None:
     event = schedule(1000)
-    few = ALL[80:120]
+    few = ALL[80:120:8]
     assert accounting.epsilon(event, 1e-6, "rdp") <= epsilon_from_rdp(few, event_rdp(event, few), 1e-6)
     mixed = Composed((*event.events[:20], Truncated(1000, 0.01, 12, 1.0, 3), Gaussian(2.0, 3), NonPrivate("x")))
     assert accounting.epsilon(mixed, 1e-6, "rdp") == math.inf
@@ -294,13 +295,8 @@ def random_settings(count: int) -> list[tuple[PoissonSampledGaussian, float]]:
 
 
 def test_random_settings_agree_with_dp_accounting() -> None:
-    for event, delta in random_settings(chosen(60, 2000)):
-        ours = epsilon_from_rdp(WHOLE, event_rdp(event, WHOLE), delta)
-        theirs = reference_accountant(event, WHOLE.tolist()).get_epsilon(delta)
-        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12), (event, delta)
-        # The library's own orders, and sums instead of bounds on them, only ever help.
-        theirs = reference_accountant(event, ORDERS).get_epsilon(delta)
-        assert epsilon_of(event, delta) <= theirs * (1 + 1e-9), (event, delta)
+    for event, delta in random_settings(chosen(26, 2000)):
+        agree(event, delta, atol=1e-13)  # where nearly nothing is lost, dp-accounting has fewer digits
 
 
 def true_log_moment(q: float, sigma: float, alpha: float, *, swapped: bool = False) -> float:
@@ -331,7 +327,8 @@ def test_quadrature_is_exact_at_fractional_orders_and_removing_the_worse_directi
 ) -> None:
     exact = true_log_moment(q, sigma, alpha)
     assert log_moments_exact(q, sigma, np.array([alpha]))[0] == pytest.approx(exact, rel=1e-12)
-    assert true_log_moment(q, sigma, alpha, swapped=True) <= exact
+    if (q, sigma, alpha) in chosen(CASES[::3], CASES):
+        assert true_log_moment(q, sigma, alpha, swapped=True) <= exact
 
 
 @given(RATES, st.floats(-3, 4).map(lambda x: 10.0**x), st.lists(st.integers(2, 32), min_size=1, max_size=5))

@@ -38,7 +38,7 @@ def test_an_empty_ledger_has_spent_nothing(tmp_path: Path) -> None:
 
 def test_rows_are_on_disk_before_they_are_granted(tmp_path: Path) -> None:
     run = begin(ledger := new(tmp_path))
-    for row in range(700):
+    for row in range(300):
         run.reserve(row)
         (held,) = Ledger.open(ledger.path).runs()
         assert row < held.releases == run.mark <= row + largest(1000)

@@ -105,7 +105,7 @@ def _kill_often(folder: Path, seed: int) -> None:
     assert ledger.verify().valid
 
 
-@pytest.mark.parametrize("seed", range(chosen(3, 10)))
+@pytest.mark.parametrize("seed", range(chosen(2, 10)))
 def test_killed_at_two_hundred_moments_covers_what_was_released(seed: int) -> None:
     # In memory where there is such a folder: a kill loses nothing that was written, and flushing is what takes long.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:

@@ -15,12 +15,8 @@ import pytest
 
 import dpcore_numpy
 from dpcore import methods
-from dpcore.mechanism.mechanism import Mechanism
-from dpcore.plan.plan import Plan
-from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.stages.updates.galore import GaLore
-from tests.unit.mechanism.test_mechanism import BANDS, KEY, SHAPES, STATEFUL, advance, sampler_of
+from tests.unit.mechanism.test_mechanism import BANDS, STATEFUL, advance, build
 
 MAKERS = ("from_numpy", "normal", "words")
 CASES = STATEFUL | {
@@ -63,13 +59,6 @@ class TwoPlaces:
         return made
 
 
-def build(method: Any, places: TwoPlaces) -> tuple[Mechanism, list[np.ndarray]]:
-    plan = Plan(method, sampler_of(method), 10, ("w", "b"))
-    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
-    keys = RunKeys.new(KEY, exact_key=True)
-    return Mechanism(plan, Layout.of(SHAPES), x, backend=places.backend, keys=keys), x
-
-
 def test_all_methods_are_looked_at() -> None:
     assert {method.name for method in CASES.values()} >= set(methods.METHODS)
 
@@ -77,14 +66,14 @@ def test_all_methods_are_looked_at() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_makes_its_arrays_beside_its_own(name: str) -> None:
     places = TwoPlaces()
-    mechanism, x = build(CASES[name], places)
+    mechanism, x = build(CASES[name], backend=places.backend)
     advance(mechanism, x, 4)
     saved = mechanism.state_dict()
     mechanism.negative_share()
     mechanism.output(x)
     mechanism.ahead(5)
     mechanism.draw()
-    resumed, y = build(CASES[name], places)
+    resumed, y = build(CASES[name], backend=places.backend)
     if mechanism.vectors.secret(mechanism.layout, list):  # made anew from the stream, before the next step
         saved["secret"]["arrays"] = {}
     resumed.load_state_dict(saved)

@@ -1,6 +1,7 @@
 """The running mechanism: state, resume, fork, interruption, and the end of the plan."""
 
 import copy
+import itertools
 import os
 import pickle
 import threading
@@ -19,7 +20,6 @@ from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches, FixedOrderSampler, FixedSizeSampler, PoissonSampler
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.filters import OptimalFIR, ScalarKalman
 from dpcore.stages.strategies import NamedStrategy
@@ -27,6 +27,7 @@ from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from tests.refused import refused
+from tests.unit.mechanism_tools import NumPyBut, interrupted, started
 from tests.unit.two_threads import in_two_threads
 
 KEY = bytes(range(32))
@@ -73,12 +74,10 @@ def sampler_of(method):
 
 
 def build(
-    method: Any, steps: int = 10, keys: RunKeys | None = None, sampler: Any = None, dtype: type = np.float32
+    method: Any, steps: int = 10, sampler: Any = None, dtype: type = np.float32, **options: Any
 ) -> tuple[Mechanism, list[np.ndarray]]:
     plan = Plan(method, sampler or sampler_of(method), steps, ("w", "b"))
-    x = [np.zeros(shape, dtype) for _, shape in SHAPES]
-    keys = keys or RunKeys.new(KEY, exact_key=True)
-    return Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys), x
+    return started(plan, SHAPES, dtype, **{"keys": RunKeys.new(KEY, exact_key=True), **options})
 
 
 def advance(mechanism: Mechanism, x: list[np.ndarray], steps: int) -> None:
@@ -231,10 +230,8 @@ class Recorded(Mechanism):
 
 
 def recorded(steps: int) -> tuple[Recorded, list[np.ndarray]]:
-    plan = Plan(methods.dp_sgd(lr=1.0, noise_multiplier=0.0), FixedOrderSampler(dataset_size=64, batch_size=1), steps,
-                ("w", "b"))  # fmt: skip
-    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
-    found = Recorded(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=RunKeys.new(KEY, exact_key=True))
+    sampler = FixedOrderSampler(dataset_size=64, batch_size=1)
+    found, x = build(methods.dp_sgd(lr=1.0, noise_multiplier=0.0), steps, sampler, kind=Recorded)
     found.met = {}
     return found, x
 
@@ -349,11 +346,9 @@ def test_a_fork_keeps_a_fixed_order() -> None:
     assert mechanism.keys.noise != before.noise
 
 
-def test_a_state_of_another_run_is_refused() -> None:
+def test_a_state_of_other_tensors_is_refused() -> None:
     mechanism, _ = build(METHODS["dp_sgd"])
     state = mechanism.state_dict()
-    other, _ = build(METHODS["doppler"])
-    refused(ArgumentError, "other filter or update state", other.load_state_dict, state)
     state["public"]["layout"][0][1] = [4, 3]
     refused(ArgumentError, "layout", mechanism.load_state_dict, state)
     refused(ArgumentError, "format", mechanism.load_state_dict, {})
@@ -380,16 +375,8 @@ def test_no_step_beyond_the_plan() -> None:
 
 def test_an_interrupted_release_never_draws_its_row_again(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, x = build(METHODS["dp_sgd"])
-
-    class Interrupting:
-        def __getattr__(self, name):
-            return getattr(load_backend("numpy"), name)
-
-        def step(self, *arguments, **settings):
-            raise KeyboardInterrupt
-
     mechanism.add([np.ones((2, 12), np.float32), np.ones((2, 4), np.float32)])
-    monkeypatch.setattr(mechanism, "backend", Interrupting())
+    monkeypatch.setattr(mechanism, "backend", NumPyBut(step=interrupted))
     with pytest.raises(KeyboardInterrupt):
         mechanism.release(x)
     assert mechanism.step == 1
@@ -402,10 +389,6 @@ def test_an_interrupted_release_never_draws_its_row_again(monkeypatch: pytest.Mo
 def test_an_interrupted_step_leaves_a_scale_for_the_next(monkeypatch: pytest.MonkeyPatch, unscaled: int) -> None:
     cycle = {"variant": "delayed_preconditioner", "unscaled_steps": unscaled, "scaled_steps": 1}
     mechanism, x = build(methods.dp_adam(lr=0.1, noise_multiplier=1.0, **cycle))
-
-    def interrupted(*arguments, **settings):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(mechanism, "_take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mechanism.release(x)
@@ -498,32 +481,18 @@ def test_every_method_says_what_it_did_in_a_statement_that_reads_back(name: str)
     assert 0 < min(statement.epsilon.values()) < min(statement.epsilon_planned.values()) < np.inf
 
 
-class Failing:
-    """A backend that is interrupted in the call of `normal` with this number."""
-
-    def __init__(self, call: int) -> None:
-        self.backend, self.left = load_backend("numpy"), call
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.backend, name)
-
-    def normal(self, *arguments: object, **settings: object) -> np.ndarray:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self.backend.normal(*arguments, **settings)
-
-
 def test_a_step_that_was_cut_short_leaves_no_gap_in_correlated_noise() -> None:
     """The second tensor's noise of step 2 is never drawn; later steps are rows of C^{-1} Z all the same."""
     method = methods.memf(
         lr=1.0, base="sgd", strategy=NamedStrategy("banded-inverse-square-root", 3), noise_multiplier=1.5
     )
+    calls, real, keys = itertools.count(1), load_backend("numpy").normal, RunKeys.new()
+
+    def normal(*arguments: Any, **settings: Any) -> np.ndarray:
+        return interrupted() if next(calls) == 6 else real(*arguments, **settings)  # type: ignore[return-value]
+
     sampler = FixedBatches([[]] * 6 + [[0]], batch_size=1)
-    plan = Plan(method, sampler, 7, ("w", "b"))
-    x = [np.zeros(shape) for _, shape in SHAPES]
-    keys = RunKeys.new()
-    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=Failing(6), keys=keys)
+    mechanism, x = build(method, 7, sampler, np.float64, keys=keys, backend=NumPyBut(normal=normal))
     for _ in range(2):
         mechanism.release(x, observe=lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
@@ -534,8 +503,8 @@ def test_a_step_that_was_cut_short_leaves_no_gap_in_correlated_noise() -> None:
         mechanism.release(x, observe=(lambda *_: None) if step == 4 else None)
         for entry, old, new in zip(mechanism.layout.entries, before, x, strict=True):
             noise = sum(
-                weight * load_backend("numpy").normal(keys.noise, row, 0, entry.first, entry.size)
-                for row, weight in plan.method.noise.strategy.rows(step)
+                weight * real(keys.noise, row, 0, entry.first, entry.size)
+                for row, weight in mechanism.plan.method.noise.strategy.rows(step)
             )
             np.testing.assert_allclose((old - new).reshape(-1), 1.5 * noise, atol=1e-9)  # a grid of 2^-36
 
@@ -565,7 +534,7 @@ def test_the_sum_of_one_step_never_enters_another(ended: bool) -> None:
 @pytest.mark.parametrize("variant", ["scale_then_privatize", "independent_moments"])
 def test_an_example_that_overflows_is_not_told_of(variant: str, dtype: type) -> None:
     method = methods.dp_adam(lr=0.1, variant=variant, noise_multiplier=1.0)
-    mechanism, x = build(method, 1, sampler=FixedBatches([[0, 1]]), dtype=dtype)
+    mechanism, x = build(method, 1, FixedBatches([[0, 1]]), dtype=dtype)
     largest = np.finfo(dtype).max
     mechanism.add([np.full((2, 12), largest, dtype), np.array([[-np.inf] * 4, [largest] * 4], dtype)])
     mechanism.release(x)
@@ -600,9 +569,7 @@ def test_an_adaptive_filter_counts_the_noise_of_all_tensors(weighting: str) -> N
     for shapes in ([("x", (200,))], [("a", (2,)), ("b", (198,))]):
         method = methods.doppler(lr=0.1, filter=OptimalFIR(2, weighting), noise_multiplier=3.0)
         sampler = FixedOrderSampler(dataset_size=4, batch_size=4)
-        plan = Plan(method, sampler, 4, tuple(name for name, _ in shapes))
-        x = [np.zeros(shape) for _, shape in shapes]
-        mechanism = Mechanism(plan, Layout.of(shapes), x, backend=load_backend("numpy"), keys=RunKeys.new())
+        mechanism, x = started(Plan(method, sampler, 4, tuple(name for name, _ in shapes)), shapes, np.float64)
         cuts = np.cumsum([p.size for p in x])[:-1]
         seen: list[np.ndarray] = []
 

@@ -20,7 +20,9 @@ from dpcore.sampling.base import shard
 from dpcore.spec import keys as spent
 from dpcore.spec.keys import RunKeys
 from dpcore.spec.layout import Layout, Piece
+from tests.depth import pairs
 from tests.unit.mechanism.test_mechanism import STATEFUL, sampler_of
+from tests.unit.mechanism_tools import started
 
 STEPS = 5
 # Sums over the coordinates of all processes, whose order depends on how many there are; or sums that are not exact.
@@ -163,8 +165,7 @@ SOME["disk"] = methods.disk(lr=0.1, noise_multiplier=1.0, clipping="standard")  
 SHAPES = ((3, 5), (1,), (0,), (4097,), (2, 2))
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(("name", "world"), pairs(SOME, [2, 3, 4], 2))
 def test_every_method(name: str, world: int):
     arguments = SOME[name], sampler_of(SOME[name]), SHAPES, "float64"
     assert_same(run(*arguments, Peers()), together(world, *arguments), name not in ROUNDED)
@@ -190,9 +191,12 @@ def test_users_and_per_layer_clipping(world: int):
     assert_same(run(*arguments, Peers()), together(world, *arguments), True)
 
 
-@pytest.mark.parametrize("name", ["disk", "memf, banded", "averages", "adaptive clip", "dp_adam"])
-@pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 3), (1, 2)])
-def test_a_state_goes_on_in_another_number_of_processes(name: str, before: int, after: int):
+@pytest.mark.parametrize(
+    ("name", "worlds"),
+    pairs(["disk", "memf, banded", "averages", "adaptive clip", "dp_adam"], [(4, 1), (4, 3), (1, 2)], 2),
+)
+def test_a_state_goes_on_in_another_number_of_processes(name: str, worlds: tuple[int, int]):
+    before, after = worlds
     arguments = SOME[name], sampler_of(SOME[name]), SHAPES, "float64"
     alone = run(*arguments, Peers())
     expected = run(*arguments, Peers(), (alone[0], alone[2]))
@@ -261,13 +265,11 @@ class Interrupted(Peers):
 
 def test_a_sum_that_does_not_arrive_spends_its_row_and_keeps_the_noise_in_step():
     method = SOME["memf, banded"]
-    layout = Layout.of([("p0", (10,))])
     found = []
     for peers in (Peers(), Interrupted()):
-        x = [np.zeros(10)]
         plan = Plan(method, sampler_of(method), 2 * STEPS, ("p0",))
         keys = RunKeys(noise=bytes(32), sampling=bytes(32))
-        mechanism = Mechanism(plan, layout, x, backend=backend, keys=keys, peers=peers)
+        mechanism, x = started(plan, [("p0", (10,))], np.float64, keys=keys, peers=peers)
         spent._begun.clear()
         for step in range(STEPS):
             assert mechanism.step == step

@@ -55,14 +55,17 @@ def sampler_of(method: Any, users: bool) -> Any:
     return UserSampler(sampler, USERS, 5) if users else sampler
 
 
+def begun(method: Any, dtype: type = np.float32, users: bool = False) -> tuple[Mechanism, list[np.ndarray]]:
+    plan = Plan(method, sampler_of(method, users), STEPS, tuple(name for name, _ in SHAPES))
+    x, keys = [p.astype(dtype) for p in START], RunKeys.new(KEY, exact_key=True)
+    return Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys), x
+
+
 def run(
     method: Any, kind: str, dtype: type = np.float64, most: int | None = None, users: bool = False
 ) -> tuple[list[np.ndarray], list[np.ndarray], Mechanism]:
     """Take the steps; return each step's sum as one vector, the parameters after each, and the mechanism."""
-    plan = Plan(method, sampler_of(method, users), STEPS, tuple(name for name, _ in SHAPES))
-    x = [p.astype(dtype) for p in START]
-    keys = RunKeys.new(KEY, exact_key=True)
-    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys)
+    mechanism, x = begun(method, dtype, users)
     loop = Loop(mechanism, most)
     sums, path = [], []
     for _ in range(STEPS):
@@ -117,10 +120,7 @@ def test_in_float32_too(name: str) -> None:
 
 def alone(method: Any, *added: list[Any]) -> np.ndarray:
     """The sum of one batch at the first step."""
-    plan = Plan(method, sampler_of(method, False), STEPS, tuple(name for name, _ in SHAPES))
-    keys = RunKeys.new(KEY, exact_key=True)
-    x = [p.astype(np.float32) for p in START]
-    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys)
+    mechanism, _ = begun(method)
     for blocks in added:
         mechanism.add(blocks)
     return mechanism.unit * np.concatenate(mechanism.vectors.totals)
@@ -128,13 +128,13 @@ def alone(method: Any, *added: list[Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "," in name and "scaled" not in name])
 def test_no_example_adds_more_than_the_sensitivity(name: str) -> None:
-    method = METHODS[name]
-    bound = Plan(method, sampler_of(method, False), STEPS, tuple(n for n, _ in SHAPES)).sensitivity_at(0).contribution
-    x = [p.astype(np.float32) for p in START]
+    mechanism, x = begun(METHODS[name])
+    bound = mechanism.plan.sensitivity_at(0).contribution
     for i in range(EXAMPLES):
         for factor in (1.0, 1e-30, 1e30):
-            pairs = [b.weighted(factor) for b in as_pairs(uses(x, np.array([i])))]
-            added = np.linalg.norm(alone(method, pairs))
+            mechanism.add([b.weighted(factor) for b in as_pairs(uses(x, np.array([i])))])
+            added = np.linalg.norm(mechanism.unit * np.concatenate(mechanism.vectors.totals))
+            mechanism.discard()
             assert added <= bound
             assert added > 0.9 * bound or factor < 1e30
 
@@ -181,15 +181,10 @@ def test_empty_batches_add_nothing() -> None:
 
 def test_an_example_without_a_gradient_has_no_bit() -> None:
     """Zeroed out, it must change neither the sum nor the adaptive norm."""
-    x = [p.astype(np.float32) for p in START]
+    mechanism, x = begun(METHODS["adaptive clip"])
     found = uses(x, np.arange(EXAMPLES))
     zeroed = [(*use[:-1], np.zeros_like(use[-1])) for use in found]
     zeroed[0] = (found[0][0], np.zeros_like(found[0][1]), found[0][2], np.zeros_like(found[0][3]))
-    plan = Plan(
-        METHODS["adaptive clip"], sampler_of(METHODS["adaptive clip"], False), STEPS, tuple(n for n, _ in SHAPES)
-    )
-    keys = RunKeys.new(KEY, exact_key=True)
-    mechanism = Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys)
     zeroed[4] = (np.zeros_like(found[4][0]), found[4][1])  # of this matrix the inputs are the gradients
     mechanism.add(as_pairs(zeroed))
     assert not any(total.any() for total in mechanism.vectors.totals)

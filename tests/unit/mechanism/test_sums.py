@@ -8,17 +8,16 @@ import pytest
 from scipy.stats import binom
 
 from dpcore import methods
-from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, TruncatedPoissonSampler, UserSampler
 from dpcore.spec.backends import load_backend
 from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 from dpcore.statement.verify import verify
 from dpcore.statement.verify.finding import FAILED
+from tests.unit.mechanism_tools import NumPyBut, started
 
 C, UNIT = 1.0, 2.0**-30
 
@@ -41,8 +40,7 @@ def regression(examples: int, dimension: int, dtype: str = "float32") -> np.ndar
     return ((features @ np.full(dimension, 10.0))[:, None] * features).astype(dtype)
 
 
-@pytest.mark.parametrize(("examples", "dimension"), [(200_000, 41), (1_000_000, 9)])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("examples", "dimension", "dtype"), [(200_000, 41, "float64"), (1_000_000, 9, "float32")])
 def test_one_example_moves_a_very_large_sum_by_its_clip_norm(examples: int, dimension: int, dtype: str) -> None:
     """By its own integers, whatever the others and their order are. With float32 sums it was 5.65 C."""
     rows = regression(examples, dimension, dtype)
@@ -91,17 +89,12 @@ def test_the_noise_on_a_sum_is_what_the_plan_says(sampler, terms: int) -> None:
     """Sums are exact, however large a batch may be: nothing is added for their rounding."""
     plan = sampled(sampler)
     assert plan.sampler.likely_batch_size == terms
-    layout, x, drawn = Layout.of([("x", (2,))]), [np.zeros(2)], []
-    mechanism = Mechanism(plan, layout, x, backend=load_backend("numpy"), keys=RunKeys.new())
+    drawn = []
 
-    class Told:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(load_backend("numpy"), name)
+    def step(slots: Any, noise: Any, *others: Any, **more: Any) -> None:
+        drawn.append((noise.scale, noise.bits, more["unit"]))
 
-        def step(self, slots: Any, noise: Any, *others: Any, **more: Any) -> None:
-            drawn.append((noise.scale, noise.bits, more["unit"]))
-
-    mechanism.backend = Told()  # type: ignore[assignment]
+    mechanism, x = started(plan, [("x", (2,))], np.float64, backend=NumPyBut(step=step))
     mechanism.release(x)
     ((scale, bits, unit),) = drawn
     assert scale == plan.noise_standard_deviation() == 3
@@ -117,8 +110,7 @@ def test_a_statement_of_a_very_large_batch_has_no_sentence_about_rounding() -> N
 
 def test_the_mechanisms_sum_is_in_float64_and_its_release_in_the_dtype_of_the_parameters() -> None:
     plan = Plan(methods.dp_sgd(lr=1.0, noise_multiplier=0.0), FixedOrderSampler(dataset_size=3, batch_size=3), 1)
-    x = [np.zeros(2, np.float32)]
-    mechanism = Mechanism(plan, Layout.of([("x", (2,))]), x, backend=load_backend("numpy"), keys=RunKeys.new())
+    mechanism, x = started(plan, [("x", (2,))])
     mechanism.add([np.float32([[0.5, 2.0**-30]] * 3)])
     assert mechanism.unit == 2.0**-80
     assert (mechanism.unit * mechanism.vectors.totals[0]).tolist() == [1.5, 3 * 2.0**-30]

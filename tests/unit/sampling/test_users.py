@@ -33,6 +33,7 @@ INNER = {
     "fixed order": FixedOrderSampler(dataset_size=7, batch_size=3),
     "shuffled": sampling.ShuffledSampler(dataset_size=7, batch_size=3),
     "cyclic": sampling.CyclicPoissonSampler(dataset_size=7, batch_size=2, groups=2),
+    "allocated": sampling.RandomAllocationSampler(dataset_size=7, batch_size=3),
 }
 
 

@@ -18,11 +18,12 @@ from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler, UserSampler
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
-from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.clipping.adaptive import REACH, RunningNorm, limits, twice_the_bits
 from dpcore.statement.verify import holds, verify
+from tests.depth import pairs
+from tests.unit.mechanism_tools import interrupted, started
 
 POISSON = PoissonSampler(dataset_size=60, batch_size=20)
 
@@ -73,8 +74,7 @@ def test_a_loop_over_single_examples_moves_norm_and_parameters_alike(rule: str) 
     assert len(set(norms)) == steps + 1
 
 
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
-@pytest.mark.parametrize("initial", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize(("quantile", "initial"), pairs([0.5, 0.2, 0.9], [1e-3, 1.0, 1e3], 3))
 def test_without_noise_the_norm_comes_to_the_quantile(quantile: float, initial: float) -> None:
     sizes = np.exp(np.random.default_rng(1).normal(size=400))
     method = methods.dp_sgd(
@@ -166,16 +166,6 @@ def test_the_bits_have_a_stream_of_their_own() -> None:
     assert not np.allclose(bits / 3.0, draws[Stream.GRADIENT])
 
 
-SHAPES = [("w", (2, 2)), ("b", (2,))]
-
-
-def build(method: dpcore.Method, key: int = 1, steps: int = 12) -> tuple[Mechanism, list[np.ndarray]]:
-    plan = Plan(method, POISSON, steps, ("w", "b"))
-    x = [np.zeros(shape, np.float32) for _, shape in SHAPES]
-    keys = RunKeys.new(bytes([key]) * 32, exact_key=True)
-    return Mechanism(plan, Layout.of(SHAPES), x, backend=load_backend("numpy"), keys=keys), x
-
-
 def advance(mechanism: Mechanism, x: list[np.ndarray], steps: int, parts: int = 1) -> None:
     for _ in range(steps):
         indices = mechanism.draw()
@@ -188,10 +178,15 @@ def advance(mechanism: Mechanism, x: list[np.ndarray], steps: int, parts: int = 
 ADAPTED = methods.dp_sgd(lr=0.1, noise_multiplier=0.7, adaptive_clip=AdaptiveClip())
 
 
+def build() -> tuple[Mechanism, list[np.ndarray]]:
+    keys = RunKeys.new(bytes(range(32)), exact_key=True)
+    return started(Plan(ADAPTED, POISSON, 12, ("w", "b")), [("w", (2, 2)), ("b", (2,))], keys=keys)
+
+
 def test_the_bits_of_microbatches_add_up_and_a_discarded_sum_takes_its_bits_along() -> None:
-    whole, x = build(ADAPTED)
+    whole, x = build()
     advance(whole, x, 3)
-    parts, y = build(ADAPTED)
+    parts, y = build()
     parts.add([np.full((5, p.size), 9.0, np.float32) for p in y])
     parts.discard()
     advance(parts, y, 3, parts=4)
@@ -199,16 +194,12 @@ def test_the_bits_of_microbatches_add_up_and_a_discarded_sum_takes_its_bits_alon
 
 
 def test_an_interrupted_step_leaves_the_norm_as_it_was_and_its_row_spent() -> None:
-    mechanism, x = build(ADAPTED)
+    mechanism, x = build()
     advance(mechanism, x, 2)
     before = mechanism.clip_norm
     mechanism.add([np.ones((3, p.size), np.float32) for p in x])
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        mechanism.release(x, observe=stop)
+        mechanism.release(x, observe=interrupted)
     assert mechanism.clip_norm == before
     assert len(mechanism.clip_norms) == mechanism.step + 1 == 4
     advance(mechanism, x, 1)

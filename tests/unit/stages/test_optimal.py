@@ -40,6 +40,7 @@ from dpcore.stages.strategies.kinds import root
 from dpcore.stages.strategies.search import matrices, optimize, series
 from dpcore.stages.strategies.search.optimize import KINDS
 from dpcore.stages.strategies.search.series import adjoint, divided, fractional_root, lagged
+from tests.depth import chosen
 from tests.refused import refused
 
 
@@ -89,7 +90,7 @@ def brute(workload: Workload, patterns: list[np.ndarray], rng: np.random.Generat
     return min(found)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(chosen(2, 6)))
 def test_no_search_is_below_the_bound_nor_much_below_the_optimum(seed: int):
     rng = np.random.default_rng(seed)
     workload = some(4, rng)
@@ -326,7 +327,7 @@ def test_series_and_their_transposes():
     np.testing.assert_allclose(series.square_root(np.array([1.0, -1.0]), 3000), root(-0.5, 3000), rtol=1e-9)
 
 
-@pytest.mark.parametrize(("epochs", "factor"), [(1, 0.0), (1, 0.9), (3, 0.0)])
+@pytest.mark.parametrize(("epochs", "factor"), chosen([(1, 0.9), (3, 0.0)], [(1, 0.0), (1, 0.9), (3, 0.0), (3, 0.9)]))
 def test_a_search_that_begins_with_fewer_steps_ends_where_one_without_does(
     epochs: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ):
