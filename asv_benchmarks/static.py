@@ -2,15 +2,18 @@
 
     python asv_benchmarks/static.py                 compare with asv_benchmarks/recorded/static.json; 1 if one is worse
     python asv_benchmarks/static.py --record        write that file
+    python asv_benchmarks/static.py --all           compare all, also what the compiler would make again
     python asv_benchmarks/static.py --only sums     the kernels with this word in their names; also with --record
 
 A figure that is more than 5 % worse than the recorded one is named, with its kernel and chip. Every kernel of
-`tests/unit/backends/test_compile.py` is compiled, but for variants: a new one is tracked without a change here.
+`tests/unit/backends/test_compile.py` is tracked, but for variants: a new one is tracked without a change here. A kernel
+is compiled if anything that its figures follow from is not what it was when they were recorded (`digest`).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -20,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "asv_benchmarks" / "recorded" / "static.json"
+DIGESTS = RECORDED.with_name("static_digests.json")
 CHIPS = (80, 89, 90)
 #: Noise in a step takes the compiler as long as all others: one step with it, for one chip.
 SLOW = {"step sgd": (90,)}
@@ -38,8 +42,25 @@ def wanted(titles: list[str]) -> list[tuple[str, int]]:
     return [(title, chip) for title in chosen for chip in SLOW.get(title, CHIPS)]
 
 
-def measured(only: str = "") -> Figures:
-    """Compile the kernels whose names contain a word, and return the figures of each, by kernel and chip."""
+def digest(case: Any, chip: int) -> str:
+    """Return a name of all that a kernel's figures follow from: source, as Triton hashes it, compiler and scripts."""
+    import triton
+
+    from tests.unit.backends import test_compile as compiled
+
+    _, kernel, types, constants, elements = case
+    source, target, options = compiled.prepared(kernel, types, constants, chip)
+    scripts = (compiled.__file__, str(Path(compiled.__file__).with_name("listing.py")), __file__)
+    parts = [triton.__version__, source.hash(), repr(target), repr(options), repr(elements)]
+    parts += [hashlib.sha256(Path(script).read_bytes()).hexdigest() for script in scripts]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def measured(only: str = "", known: Figures | None = None) -> tuple[Figures, dict[str, str]]:
+    """Return the figures of the kernels whose names contain a word, by kernel and chip, and their digests.
+
+    What has the recorded digest has its figures in `known`, where they are given, and is not compiled.
+    """
     os.environ.pop("TRITON_INTERPRET", None)
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
     from asv_benchmarks.predicted import ratios
@@ -49,12 +70,22 @@ def measured(only: str = "") -> Figures:
     cases = {case[0]: case for case in compiled.cases()}
     on_cores = {chip: {case[0]: case for case in compiled.core_cases(chip)} for chip in CHIPS}
     titles = [*cases, *on_cores[CHIPS[-1]]]
-    chosen = [(title, chip) for title, chip in wanted(titles) if only in f"{title}, sm_{chip}"]
+    before = json.loads(DIGESTS.read_text()) if known is not None and DIGESTS.exists() else {}
+    found: Figures = {}
+    digests: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TRITON_CACHE_DIR", folder)
-        records = [compiled.compile_and_measure(*{**cases, **on_cores[chip]}[title], chip) for title, chip in chosen]
-    found = {f"{title}, sm_{chip}": figures(each) for (title, chip), each in zip(chosen, records, strict=True)}
-    return found if only else found | ratios(found)
+        for title, chip in wanted(titles):
+            name = f"{title}, sm_{chip}"
+            if only not in name:
+                continue
+            case = {**cases, **on_cores[chip]}[title]
+            digests[name] = digest(case, chip)
+            if known is not None and name in known and before.get(name) == digests[name]:
+                found[name] = known[name]
+            else:
+                found[name] = figures(compiled.compile_and_measure(*case, chip))
+    return (found if only else found | ratios(found)), digests
 
 
 def recorded_beside(now: Figures, before: Figures, only: str) -> Figures:
@@ -94,17 +125,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="write the figures that the next runs are compared with")
     parser.add_argument("--json", action="store_true", help="print the figures, and compare nothing")
+    parser.add_argument("--all", action="store_true", help="compile also what has not changed since it was recorded")
     parser.add_argument("--only", default="", metavar="WORD", help="only kernels with this in their names")
     arguments = parser.parse_args()
-    now = measured(arguments.only)
+    before = json.loads(RECORDED.read_text())
+    fresh = arguments.all or arguments.json or arguments.record
+    now, digests = measured(arguments.only, None if fresh else before)
     if arguments.json:
         print(json.dumps(now))
         return 0
-    before = json.loads(RECORDED.read_text())
     if arguments.only:
         now = recorded_beside(now, before, arguments.only)
     if arguments.record:
+        kept = json.loads(DIGESTS.read_text()) if arguments.only and DIGESTS.exists() else {}
         RECORDED.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+        DIGESTS.write_text(json.dumps(kept | digests, indent=1, sort_keys=True) + "\n")
         return 0
     found = worse(now, before)
     print("\n".join(found) or f"{len(now)} kernels and steps: no figure is more than 5 % worse")

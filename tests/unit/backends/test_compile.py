@@ -232,23 +232,33 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     ]  # fmt: skip
 
 
-def compile_and_measure(
-    title: str, kernel: Any, types_: dict[str, Any], constants: dict[str, Any], elements: int, chip: int = 90
-) -> Any:
-    import triton
+def prepared(
+    kernel: Any, types_: dict[str, Any], constants: dict[str, Any], chip: int
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return what `triton.compile` takes: source, target and options."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from dpcore_triton import launch
-    from tests.unit.backends.listing import Listing, by_pipe
 
     names, warps = kernel.arg_names, constants.get("warps", launch.WARPS)
     constants = {name: value for name, value in constants.items() if name != "warps"}
     signature = {**types_, **dict.fromkeys(constants, "constexpr")}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types_.items() if str(kind)[0] == "*"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
+    return source, GPUTarget("cuda", chip, 32), {"num_warps": warps, "enable_fp_fusion": False}
+
+
+def compile_and_measure(
+    title: str, kernel: Any, types_: dict[str, Any], constants: dict[str, Any], elements: int, chip: int = 90
+) -> Any:
+    import triton
+
+    from tests.unit.backends.listing import Listing, by_pipe
+
+    source, target, options = prepared(kernel, types_, constants, chip)
+    warps = options["num_warps"]
+    compiled = triton.compile(source, target=target, options=options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])

@@ -126,6 +126,45 @@ def test_planted_slowdowns_fail_by_name(tmp_path: Path) -> None:
     assert now >= 2 * before
 
 
+COMPILED_AGAIN = """
+import json, sys
+import triton
+from asv_benchmarks import static
+from tests.unit.backends import test_compile as compiled
+
+before, made = json.loads(static.RECORDED.read_text()), []
+compiled.compile_and_measure = lambda title, *more: made.append(f"{title}, sm_{more[-1]}")
+static.figures, ours = (lambda record: {}), "update adam, sm_"
+
+def again(change):
+    made.clear()
+    undo = change()
+    static.measured(ours, before)
+    undo()
+    return list(made)
+
+def cases(first=compiled.cases):
+    compiled.cases = lambda: [(*case[:2], {**case[2], "derived": "*fp64"}, *case[3:]) for case in first()]
+    return lambda: setattr(compiled, "cases", first)
+
+def version(first=triton.__version__):
+    triton.__version__ = "0"
+    return lambda: setattr(triton, "__version__", first)
+
+_, digests = static.measured(ours)
+static.DIGESTS = static.Path(sys.argv[1])
+static.DIGESTS.write_text(json.dumps(digests))
+print(json.dumps([again(lambda: (lambda: None)), again(cases), again(version)]))
+"""
+
+
+def test_what_is_as_it_was_recorded_is_not_compiled_and_all_else_is(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    same, other, newer = json.loads(run("-c", COMPILED_AGAIN, str(tmp_path / "digests"), folder=tmp_path))
+    assert same == []
+    assert other == newer == [f"update adam, sm_{chip}" for chip in static.CHIPS]
+
+
 @pytest.mark.parametrize("chip", static.CHIPS)
 def test_bytes_are_those_of_the_arrays(chip: int) -> None:
     """A thread has sixteen elements of these rows, and four of the update: seven arrays, besides its settings."""
@@ -145,4 +184,5 @@ def test_all_kernels_are_tracked_but_variants() -> None:
 @pytest.mark.skipif(not chosen(False, True), reason="`make bench-check` does it; two minutes")
 def test_the_compiler_makes_what_is_recorded(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    assert "no figure is more than 5 % worse" in run(str(static.ROOT / "asv_benchmarks" / "static.py"), folder=tmp_path)
+    script = str(static.ROOT / "asv_benchmarks" / "static.py")
+    assert "no figure is more than 5 % worse" in run(script, "--all", folder=tmp_path)

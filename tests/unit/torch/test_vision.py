@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dpcore.cli.train.settings import MODELS as NAMED
+from dpcore.cli.train.settings import PRETRAINED
 from dpcore.cli.train.settings import SCALED_MODELS as NAMED_SCALED
 from dpcore.errors import ArgumentError
 from dpcore.torch.gradients.per_example import PerExampleGradient
@@ -24,7 +25,7 @@ PARAMETERS = {
 
 
 def test_the_command_names_the_models_that_there_are() -> None:
-    assert (*MODELS, *SCALED_MODELS) == NAMED
+    assert (*MODELS, *SCALED_MODELS, *PRETRAINED) == NAMED
     assert NAMED_SCALED == tuple(SCALED_MODELS) == tuple(PARAMETERS)
 
 
