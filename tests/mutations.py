@@ -56,6 +56,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/cli/train/language.py": [
         ("begin with random weights where the folder has none", '    if missing := [key for key in missing if ".pooler." not in key]:', "    if False:", "unit/cli/test_language.py"),
+        ("take the end of a text for padding", "None if dataset.task == NEXT else dataset.pad", "dataset.pad", "unit/cli/test_language.py"),
         ("look at padding as at a word", "(ids != self.pad).long()", "torch.ones_like(ids).long()", "unit/cli/test_language.py"),
         ("take a model for the one that a recipe names", "if expected not in (None, found):", "if False:", "unit/cli/test_language.py"),
     ],

@@ -28,9 +28,13 @@ EVALUATION_BATCH: Final = 16
 
 
 class Texts(nn.Module):
-    """A model of transformers as a function of rows of `TextDataset` alone."""
+    """A model of transformers as a function of rows of `TextDataset` alone.
 
-    def __init__(self, net: Any, pad: int) -> None:
+    No position sees those with the id `pad`. It is None for models that never look to the right, where padding is: with
+    GPT-2's tokenizer the end of the first text has the same id.
+    """
+
+    def __init__(self, net: Any, pad: int | None) -> None:
         super().__init__()
         self.net, self.pad = net, pad
 
@@ -38,7 +42,9 @@ class Texts(nn.Module):
         """Return the logits, (batch, classes) or (batch, positions, tokens), of (batch, [2,] positions)."""
         ids, kinds = (inputs, None) if inputs.dim() == 2 else (inputs[:, 0], inputs[:, 1].long())
         more = {} if kinds is None else {"token_type_ids": kinds}
-        logits: torch.Tensor = self.net(input_ids=ids.long(), attention_mask=(ids != self.pad).long(), **more).logits
+        if self.pad is not None:
+            more["attention_mask"] = (ids != self.pad).long()
+        logits: torch.Tensor = self.net(input_ids=ids.long(), **more).logits
         return logits
 
 
@@ -72,7 +78,7 @@ def build(settings: Settings, dataset: TextDataset) -> nn.Module:
     _try(net, dataset, folder)
     if settings.lora is not None:
         net = _with_adapters(net, settings.lora, adapted)
-    return Texts(net, dataset.pad).train()
+    return Texts(net, None if dataset.task == NEXT else dataset.pad).train()
 
 
 def _check_kind(transformers: Any, settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """Models of transformers in `dpcore train`: weights from the folder, a loss that is theirs, refusals by name."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,19 @@ def test_padding_changes_nothing_and_texts_are_weighted_alike(folders: dict[str,
     ids, targets = pairs[0]
     alone = [language.token_loss(net(ids[i : i + 1]), targets[i : i + 1]) for i in range(4)]
     torch.testing.assert_close(of_all, torch.stack(alone).mean())
+
+
+def test_the_end_of_a_first_text_is_seen_where_padding_has_its_id(folders: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(folders["gpt2"], tmp_path / "gpt2")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["gpt2"])
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    given, found = settings({**folders, "gpt2": tmp_path / "gpt2"}, "dart", "gpt2")
+    ids, targets = torch.tensor(found.test_inputs[:1]), torch.tensor(found.test_targets[:1])
+    end = (ids[0] == found.pad).nonzero()[0]
+    assert targets[0, end] != -100  # from which on the second text is predicted
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folders["gpt2"]).eval()
+    torch.testing.assert_close(language.build(given, found).eval()(ids), theirs(input_ids=ids.long()).logits)
 
 
 def test_all_but_the_head_comes_from_the_folder(folders: dict[str, Path]) -> None:
