@@ -7,8 +7,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.cli.datasets import cifar, image_folder, text, tokens
-from dpcore.cli.datasets.files import listed
+from dpcore.cli.datasets.files import listed, reading
 from dpcore.cli.datasets.image_folder import Images
 from dpcore.errors import ArgumentError, DataError
 from dpcore.spec.validate import nearest
@@ -30,25 +29,16 @@ MOST_BYTES = 4 << 30
 _CHUNK = 1 << 18
 
 # Exceptions that zipfile, zlib and numpy.lib.format raise on damaged archives.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, TypeError, SyntaxError, KeyError,
-    IndexError, OverflowError, MemoryError, NotImplementedError, RuntimeError)  # fmt: skip
-
-
-@contextmanager
-def _reading(path: Path, damage: tuple[type[Exception], ...], words: str) -> Iterator[None]:
-    """Turn exceptions of reading a file into DataError; `words` say that it is damaged."""
-    try:
-        yield
-    except DataError:
-        raise
-    except FileNotFoundError as cause:
-        raise DataError(f"{path}: no such file") from cause
-    except zipfile.BadZipFile as cause:
-        raise DataError(f"{path}: is not a .npz archive, or it is truncated or corrupt ({cause})") from cause
-    except damage as cause:
-        raise DataError(f"{path}: {words.format(cause)}") from cause
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror or cause})") from cause
+_DAMAGE: dict[type[Exception], str] = {
+    zipfile.BadZipFile: "is not a .npz archive, or it is truncated or corrupt ({})",
+    **dict.fromkeys(
+        (zlib.error, lzma.LZMAError, EOFError, ValueError, TypeError, SyntaxError, KeyError, IndexError,
+        OverflowError, MemoryError, NotImplementedError, RuntimeError), "the .npz archive is damaged ({})"
+    ),
+}  # fmt: skip
+_DAMAGED = dict.fromkeys(
+    (EOFError, zlib.error, gzip.BadGzipFile), "the gzip data is truncated or corrupt ({}); fetch the file again"
+)
 
 
 def read_arrays(
@@ -62,7 +52,7 @@ def read_arrays(
     than the archive's directory states.
     """
     path = Path(path)
-    with _reading(path, _DAMAGE, "the .npz archive is damaged ({})"), zipfile.ZipFile(path) as archive:
+    with reading(path, _DAMAGE), zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         missing = [key for key in keys if f"{key}.npy" not in names]
         if missing:
@@ -111,8 +101,7 @@ def read_idx(path: str | os.PathLike[str], ndim: int) -> npt.NDArray[np.uint8]:
     found.
     """
     path = Path(path)
-    damaged = "the gzip data is truncated or corrupt ({}); fetch the file again"
-    with _reading(path, (EOFError, zlib.error, gzip.BadGzipFile), damaged), path.open("rb") as file:
+    with reading(path, _DAMAGED), path.open("rb") as file:
         if file.peek(2)[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=file) as content:
                 return _parse(content, path, ndim, MOST_BYTES)

@@ -67,23 +67,24 @@ class Images:
 def read(folder: Path) -> tuple[tuple[Images, npt.NDArray[np.int64]], tuple[Images, npt.NDArray[np.int64]], int]:
     """Return images and classes of both parts, and the number of classes: the places of val's folders in their order.
 
-    Val's, since which classes the training images have is private. DataError if a folder is missing or empty, if the
-    parts have not the same classes, or for a file that is no image by its name.
+    Val's, since which classes the training images have is private: a class may have none there. DataError if a part is
+    missing, a class is empty in val or is in train alone, or for a file that is no image by its name.
     """
     pillow()  # which is missed here, and not at the first image
     for part in _PARTS:
         if not (folder / part).is_dir():
             raise DataError(f"data_dir={str(folder)!r}: has no folder {part}; must have train/CLASS and val/CLASS")
     train, val = ({path.name: path for path in _entries(folder / part)} for part in _PARTS)
-    for name, path in {**train, **val}.items():
+    for name, path in (*train.items(), *val.items()):
         if not path.is_dir():
             raise DataError(f"{path}: is no folder of a class; put each image into the folder of its class")
-        if name not in train or name not in val:
-            there, lacks = _PARTS if name in train else _PARTS[::-1]
-            raise DataError(f"data_dir={str(folder)!r}: has the class {name} in {there} and not in {lacks}")
+        if name not in val:
+            raise DataError(f"data_dir={str(folder)!r}: has the class {name} in train and not in val")
     made: list[Any] = []
     for classes in (train, val):
-        found = [_images(classes[name]) for name in val]
+        found = [_images(classes[name]) if name in classes else [] for name in val]
+        if classes is val and [] in found:
+            raise DataError(f"{val[[*val][found.index([])]]}: is empty; must have the images of its class")
         numbers = np.repeat(np.arange(len(val)), [len(paths) for paths in found])
         made.append((Images([path for paths in found for path in paths]), numbers))
     return made[0], made[1], len(val)
@@ -110,6 +111,4 @@ def _images(folder: Path) -> list[str]:
     for path in paths:
         if path.suffix.lower() not in ENDINGS:
             raise DataError(f"{path}: is no image by its name; a class has {', '.join(ENDINGS)} and nothing else")
-    if not paths:
-        raise DataError(f"{folder}: is empty; must have the images of its class")
     return [str(path) for path in paths]

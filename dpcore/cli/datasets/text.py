@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from dpcore.cli.datasets.files import listed
+from dpcore.cli.datasets.files import listed, reading
 from dpcore.errors import DataError
 
 CLASSES, NEXT, MASKED = "classes", "next", "masked"
@@ -49,6 +49,9 @@ FILES: Final = {
     "dart": ("dart-v1.1.1-full-train.json", "dart-v1.1.1-full-dev.json"),
     "arxiv": ("arxiv-metadata-oai-snapshot.json",),
 }
+_DAMAGE: Final[dict[type[Exception], str]] = {
+    UnicodeDecodeError: "is not UTF-8 text; fetch the file again", csv.Error: "is no table ({})",
+}  # fmt: skip
 _SHARES = 19
 """Of the abstracts of arXiv 17 parts are for training, one for testing, and one is left for validation."""
 
@@ -135,16 +138,7 @@ def _in_form(path: Path, form: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            yield file
-    except DataError:
-        raise
-    except FileNotFoundError as cause:
-        raise DataError(f"data_dir={str(path.parent)!r}: has no {path.name}; it has {listed(path.parent)}") from cause
-    except UnicodeDecodeError as cause:
-        raise DataError(f"{path}: is not UTF-8 text; fetch the file again") from cause
-    except csv.Error as cause:
-        raise DataError(f"{path}: is no table ({cause})") from cause
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror or cause})") from cause
+    if not path.exists():
+        raise DataError(f"data_dir={str(path.parent)!r}: has no {path.name}; it has {listed(path.parent)}")
+    with reading(path, _DAMAGE), path.open(encoding="utf-8", newline="") as file:
+        yield file
