@@ -6,14 +6,13 @@
     python asv_benchmarks/static.py --only sums     the kernels with this word in their names; also with --record
 
 A figure that is more than 5 % worse than the recorded one is named, with its kernel and chip. Every kernel of
-`tests/unit/backends/test_compile.py` is tracked, but for variants: a new one is tracked without a change here. A kernel
-is compiled if anything that its figures follow from is not what it was when they were recorded (`digest`).
+`tests/unit/backends/test_compile.py` is tracked, variants for one chip: a new one is tracked without a change here. A
+kernel is compiled if anything that its figures follow from is not what it was when they were recorded (`digest` there).
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -23,7 +22,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "asv_benchmarks" / "recorded" / "static.json"
-DIGESTS = RECORDED.with_name("static_digests.json")
 CHIPS = (80, 89, 90)
 #: Noise in a step takes the compiler as long as all others: one step with it, for one chip.
 SLOW = {"step sgd": (90,)}
@@ -38,28 +36,15 @@ Figures = dict[str, dict[str, float]]
 def wanted(titles: list[str]) -> list[tuple[str, int]]:
     """Return the kernels to compile, each with a chip."""
     variants = {title for title in titles if title.endswith(VARIANTS) and title.rpartition(", ")[0] in titles}
-    chosen = [title for title in titles if title not in variants and (title[:5] != "step " or title in STEPS)]
-    return [(title, chip) for title in chosen for chip in SLOW.get(title, CHIPS)]
+    chips = {**dict.fromkeys(variants, CHIPS[-1:]), **SLOW}
+    chosen = [title for title in titles if title[:5] != "step " or title in STEPS]
+    return [(title, chip) for title in chosen for chip in chips.get(title, CHIPS)]
 
 
-def digest(case: Any, chip: int) -> str:
-    """Return a name of all that a kernel's figures follow from: source, as Triton hashes it, compiler and scripts."""
-    import triton
+def measured(only: str = "", *, fresh: bool = True) -> tuple[Figures, dict[str, Any]]:
+    """Return the figures of the kernels whose names contain a word, by kernel and chip, and the compiler's records.
 
-    from tests.unit.backends import test_compile as compiled
-
-    _, kernel, types, constants, elements = case
-    source, target, options = compiled.prepared(kernel, types, constants, chip)
-    scripts = (compiled.__file__, str(Path(compiled.__file__).with_name("listing.py")), __file__)
-    parts = [triton.__version__, source.hash(), repr(target), repr(options), repr(elements)]
-    parts += [hashlib.sha256(Path(script).read_bytes()).hexdigest() for script in scripts]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def measured(only: str = "", known: Figures | None = None) -> tuple[Figures, dict[str, str]]:
-    """Return the figures of the kernels whose names contain a word, by kernel and chip, and their digests.
-
-    What has the recorded digest has its figures in `known`, where they are given, and is not compiled.
+    What is as it was recorded is not compiled, unless it is asked `fresh`.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
@@ -70,9 +55,9 @@ def measured(only: str = "", known: Figures | None = None) -> tuple[Figures, dic
     cases = {case[0]: case for case in compiled.cases()}
     on_cores = {chip: {case[0]: case for case in compiled.core_cases(chip)} for chip in CHIPS}
     titles = [*cases, *on_cores[CHIPS[-1]]]
-    before = json.loads(DIGESTS.read_text()) if known is not None and DIGESTS.exists() else {}
+    recorded = {} if fresh else json.loads(compiled.RECORDED.read_text())
     found: Figures = {}
-    digests: dict[str, str] = {}
+    records: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TRITON_CACHE_DIR", folder)
         for title, chip in wanted(titles):
@@ -80,12 +65,9 @@ def measured(only: str = "", known: Figures | None = None) -> tuple[Figures, dic
             if only not in name:
                 continue
             case = {**cases, **on_cores[chip]}[title]
-            digests[name] = digest(case, chip)
-            if known is not None and name in known and before.get(name) == digests[name]:
-                found[name] = known[name]
-            else:
-                found[name] = figures(compiled.compile_and_measure(*case, chip))
-    return (found if only else found | ratios(found)), digests
+            records[name] = compiled.recorded_or_compiled(case, chip, recorded)
+            found[name] = figures(records[name])
+    return (found if only else found | ratios(found)), records
 
 
 def recorded_beside(now: Figures, before: Figures, only: str) -> Figures:
@@ -104,7 +86,7 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     loop = record["product_loop"]
     products = {"16-bit products": ("HMMA", "HGMMA"), "8-bit products": ("IMMA", "IGMMA")}
     products["float64 products"] = "DMMA", "DFMA"
-    found |= {f"{name} of the loop": float(sum(loop[one] for one in names)) for name, names in products.items()}
+    found |= {f"{name} of the loop": float(sum(loop.get(one, 0) for one in names)) for name, names in products.items()}
     return {**found, "instructions of the loop": float(sum(loop.values())), "around it": float(record["around_loop"])}
 
 
@@ -129,17 +111,19 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="only kernels with this in their names")
     arguments = parser.parse_args()
     before = json.loads(RECORDED.read_text())
-    fresh = arguments.all or arguments.json or arguments.record
-    now, digests = measured(arguments.only, None if fresh else before)
+    now, records = measured(arguments.only, fresh=arguments.all or arguments.json)
     if arguments.json:
         print(json.dumps(now))
         return 0
     if arguments.only:
         now = recorded_beside(now, before, arguments.only)
     if arguments.record:
-        kept = json.loads(DIGESTS.read_text()) if arguments.only and DIGESTS.exists() else {}
+        from tests.unit.backends.test_compile import RECORDED as COMPILED
+
+        kept = json.loads(COMPILED.read_text()) if arguments.only else {}
         RECORDED.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
-        DIGESTS.write_text(json.dumps(kept | digests, indent=1, sort_keys=True) + "\n")
+        lines = [f"{json.dumps(name)}: {json.dumps(record)}" for name, record in sorted((kept | records).items())]
+        COMPILED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         return 0
     found = worse(now, before)
     print("\n".join(found) or f"{len(now)} kernels and steps: no figure is more than 5 % worse")

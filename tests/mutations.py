@@ -30,9 +30,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("go on with a changed recipe in the folder of the former", "if kept.read_bytes() != one.content:", "if not kept.read_bytes():",
          "end_to_end/test_cli_reproduce.py::test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints"),
     ],
-    "asv_benchmarks/static.py": [
-        ("take another compiler's figures for this one's", "parts = [triton.__version__, source.hash()", "parts = [source.hash()", "unit/backends/test_static.py::test_what_is_as_it_was_recorded_is_not_compiled_and_all_else_is"),
-        ("take figures of another kernel's source", "triton.__version__, source.hash(), repr(target)", "triton.__version__, repr(target)", "unit/backends/test_static.py::test_what_is_as_it_was_recorded_is_not_compiled_and_all_else_is"),
+    "tests/unit/backends/test_compile.py": [
+        ("take another compiler's figures for this one's", "parts = [triton.__version__, sources(kernel)", "parts = [sources(kernel)", "unit/backends/test_static.py::test_what_is_as_it_was_recorded_is_not_compiled_and_all_else_is"),
+        ("take figures of another kernel's source", "triton.__version__, sources(kernel), source", "triton.__version__, source", "unit/backends/test_static.py::test_what_is_as_it_was_recorded_is_not_compiled_and_all_else_is"),
+        ("take figures of another constant", "return [*sorted(function.src for function in found), *map(str, sorted(constants))]", "return sorted(function.src for function in found)", "unit/backends/test_static.py::test_what_is_as_it_was_recorded_is_not_compiled_and_all_else_is"),
     ],
     "dpcore/cli/train/examples.py": [
         ("draw more numbers for bright images", "torch.rand(3, dtype=torch.float64).tolist()", "torch.rand(3 + int(image.max() > 0.3), dtype=torch.float64).tolist()[:3]",

@@ -35,8 +35,9 @@ def in_this_process(folder: Path) -> int:
     """Do what the script does, with one of the small models only, and of parts that are alike only one."""
     small = {"mlp": training.cases(small=True)["mlp"]}
     # Some seconds each.
-    alike = "plain, compiled", "CUDA graphs", "adamw", "philox", "banded 8", "filter of order", "scale", "every kernel"
-    alike += "the same bits twice: steps", "agreement suite", "host: ", "torch adam", "linear_sums", "normal"
+    alike = "plain, compiled", "non-private compiled", "CUDA graphs", "adamw", "philox", "banded 8", "filter of order"
+    alike += "scale", "every kernel", "the same bits twice: steps", "agreement suite", "host: ", "torch adam"
+    alike += "linear_sums", "normal"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "cases", lambda _: small)
         for module in (checks, kernels, training, models):

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -144,6 +145,11 @@ def find(word: str) -> Recipe:
         near = nearest(name, names())
         hint = f"did you mean {near}?" if near else "dpcore reproduce list names all; a file ends in .toml"
         raise ArgumentError(f"recipe {word!r}: is unknown; {hint}")
+    return _built_in(name)
+
+
+@cache
+def _built_in(name: str) -> Recipe:
     return read(name, (FOLDER / f"{name}.toml").read_bytes(), name)
 
 
