@@ -21,10 +21,10 @@ from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.statement.card import listed
 from dpcore.statement.text import format_epsilon
-from tests.fresh import python
+from tests.forks import as_torchrun_does
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
-pytest.importorskip("accelerate", exc_type=ImportError)
+accelerate = pytest.importorskip("accelerate", exc_type=ImportError)
 
 from dpcore.torch.data.data import Reader  # noqa: E402
 from dpcore.torch.hosts import PrivateTrainer, arguments, hugging_face  # noqa: E402
@@ -508,24 +508,19 @@ def test_frozen_statistics_stay_frozen(tmp_path: Path):
     assert found.state.log_history[-1]["train_steps"] == 10
 
 
-SCRIPT = """
-import os, sys
-from pathlib import Path
-import torch
-from tests.end_to_end.test_hosts_hugging_face import Stop, model, trainer
-folder = Path(sys.argv[1])
-stop = Stop(6 + int(os.environ["RANK"]))
-first = trainer(folder, net=model(0.0), save_steps=4, callbacks=[stop], eval_strategy="epoch")
-assert first.args.world_size == 2
-first.train()
-assert first.private.steps_taken == 6  # where the first of them asked to stop
-if first.is_world_process_zero():
-    torch.save(first.model.state_dict(), folder / "six.pt")
-again = trainer(folder, net=model(0.0))
-again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
-assert again.private.steps_taken == 10
-again.save_model()
-"""
+def in_a_process(rank: int, folder: Path) -> None:
+    """Train to where the first of two asks to stop, then go on from a checkpoint."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    first = trainer(folder, net=model(0.0), save_steps=4, callbacks=[Stop(6 + rank)], eval_strategy="epoch")
+    assert first.args.world_size == 2
+    first.train()
+    assert first.private.steps_taken == 6
+    if first.is_world_process_zero():
+        torch.save(first.model.state_dict(), folder / "six.pt")
+    again = trainer(folder, net=model(0.0))
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    assert again.private.steps_taken == 10
+    again.save_model()
 
 
 def test_processes_that_transformers_does_not_count_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -540,10 +535,7 @@ def test_processes_that_transformers_does_not_count_are_refused(tmp_path: Path, 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
 def test_several_processes_train_one_model(tmp_path: Path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    two = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    found = python(*two, "train.py", tmp_path, folder=tmp_path)
-    assert found.returncode == 0, found.stderr
+    as_torchrun_does(2, in_a_process, tmp_path)
     alone = trainer(tmp_path / "alone", net=model(0.0), callbacks=[Stop(6)])
     alone.train()
     torch.testing.assert_close(torch.load(tmp_path / "six.pt"), alone.model.state_dict(), rtol=1e-5, atol=1e-6)

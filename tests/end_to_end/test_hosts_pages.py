@@ -1,11 +1,8 @@
 """The scripts of docs/hosts.md: each runs as it stands; at night in processes of its own, two where it can."""
 
-import contextlib
 import csv
-import io
 import json
 import re
-import runpy
 import stat
 import sys
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 import torch
 
 from tests.depth import chosen
+from tests.forks import as_torchrun_does, run_script
 from tests.fresh import python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +34,12 @@ def run(kind: str, folder: Path, launcher: list[str], more: str = "") -> str:
     script = SCRIPTS[kind].replace("devices=1,", "devices=2,") if launcher else SCRIPTS[kind]
     (folder / "train.py").write_text(script + more)
     # Imports take seconds, and other tests need them, too; Lightning leaves a group of processes behind.
-    if chosen(kind != "pytorch_lightning", False):
-        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
-            runpy.run_path("train.py", run_name="__main__")
-        return printed.getvalue()
+    if chosen(True, False):
+        if kind == "pytorch_lightning":
+            as_torchrun_does(1, run_script, folder)
+        else:
+            run_script(0, folder)
+        return (folder / "0").read_text()
     start = ["-m", *launcher] if launcher else []
     found = python(*start, "train.py", folder=folder, CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     assert found.returncode == 0, found.stderr

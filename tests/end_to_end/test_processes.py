@@ -4,15 +4,13 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +29,14 @@ from dpcore.torch import checkpoint, make_private, processes
 from dpcore.torch.peers import _check_backend
 from dpcore.torch.processes import Processes
 from tests.depth import chosen
+from tests.forks import as_torchrun_does, free_port, leave, run_script
+from tests.fresh import python
 from tests.unit import torch_runs
 from tests.unit.torch_runs import DATA, finish, keep_keys, load, model, saved, start, values
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 COMMON: dict[str, Any] = {"batch_size": 8, "noise_multiplier": 1.0, "lr": 0.3}
 METHODS = {
     "dp_sgd": lambda: dp_sgd(**COMMON),
@@ -242,22 +243,6 @@ def work(rank: int, world: int, port: int, task: Callable[[int, Path], None], fo
     leave()
 
 
-def leave() -> NoReturn:
-    """End a process of the tests that has done its work."""
-    # Not through the interpreter's end: a thread of gloo's that still holds a tensor aborts the process there, after
-    # all was done (pytorch pull request 179291).
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
 def in_processes(world: int, task: Callable[[int, Path], None], folder: Path, join: bool = True) -> Any:
     given = (world, free_port(), task, folder)
     return torch.multiprocessing.start_processes(work, given, world, join=join, start_method="forkserver")
@@ -315,10 +300,14 @@ def test_the_script_of_the_documentation(tmp_path: Path):
     page = (Path(__file__).parents[2] / "docs/processes.md").read_text()
     (script,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     (tmp_path / "train.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("Privacy statement") == 1
+    if chosen(False, True):
+        found = python(*TORCHRUN, "train.py", folder=tmp_path)
+        assert found.returncode == 0, found.stderr
+        printed = found.stdout
+    else:
+        as_torchrun_does(2, run_script, tmp_path)
+        printed = "".join((tmp_path / str(rank)).read_text() for rank in range(2))
+    assert printed.count("Privacy statement") == 1
     assert (tmp_path / "state.pt").exists()
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from dpcore.errors import BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.sampling import PoissonSampler
 from tests.end_to_end.test_kill import SAVE_EVERY, STEPS, Recorder, build, check, fresh, load, save, size
-from tests.end_to_end.test_processes import leave
+from tests.forks import free_port, leave
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests start processes as Linux does")
 
@@ -40,9 +39,7 @@ def child(rank: int, world: int, port: int, task: Callable[[int, Path], None], f
 
 
 def started(world: int, task: Callable[[int, Path], None], folder: Path) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     found = [context.Process(target=child, args=(rank, world, port, task, folder)) for rank in range(world)]
     for process in found:
