@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 # JOBS=0 runs the tests in one process.
-WORKERS := $(if $(filter 0,$(JOBS)),,-n $(JOBS))
+# Each worker takes neighbors, which share imports, proofs and fixtures, until it steals from the other at the end.
+WORKERS := $(if $(filter 0,$(JOBS)),,-n $(JOBS) --dist worksteal)
 PROFILE ?= ci
 # Of `make gpu`: where results go, and which of checks, kernels, training, models, merge, all.
 OUT ?= gpu-results
