@@ -51,6 +51,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let a paper's part depend on the papers before it", 'sha256(paper["id"].encode())', 'sha256(b"%d" % len(parts[0] + parts[1]))', "unit/cli/test_text.py"),
         ("take the classes of GLUE by their place among the columns", "places = [head.index(column) for column in columns]", "places = [*range(len(columns))]", "unit/cli/test_text.py"),
     ],
+    "dpcore/cli/datasets/arrow.py": [
+        ("take the columns by their place in the file", "(table[column].to_pylist() for column in kept.columns)", "(table[n].to_pylist() for n in range(len(kept.columns)))", "unit/cli/test_arrow.py"),
+        ("take a class that the task has not", "if kept.classes and row[-1] not in range(kept.classes):", "if kept.classes and row[-1] >= kept.classes:", "unit/cli/test_arrow.py"),
+    ],
     "dpcore/cli/datasets/tokens.py": [
         ("mask a text by its place among the texts", "shake_256(part.first[row].encode())", "shake_256(b'%d' % row)", "unit/cli/test_tokens.py"),
         ("predict the first of two texts, too", "targets[row, begin : len(ids) - 1] = ids[:-1], ids[begin + 1 :]", "targets[row, : len(ids) - 1] = ids[:-1], ids[1:]", "unit/cli/test_tokens.py"),

@@ -2,7 +2,7 @@
 
 # Package, as it is installed: the extra that brings it. The names are those of pyproject.toml; a test compares them.
 EXTRAS = {
-    "matplotlib": "plots", "pillow": "images", "safetensors": "torch", "scikit-learn": "sklearn",
+    "matplotlib": "plots", "pillow": "images", "pyarrow": "texts", "safetensors": "torch", "scikit-learn": "sklearn",
     "tensorboard": "tensorboard", "torch": "torch", "triton": "triton",
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parents[2]
 # conda-forge's names, where they are not PyPI's.
 NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
-EXTRAS = ("torch", "triton", "crypto", "plots", "images", "sklearn", "tensorboard")
+EXTRAS = ("torch", "triton", "crypto", "plots", "images", "texts", "sklearn", "tensorboard")
 
 
 def recipe() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Texts from the files that their authors publish: four tasks of GLUE, E2E, DART, and the abstracts of arXiv.
+"""Texts from the files that their authors publish, or as Hugging Face keeps them: GLUE, E2E, DART, and arXiv.
 
 One row of a file is one example, and with it the unit of privacy: E2E and DART have several sentences of one source.
 """
@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
+from dpcore.cli.datasets import arrow
 from dpcore.cli.datasets.files import listed, reading
 from dpcore.errors import DataError
 
@@ -61,13 +62,35 @@ def read(name: str, folder: Path) -> tuple[Part, Part]:
 
     DataError if a file is missing, has no such columns, or has a label that the task has not.
     """
-    place = folder / GLUE[name].folder if name in GLUE and (folder / GLUE[name].folder).is_dir() else folder
-    files = [place / file for file in FILES[name]]
-    parts = _arxiv(files[0]) if name == "arxiv" else (_part(name, files[0]), _part(name, files[1]))
+    if kept := arrow.files_of(name, folder):
+        parts = (_kept(name, kept[0]), _kept(name, kept[1]))
+    else:
+        parts = _published(name, folder)
     for part, words in zip(parts, ("to train on", "held out"), strict=True):
         if not part.first:
             raise DataError(f"data_dir={str(folder)!r}: {name} has no text {words}; is it the right file?")
     return parts
+
+
+def _kept(name: str, files: list[Path]) -> Part:
+    rows = arrow.rows_of(name, files)
+    if name == "dart":
+        with _in_form(files[0], "a table of triples and their annotations"):
+            rows = [(_said(triples), text) for triples, annotations in rows for text in _texts(annotations)]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
+    classes = columns.pop() if name in GLUE else []
+    return Part(columns[0], columns[1] if len(columns) > 1 else [], classes)
+
+
+def _texts(annotations: Any) -> list[str]:
+    # Of `datasets` before its version 4 one list for each field.
+    return annotations["text"] if isinstance(annotations, dict) else [each["text"] for each in annotations]
+
+
+def _published(name: str, folder: Path) -> tuple[Part, Part]:
+    place = folder / GLUE[name].folder if name in GLUE and (folder / GLUE[name].folder).is_dir() else folder
+    files = [place / file for file in FILES[name]]
+    return _arxiv(files[0]) if name == "arxiv" else (_part(name, files[0]), _part(name, files[1]))
 
 
 def _part(name: str, path: Path) -> Part:
@@ -108,16 +131,20 @@ def _pairs(name: str, path: Path) -> Iterator[tuple[str, str]]:
         if name == "e2e":
             yield from ((said, text) for _, (said, text) in _table(path, csv.reader(file), ("mr", "ref"), short=False))
             return
-        with _in_form(path, "a list of entries with 'tripleset' and 'annotations'"):
+        with _in_form(path, "JSON, a list of entries with 'tripleset' and 'annotations'"):
             for entry in json.load(file):
-                said = " | ".join(f"{subject} : {of.lower()} : {what}" for subject, of, what in entry["tripleset"])
+                said = _said(entry["tripleset"])
                 yield from ((said, annotation["text"]) for annotation in entry["annotations"])
+
+
+def _said(triples: list[list[str]]) -> str:
+    return " | ".join(f"{subject} : {of.lower()} : {what}" for subject, of, what in triples)
 
 
 def _arxiv(path: Path) -> tuple[Part, Part]:
     """Return the abstracts; a paper's own number says which part it is in, whatever else the file has."""
     parts: tuple[list[str], list[str]] = ([], [])
-    with _opened(path) as file, _in_form(path, "one object with 'id' and 'abstract' in each line"):
+    with _opened(path) as file, _in_form(path, "JSON, one object with 'id' and 'abstract' in each line"):
         for line in file:
             paper = json.loads(line)
             share = int.from_bytes(sha256(paper["id"].encode()).digest()[:8]) % _SHARES
@@ -133,7 +160,7 @@ def _in_form(path: Path, form: str) -> Iterator[None]:
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
         if isinstance(cause, UnicodeDecodeError):
             raise
-        raise DataError(f"{path}: must be JSON, {form}") from cause
+        raise DataError(f"{path}: must be {form}") from cause
 
 
 @contextmanager
