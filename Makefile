@@ -12,6 +12,8 @@ PROFILE ?= ci
 OUT ?= gpu-results
 CHUNK ?= all
 SELECT ?=
+# Python keeps the bytecode of what is imported; to compile all that is installed takes as long as to install it.
+LAZY := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 # Of `make site`.
 PORT ?= 8000
 
@@ -37,8 +39,8 @@ setup: $(READY)
 $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (some minutes the first time)"
-	$(VENV)/bin/python -m pip install -qq "$$(grep '^torch==' requirements/constraints.txt)"
-	$(VENV)/bin/python -m pip install -qq -c requirements/constraints.txt -e '.[triton,plots,tensorboard,dev,docs]'
+	$(VENV)/bin/python -m pip install -qq $(LAZY) "$$(grep '^torch==' requirements/constraints.txt)"
+	$(VENV)/bin/python -m pip install -qq $(LAZY) -c requirements/constraints.txt -e '.[triton,plots,tensorboard,dev,docs]'
 	touch $@
 
 # Without an environment yet, one for the demo alone: torch's CPU build and matplotlib.
@@ -55,8 +57,8 @@ demo:
 
 .venv-demo/.ready: pyproject.toml requirements/constraints.txt
 	test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
-	.venv-demo/bin/python -m pip install "$$(grep '^torch==' requirements/constraints.txt)"
-	.venv-demo/bin/python -m pip install -c requirements/constraints.txt -e '.[torch,plots]'
+	.venv-demo/bin/python -m pip install $(LAZY) "$$(grep '^torch==' requirements/constraints.txt)"
+	.venv-demo/bin/python -m pip install $(LAZY) -c requirements/constraints.txt -e '.[torch,plots]'
 	touch $@
 
 # Workers share the cores, so each computes with one thread.
