@@ -362,6 +362,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take entries before the examples for ones after them", "return Axis(dim, before // start, after // rest)",
          "return Axis(dim, 1, (before // start) * (after // rest))",
          "unit/torch/gradients/test_proof.py"),
+        ("take channels for the third dimension from the right", '_layer("channel_shuffle", _first)', '_layer("channel_shuffle", lambda _: slice(-3))',
+         "unit/torch/gradients/test_proof.py unit/torch/gradients/test_rules.py::test_a_rule_says_what_is_true[channel_shuffle]"),
         ("gather from other examples", 'if mark.dim == op["dim"] % len(op.out):', "if False:", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/sources.py": [
@@ -386,6 +388,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/capture.py": [
+        ("follow constants without their shapes", '            node.meta["val"] = constants[node.target]\n', "            pass\n",
+         "unit/torch/gradients/test_proof.py"),
         ("draw a checkpoint's masks anew", "        if known is not node:\n", "        if False:\n",
          "unit/torch/gradients/test_proof.py::test_the_masks_of_a_checkpoint_are_the_forward_passs_own"),
         ("capture at a number that divides a size", "fitting = [count for count in (*COUNTS, 8191, 8209) if not any(size and size % count == 0 for size in sizes)]",
