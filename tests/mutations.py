@@ -373,6 +373,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "apart = moved.unflatten(0, (examples, mark.outer, mark.inner))", "unit/torch/gradients/test_proof.py"),
         ("forget one use of a parameter", "return [part for each in taken for", "return [part for each in taken[:1] for",
          "unit/torch/gradients/test_proof.py"),
+        ("write a line for every micro-batch", "    remarks(False)\n", "    remarks(True)\n",
+         "unit/torch/gradients/test_proof.py::test_no_line_on_standard_error_tells_the_number_of_micro_batches"),
         ("learn from padding", "kept = indices.masked_fill(indices == padding, -1) if padding >= 0 else indices", "kept = indices",
          "unit/torch/gradients/test_proof.py"),
     ],

@@ -277,7 +277,8 @@ class OneByOne:
         with torch.enable_grad(), precision.apart(self.precision, device):
             within(self.model, given, both)
         check_versions(self.model, given, versions)
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        # An embedding's gradient may be sparse.
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense() for leaf in leaves]
 
 
 @uncollected()

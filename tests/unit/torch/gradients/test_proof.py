@@ -371,6 +371,18 @@ def test_the_masks_of_a_checkpoint_are_the_forward_passs_own() -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
+def test_no_line_on_standard_error_tells_the_number_of_micro_batches(capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, CLASSES))  # whose way back vmap runs row by row
+    given = list(layer.parameters()), [], (torch.randn(6, 8), torch.arange(6) % CLASSES)
+    blocks = program(layer, given[2])(*given)
+    assert capfd.readouterr().err == ""
+    F.cross_entropy(layer(given[2][0]), given[2][1], reduction="sum").backward()
+    for block, parameter in zip(blocks, layer.parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(block.rows().sum(0), parameter.grad.flatten())
+
+
 def test_memory_that_nothing_was_written_to_holds_nothing() -> None:
     model = Two(lambda h, _: h + torch.empty(len(h), 16))
     found = program(model, (torch.randn(2, 8), torch.zeros(2, dtype=torch.int64)))
