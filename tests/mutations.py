@@ -53,10 +53,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/cli/datasets/tokens.py": [
         ("mask a text by its place among the texts", "shake_256(part.first[row].encode())", "shake_256(b'%d' % row)", "unit/cli/test_tokens.py"),
+        ("say how long a text is", "    with _unsaid():\n", "    if True:\n", "unit/cli/test_tokens.py"),
         ("predict the first of two texts, too", "targets[row, begin : len(ids) - 1] = ids[:-1], ids[begin + 1 :]", "targets[row, : len(ids) - 1] = ids[:-1], ids[1:]", "unit/cli/test_tokens.py"),
     ],
     "dpcore/cli/train/language.py": [
         ("begin with random weights where the folder has none", '    if missing := [key for key in missing if ".pooler." not in key]:', "    if False:", "unit/cli/test_language.py"),
+        ("let one private text decide whether there is a run", "if dataset.tokens > known:", "if dataset.train_inputs.max() >= known:", "unit/cli/test_language.py"),
         ("take the end of a text for padding", "None if dataset.task == NEXT else dataset.pad", "dataset.pad", "unit/cli/test_language.py"),
         ("look at padding as at a word", "(ids != self.pad).long()", "torch.ones_like(ids).long()", "unit/cli/test_language.py"),
         ("take a model for the one that a recipe names", "if expected not in (None, found):", "if False:", "unit/cli/test_language.py"),
@@ -75,6 +77,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_hosts_scikit_learn.py::test_classes_are_declared_or_said_to_be_public"),
         ("keep the run, and its keys, in a fitted estimator", "        self.statement_, self.epsilon_ = run", "        self.run_ = run\n        self.statement_, self.epsilon_ = run",
          "end_to_end/test_hosts_scikit_learn.py::test_a_fitted_estimator_has_neither_rows_nor_keys"),
+        ("show a target that is no number", '{what}: has texts that are no numbers; {remedy}"', '{what}: has {values} that are no numbers; {remedy}"',
+         "end_to_end/test_hosts_scikit_learn.py::test_no_error_shows_a_target_or_a_value"),
         ("show a label that is not declared", "some are others (none is shown, as labels ", "some are others, {labels.tolist()} (labels ",
          "end_to_end/test_hosts_scikit_learn.py::test_classes_are_declared_or_said_to_be_public"),
     ],
@@ -1304,10 +1308,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/data.py": [
+        ("show warnings of an example that was drawn", "self.generators), _unsaid():", "self.generators):", "unit/torch/test_data.py::test_no_warning_shows_which_example_was_drawn"),
         ("let collate_fn see several examples", "rows = [collate([example]) for example in examples]",
          "whole = collate(examples)\n        rows = [batches.tree_map(lambda t: t[k : k + 1], whole) for k in range(len(examples))]",
          "unit/torch/test_data.py"),
-        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
+        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators), _unsaid():", "with seeded(self.device, seed), _unsaid():",
          "unit/torch/test_data.py"),
     ],
     "dpcore/accounting/pld/allocation.py": [

@@ -1,7 +1,8 @@
 """The source of batches: any map-style dataset, read by index and moved to the model's device."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +241,10 @@ class Reader:
     def read(self, places: Sequence[int], seed: bytes) -> Tree:
         """Return the examples at `places`, in that order, as one batch: one row for each.
 
-        The draws of reading and joining follow from the secret `seed`. Errors reveal nothing about the examples.
+        The draws of reading and joining follow from the secret `seed`. Errors reveal nothing about the examples, and no
+        warning is shown.
         """
-        with seeded(self.device, seed, self.generators):
+        with seeded(self.device, seed, self.generators), _unsaid():
             try:
                 examples = read_examples(self.dataset, places)
             except Exception as cause:  # noqa: BLE001 - a user's own data set may raise anything
@@ -252,6 +254,20 @@ class Reader:
                     "reveal which examples were drawn)"
                 ) from None
             return joined(self.collate, examples)
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Show no warning, as Pillow has them of some images: it would tell of an example, and when it was drawn.
+
+    The filters stay, since Python repeats warnings that it has shown, of all code, once they change.
+    """
+    shown = warnings.showwarning
+    warnings.showwarning = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def reason(cause: BaseException) -> str:

@@ -3,6 +3,7 @@
 import random
 import re
 import traceback
+import warnings
 from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
@@ -495,6 +496,22 @@ def test_a_batch_that_was_kept_is_not_stepped_again(sampling: str) -> None:
         refused(PrivacyError, "none of the drawn tensors", run.step, kept)
     run.step((new, targets))
     assert run.steps_taken == 2
+
+
+class Warns(Rows):
+    def __getitem__(self, place: int) -> Any:
+        warnings.warn(f"the image of place {place} is odd", UserWarning, stacklevel=1)
+        return super().__getitem__(place)
+
+
+def test_no_warning_shows_which_example_was_drawn(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        finish(start(model(), data=Warns()))
+        assert not [warning for warning in shown if "odd" in str(warning.message)]
+        Warns()[0]  # outside of a run it is shown
+    assert "the image of place 0 is odd" in str(shown[-1].message)
+    assert "odd" not in capfd.readouterr().err
 
 
 TWICE = Rows()
