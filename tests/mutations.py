@@ -1289,6 +1289,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return nullcontext()", "unit/torch/test_precision.py::test_it_is_autocast_of_the_forward_pass_whatever_is_around"),
     ],
     "dpcore/torch/model/functional.py": [
+        ("let a model write an example to the data of its parameters", "if function == torch.Tensor.data.__get__:", "if False:",
+         "unit/torch/test_state_probe.py::test_what_is_kept_is_refused_by_name_and_leaves_everything_as_it_was"),
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],

@@ -268,11 +268,12 @@ class OneByOne:
         device = point[0].device
 
         def both() -> None:
-            with Leaves() as own, precision.forward(self.precision, device):
-                loss = self.loss(batches.call(self.model, inputs), targets)
-            if loss.requires_grad:
-                refuse_foreign(loss, [*leaves, *own.leaves])
-                torch.autograd.backward(loss)
+            with Leaves() as own:
+                with precision.forward(self.precision, device):
+                    loss = self.loss(batches.call(self.model, inputs), targets)
+                if loss.requires_grad:
+                    refuse_foreign(loss, [*leaves, *own.leaves])
+                    torch.autograd.backward(loss)
 
         with torch.enable_grad(), precision.apart(self.precision, device):
             within(self.model, given, both)
