@@ -71,7 +71,7 @@ def pad_of(tokenizer: Any) -> int:
 
 def most_tokens(tokenizer: Any) -> int:
     """Return the number that is above every id of a tokenizer."""
-    return 1 + max(tokenizer.get_vocab().values())
+    return 1 + max(map(int, tokenizer.get_vocab().values()))
 
 
 def _called(tokenizer: Any, given: Sequence[list[str]], length: int) -> Iterator[Any]:

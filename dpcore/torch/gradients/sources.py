@@ -455,7 +455,7 @@ def _each(function: Callable[..., Tensor], dims: Sequence[int | None], values: S
     It writes a line at every call of an operation that vmap runs row by row. A line for each micro-batch would tell how
     many examples were drawn.
     """
-    remarks = torch._C._functorch._set_vmap_fallback_warning_enabled
+    remarks = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
     remarks(False)
     try:
         found: Tensor = vmap(function, in_dims=tuple(dims), randomness=draws)(*values)
