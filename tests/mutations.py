@@ -1310,7 +1310,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/data.py": [
-        ("show warnings of an example that was drawn", "self.generators), _unsaid():", "self.generators):", "unit/torch/test_data.py::test_no_warning_shows_which_example_was_drawn"),
+        ("show warnings of an example that was drawn", "self.generators), _unsaid():", "self.generators):", "unit/torch/test_data.py::test_no_warning_or_log_shows_which_example_was_drawn"),
         ("let collate_fn see several examples", "rows = [collate([example]) for example in examples]",
          "whole = collate(examples)\n        rows = [batches.tree_map(lambda t: t[k : k + 1], whole) for k in range(len(examples))]",
          "unit/torch/test_data.py"),

@@ -1,5 +1,6 @@
 """The source of batches: any map-style dataset, read by index and moved to the model's device."""
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -242,7 +243,7 @@ class Reader:
         """Return the examples at `places`, in that order, as one batch: one row for each.
 
         The draws of reading and joining follow from the secret `seed`. Errors reveal nothing about the examples, and no
-        warning is shown.
+        warning or log is shown.
         """
         with seeded(self.device, seed, self.generators), _unsaid():
             try:
@@ -258,16 +259,19 @@ class Reader:
 
 @contextmanager
 def _unsaid() -> Iterator[None]:
-    """Show no warning, as Pillow has them of some images: it would tell of an example, and when it was drawn.
+    """Show no warning and log nothing, as Pillow does of some images and transformers of long texts.
 
-    The filters stay, since Python repeats warnings that it has shown, of all code, once they change.
+    It would tell of an example, and when it was drawn. The filters of warnings stay: once they change, Python repeats
+    what it has shown, of all code.
     """
-    shown = warnings.showwarning
+    shown, level = warnings.showwarning, logging.root.manager.disable
     warnings.showwarning = lambda *_, **__: None
+    logging.disable()
     try:
         yield
     finally:
         warnings.showwarning = shown
+        logging.disable(level)
 
 
 def reason(cause: BaseException) -> str:
