@@ -57,10 +57,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/cli/datasets/tokens.py": [
         ("mask a text by its place among the texts", "shake_256(part.first[row].encode())", "shake_256(b'%d' % row)", "unit/cli/test_tokens.py"),
+        ("say how long a text is", "    with _unsaid():\n", "    if True:\n", "unit/cli/test_tokens.py"),
         ("predict the first of two texts, too", "targets[row, begin : len(ids) - 1] = ids[:-1], ids[begin + 1 :]", "targets[row, : len(ids) - 1] = ids[:-1], ids[1:]", "unit/cli/test_tokens.py"),
     ],
     "dpcore/cli/train/language.py": [
         ("begin with random weights where the folder has none", '    if missing := [key for key in missing if ".pooler." not in key]:', "    if False:", "unit/cli/test_language.py"),
+        ("let one private text decide whether there is a run", "if dataset.tokens > known:", "if dataset.train_inputs.max() >= known:", "unit/cli/test_language.py"),
         ("take the end of a text for padding", "None if dataset.task == NEXT else dataset.pad", "dataset.pad", "unit/cli/test_language.py"),
         ("look at padding as at a word", "(ids != self.pad).long()", "torch.ones_like(ids).long()", "unit/cli/test_language.py"),
         ("take a model for the one that a recipe names", "if expected not in (None, found):", "if False:", "unit/cli/test_language.py"),
@@ -79,6 +81,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_hosts_scikit_learn.py::test_classes_are_declared_or_said_to_be_public"),
         ("keep the run, and its keys, in a fitted estimator", "        self.statement_, self.epsilon_ = run", "        self.run_ = run\n        self.statement_, self.epsilon_ = run",
          "end_to_end/test_hosts_scikit_learn.py::test_a_fitted_estimator_has_neither_rows_nor_keys"),
+        ("show a target that is no number", '{what}: has texts that are no numbers; {remedy}"', '{what}: has {values} that are no numbers; {remedy}"',
+         "end_to_end/test_hosts_scikit_learn.py::test_no_error_shows_a_target_or_a_value"),
         ("show a label that is not declared", "some are others (none is shown, as labels ", "some are others, {labels.tolist()} (labels ",
          "end_to_end/test_hosts_scikit_learn.py::test_classes_are_declared_or_said_to_be_public"),
     ],
@@ -366,6 +370,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take entries before the examples for ones after them", "return Axis(dim, before // start, after // rest)",
          "return Axis(dim, 1, (before // start) * (after // rest))",
          "unit/torch/gradients/test_proof.py"),
+        ("take channels for the third dimension from the right", '_layer("channel_shuffle", _first)', '_layer("channel_shuffle", lambda _: slice(-3))',
+         "unit/torch/gradients/test_proof.py unit/torch/gradients/test_rules.py::test_a_rule_says_what_is_true[channel_shuffle]"),
         ("gather from other examples", 'if mark.dim == op["dim"] % len(op.out):', "if False:", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/sources.py": [
@@ -375,6 +381,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "apart = moved.unflatten(0, (examples, mark.outer, mark.inner))", "unit/torch/gradients/test_proof.py"),
         ("forget one use of a parameter", "return [part for each in taken for", "return [part for each in taken[:1] for",
          "unit/torch/gradients/test_proof.py"),
+        ("write a line for every micro-batch", "    remarks(False)\n", "    remarks(True)\n",
+         "unit/torch/gradients/test_proof.py::test_no_line_on_standard_error_tells_the_number_of_micro_batches"),
         ("learn from padding", "kept = indices.masked_fill(indices == padding, -1) if padding >= 0 else indices", "kept = indices",
          "unit/torch/gradients/test_proof.py"),
     ],
@@ -390,6 +398,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/capture.py": [
+        ("follow constants without their shapes", '            node.meta["val"] = constants[node.target]\n', "            pass\n",
+         "unit/torch/gradients/test_proof.py"),
         ("draw a checkpoint's masks anew", "        if known is not node:\n", "        if False:\n",
          "unit/torch/gradients/test_proof.py::test_the_masks_of_a_checkpoint_are_the_forward_passs_own"),
         ("capture at a number that divides a size", "fitting = [count for count in (*COUNTS, 8191, 8209) if not any(size and size % count == 0 for size in sizes)]",
@@ -1283,6 +1293,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return nullcontext()", "unit/torch/test_precision.py::test_it_is_autocast_of_the_forward_pass_whatever_is_around"),
     ],
     "dpcore/torch/model/functional.py": [
+        ("let a model write an example to the data of its parameters", "if function == torch.Tensor.data.__get__:", "if False:",
+         "unit/torch/test_state_probe.py::test_what_is_kept_is_refused_by_name_and_leaves_everything_as_it_was"),
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),
     ],
@@ -1302,10 +1314,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/data.py": [
+        ("show warnings of an example that was drawn", "self.generators), _unsaid():", "self.generators):", "unit/torch/test_data.py::test_no_warning_or_log_shows_which_example_was_drawn"),
         ("let collate_fn see several examples", "rows = [collate([example]) for example in examples]",
          "whole = collate(examples)\n        rows = [batches.tree_map(lambda t: t[k : k + 1], whole) for k in range(len(examples))]",
          "unit/torch/test_data.py"),
-        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators):", "with seeded(self.device, seed):",
+        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators), _unsaid():", "with seeded(self.device, seed), _unsaid():",
          "unit/torch/test_data.py"),
     ],
     "dpcore/accounting/pld/allocation.py": [

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -286,6 +287,23 @@ def test_nonsense_is_one_sentence(options: dict[str, Any], table: Any, words: st
     with pytest.raises((ArgumentError, ArgumentTypeError), match=words) as refused:
         PrivateClassifier(**{**QUICK, **options}).fit(table, Y)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "targets", "words"),
+    [
+        (X, ["0.5"] * 39 + ["secret"], "y: has texts that are no numbers"),
+        (X, np.array([0.5] * 39 + ["secret"], dtype=object), "y: has texts that are no numbers"),
+        (X, DATES[:, 0], "y: has dates or times"),
+        (X, Y + 0.75j, "y: Complex data not supported"),
+        (X + 0.75j, Y, "X: Complex data not supported"),
+    ],
+)
+def test_no_error_shows_a_target_or_a_value(table: Any, targets: Any, words: str):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=words) as refused:
+        PrivateRegressor(target_bounds=(0, 1)).fit(table, targets)
+    assert not {"secret", "75"} & set(re.split(r"\W+", str(refused.value)))
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
 
 
 def test_the_page_has_the_recorded_figures():

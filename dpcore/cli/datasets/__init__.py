@@ -246,11 +246,13 @@ class TextDataset(Dataset):
     """Texts as token ids, int32, (n, positions), or (n, 2, positions) with the kinds of tokens after the ids.
 
     Targets are classes, (n,), or for the tasks `text.NEXT` and `text.MASKED` ids, (n, positions), with `tokens.IGNORED`
-    where nothing is predicted; `classes` counts what a target may be. Texts end with ids `pad`.
+    where nothing is predicted; `classes` counts what a target may be. Texts end with ids `pad`; all ids of their
+    tokenizer are below `tokens`.
     """
 
     task: str
     pad: int
+    tokens: int
 
     def __post_init__(self) -> None:  # the tokenizer made them: nothing to examine
         for values in (self.train_inputs, self.train_targets, self.test_inputs, self.test_targets):
@@ -370,7 +372,8 @@ def _texts(name: str, folder: Path, model_dir: str | None, length: int) -> TextD
     task, tokenizer = text.TASKS[name], tokens.tokenizer_of(model_dir)
     parts = [tokens.encode(tokenizer, part, task, length) for part in text.read(name, folder)]
     classes = len(text.GLUE[name].labels) if task == text.CLASSES else len(tokenizer)
-    return TextDataset(name, *parts[0], *parts[1], classes, task, tokens.pad_of(tokenizer))  # type: ignore[arg-type]
+    known = tokens.pad_of(tokenizer), tokens.most_tokens(tokenizer)
+    return TextDataset(name, *parts[0], *parts[1], classes, task, *known)  # type: ignore[arg-type]
 
 
 def _npz(path: Path) -> Dataset:

@@ -5,6 +5,7 @@ tokens that are masked, too.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import shake_256
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.cli.datasets.text import CLASSES, NEXT, Part
+from dpcore.cli.datasets.text import CLASSES, MASKED, NEXT, Part
 from dpcore.errors import DataError, MissingPackageError
 from dpcore.spec.extras import needs
 
@@ -45,14 +46,21 @@ def encode(tokenizer: Any, part: Part, task: str, length: int) -> tuple[_Ids, _T
     A pair of texts has two rows of inputs, (n, 2, length), if the tokenizer tells the kinds of tokens. Longer texts are
     cut; shorter ones end with the id of `pad_of`.
     """
-    if task == CLASSES:
-        given = [part.first, part.second] if part.second else [part.first]
-        kinds = ["token_type_ids"] if part.second and "token_type_ids" in tokenizer.model_input_names else []
-        called = _called(tokenizer, given, length)
-        inputs = np.concatenate([np.stack([found[key] for key in ("input_ids", *kinds)], 1) for found in called])
-        inputs = inputs.astype(np.int32)
-        return inputs if kinds else inputs[:, 0], np.array(part.classes, np.int64)
-    return (_next if task == NEXT else _masked)(tokenizer, part, length)
+    with _unsaid():
+        return {CLASSES: _classes, NEXT: _next, MASKED: _masked}[task](tokenizer, part, length)
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Turn off the log of transformers, which says how long a text is that no model could read whole."""
+    from transformers import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def pad_of(tokenizer: Any) -> int:
@@ -61,10 +69,24 @@ def pad_of(tokenizer: Any) -> int:
     return int(_there(found, "padding or the end"))
 
 
+def most_tokens(tokenizer: Any) -> int:
+    """Return the number that is above every id of a tokenizer."""
+    return 1 + max(map(int, tokenizer.get_vocab().values()))
+
+
 def _called(tokenizer: Any, given: Sequence[list[str]], length: int) -> Iterator[Any]:
     for first in range(0, len(given[0]), _ROWS):
         yield tokenizer(*(texts[first : first + _ROWS] for texts in given), truncation=True, max_length=length,
             padding="max_length", return_special_tokens_mask=True, return_tensors="np")  # fmt: skip
+
+
+def _classes(tokenizer: Any, part: Part, length: int) -> tuple[_Ids, _Targets]:
+    given = [part.first, part.second] if part.second else [part.first]
+    kinds = ["token_type_ids"] if part.second and "token_type_ids" in tokenizer.model_input_names else []
+    called = _called(tokenizer, given, length)
+    inputs = np.concatenate([np.stack([found[key] for key in ("input_ids", *kinds)], 1) for found in called])
+    inputs = inputs.astype(np.int32)
+    return inputs if kinds else inputs[:, 0], np.array(part.classes, np.int64)
 
 
 def _next(tokenizer: Any, part: Part, length: int) -> tuple[_Ids, _Targets]:

@@ -1,7 +1,9 @@
 """The source of batches: any map-style dataset, read by index and moved to the model's device."""
 
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +242,10 @@ class Reader:
     def read(self, places: Sequence[int], seed: bytes) -> Tree:
         """Return the examples at `places`, in that order, as one batch: one row for each.
 
-        The draws of reading and joining follow from the secret `seed`. Errors reveal nothing about the examples.
+        The draws of reading and joining follow from the secret `seed`. Errors reveal nothing about the examples, and no
+        warning or log is shown.
         """
-        with seeded(self.device, seed, self.generators):
+        with seeded(self.device, seed, self.generators), _unsaid():
             try:
                 examples = read_examples(self.dataset, places)
             except Exception as cause:  # noqa: BLE001 - a user's own data set may raise anything
@@ -252,6 +255,23 @@ class Reader:
                     "reveal which examples were drawn)"
                 ) from None
             return joined(self.collate, examples)
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Show no warning and log nothing, as Pillow does of some images and transformers of long texts.
+
+    It would tell of an example, and when it was drawn. The filters of warnings stay: once they change, Python repeats
+    what it has shown, of all code.
+    """
+    shown, level = warnings.showwarning, logging.root.manager.disable
+    warnings.showwarning = lambda *_, **__: None
+    logging.disable()
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+        logging.disable(level)
 
 
 def reason(cause: BaseException) -> str:

@@ -211,8 +211,7 @@ def follow(graph: torch.fx.Graph, given: dict[Node, Mark], count: int) -> tuple[
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             marks[node] = given.get(node)
-            held = node.meta.get("val")
-            if marks[node] is None and held is not None and any(n and n % count == 0 for n in held.shape):
+            if marks[node] is None and any(n and n % count == 0 for n in shape_of(node)):
                 raise NotProved(f"a tensor that the model holds has a size that is a multiple of {count}")
         elif node.op == "call_function":
             try:
@@ -765,6 +764,7 @@ _layer("native_group_norm_backward", _first, "grad_out input mean rstd", "weight
 _layer("native_layer_norm _fused_rms_norm", _not_normalized, "input", "weight bias")
 _layer("native_layer_norm_backward _fused_rms_norm_backward", _not_normalized, "grad_out input mean rstd", "weight bias",
        sums=True)  # fmt: skip
+_layer("channel_shuffle", _first)  # the channels are dimension 1, however many there are
 _layer("grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d_backward", _first)
 # All tensors but weights are (times or states, examples, width).
 _layer("dpcore::recurrence dpcore::recurrence_backward", lambda _: slice(1, 2), "", "weight bias")
@@ -791,7 +791,7 @@ _SPATIAL = {
 
 for _last, _names in [
     *((last, " ".join(f"{name} {name}_backward" for name in names.split())) for last, names in _SPATIAL.items()),
-    (2, "col2im max_unpool2d"), (3, "max_unpool3d im2col pixel_shuffle pixel_unshuffle channel_shuffle"),
+    (2, "col2im max_unpool2d"), (3, "max_unpool3d im2col pixel_shuffle pixel_unshuffle"),
 ]:  # fmt: skip
     _layer(_names, lambda _, last=_last: slice(-last))  # type: ignore[misc]
 

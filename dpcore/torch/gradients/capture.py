@@ -464,22 +464,24 @@ def _functional(root: nn.Module, graph: Graph, inputs: Sequence[Any], fake: Fake
 
     Copies of constants may be written to, so constants are inputs while the graph is made.
     """
+    constants = {name: _faked(fake, value) for name, value in root.named_buffers()}
     for node in graph.nodes:
+        if node.op == "get_attr":  # a rule must see a constant's shape: it may have fewer rows than there are examples
+            node.meta["val"] = constants[node.target]
         if node.target in _DROPPING and list(node.args[0].users) == [node] and node.args[0].target in _FRESH:
             node.target = _DROPPING[node.target]
             node.args = node.args if len(node.args) > 1 else (*node.args, 0.5)  # bernoulli_'s default
     if not any(_writes(node) for node in graph.nodes):
         return root, graph
-    module, constants = GraphModule(root, graph), dict(root.named_buffers())
+    module = GraphModule(root, graph)
 
     def run(*flat: Any) -> Any:
         return _Given(module, dict(zip(constants, flat[len(inputs) :], strict=True))).run(*flat[: len(inputs)])
 
     with preserve_node_meta():
-        values = [_faked(fake, value) for value in constants.values()]
-        made = make_fx(functionalize(run, remove="mutations"))(*inputs, *values)
+        made = make_fx(functionalize(run, remove="mutations"))(*inputs, *constants.values())
     places = [node for node in made.graph.nodes if node.op == "placeholder"][len(inputs) :]
-    for node, (name, value) in zip(places, constants.items(), strict=True):
+    for node, (name, value) in zip(places, root.named_buffers(), strict=True):
         made.register_buffer(name, value, persistent=False)
         with made.graph.inserting_after(node):
             constant = made.graph.get_attr(name)

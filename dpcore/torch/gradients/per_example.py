@@ -268,16 +268,18 @@ class OneByOne:
         device = point[0].device
 
         def both() -> None:
-            with Leaves() as own, precision.forward(self.precision, device):
-                loss = self.loss(batches.call(self.model, inputs), targets)
-            if loss.requires_grad:
-                refuse_foreign(loss, [*leaves, *own.leaves])
-                torch.autograd.backward(loss)
+            with Leaves() as own:
+                with precision.forward(self.precision, device):
+                    loss = self.loss(batches.call(self.model, inputs), targets)
+                if loss.requires_grad:
+                    refuse_foreign(loss, [*leaves, *own.leaves])
+                    torch.autograd.backward(loss)
 
         with torch.enable_grad(), precision.apart(self.precision, device):
             within(self.model, given, both)
         check_versions(self.model, given, versions)
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        # An embedding's gradient may be sparse.
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense() for leaf in leaves]
 
 
 @uncollected()

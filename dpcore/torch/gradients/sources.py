@@ -214,7 +214,7 @@ class Finder:
                 rows = source.block([next(given) for _ in range(split)], examples).rows()
                 parts.append(rows.reshape(examples, *size).to(dtype))
             dims = (*[0] * len(parts), *[None] * len(constants))
-            carried = vmap(carry, in_dims=dims, randomness="same")(*parts, *given)
+            carried = _each(carry, dims, (*parts, *given), "same")
             return Rows(carried.reshape(examples, -1))
 
         values = tuple(value for source in made for value in source.values) + tuple(constants)
@@ -443,10 +443,25 @@ def _general(op: Op, which: int) -> Source:
             result = node.target(*map_arg(node.args, known.get), **map_arg(node.kwargs, known.get))  # type: ignore[operator]
             return result[which] if isinstance(result, (tuple, list)) else result  # type: ignore[no-any-return]
 
-        rows = vmap(one, in_dims=tuple(0 if mark is not None else None for mark in marks), randomness="error")(*given)
+        rows = _each(one, tuple(0 if mark is not None else None for mark in marks), given, "error")
         return Rows(rows.reshape(examples, -1))
 
     return Source(tuple(nodes), block, op.name)
+
+
+def _each(function: Callable[..., Tensor], dims: Sequence[int | None], values: Sequence[Tensor], draws: str) -> Tensor:
+    """Return the function's values of each example's tensors, by vmap, without what torch writes to standard error.
+
+    It writes a line at every call of an operation that vmap runs row by row. A line for each micro-batch would tell how
+    many examples were drawn.
+    """
+    remarks = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    remarks(False)
+    try:
+        found: Tensor = vmap(function, in_dims=tuple(dims), randomness=draws)(*values)
+    finally:
+        remarks(True)
+    return found
 
 
 MAKERS: dict[str, Callable[[Op, int], Source | None]] = {

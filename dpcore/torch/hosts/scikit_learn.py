@@ -9,7 +9,7 @@ number of rows, as for `dpcore.torch.make_private`, and the names and order of c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -72,6 +72,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[NDArray[np.float64], Any]:
         """Return the table as numbers, and the targets, of equal length."""
         _check_order(X, y)
+        _refuse_complex(X=X, y=y)
         raw, targets = validate_data(self, X, y, ensure_min_samples=2, **_as_it_is(X), **options)
         self.encoding_ = self.bounds, self.categories or {}  # settings may change after the fit
         return self._numbers(raw, training=True), targets
@@ -93,7 +94,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
                     warnings.warn(_UNKNOWN.format(column), TrainingWarning, stacklevel=5)
                 blocks.append(np.eye(len(known) + 1, len(known))[found])
                 continue
-            values = _floats(values, column)
+            values = _floats(values, f"X, column {column!r}", _REMEDY)
             if bounds.get(column) is not None:
                 values = _scaled(values, *_interval(f"bounds of column {column!r}", bounds[column]))
             blocks.append(values[:, None])
@@ -143,6 +144,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
     def _outputs(self, X: Any) -> torch.Tensor:
         """Return what the fitted model says of each row."""
         check_is_fitted(self)
+        _refuse_complex(X=X)
         raw = validate_data(self, X, reset=False, **_as_it_is(X))
         outputs: torch.Tensor = self.model_(torch.from_numpy(self._numbers(raw)))
         return outputs
@@ -310,7 +312,8 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         PrivacyError
             If the target is out of reach, or the ledger's budget does not allow a step.
         """
-        table, targets = self._checked(X, y, y_numeric=True)
+        table, targets = self._checked(X, y)
+        targets = _floats(targets, "y", "targets are numbers")
         given = self.target_bounds
         self.target_bounds_ = None if given is None else _interval("target_bounds", given)
         if self.target_bounds_ is not None:
@@ -347,6 +350,13 @@ def _check_order(X: Any, y: Any) -> None:
             "X, y: have one index in two orders, but are paired by position; give y.loc[X.index], or y.to_numpy() "
             "if its order is that of X"
         )
+
+
+def _refuse_complex(**given: Any) -> None:
+    """Refuse complex numbers; scikit-learn's own error shows them."""
+    for name, values in given.items():
+        if not hasattr(values, "columns") and np.iscomplexobj(values):
+            raise ArgumentError(f"{name}: Complex data not supported; must be real numbers")
 
 
 def _as_it_is(X: Any) -> dict[str, Any]:
@@ -386,19 +396,20 @@ def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64
 def _places(values: NDArray[Any], known: Sequence[Any]) -> NDArray[np.int64]:
     """Return the place of each value among the known ones, and ``len(known)`` for all others."""
     places = {value: place for place, value in enumerate(known)}
-    return np.array([places.get(value, len(known)) for value in values.tolist()], np.int64)
+    found = (places.get(value, len(known)) if isinstance(value, Hashable) else len(known) for value in values.tolist())
+    return np.fromiter(found, np.int64, len(values))
 
 
-def _floats(values: NDArray[Any], column: Any) -> NDArray[np.float64]:
-    """Return a column of finite numbers. Errors show no value."""
+def _floats(values: NDArray[Any], what: str, remedy: str) -> NDArray[np.float64]:
+    """Return finite numbers. Errors show no value."""
     if values.dtype.kind in "mM":
-        raise ArgumentTypeError(f"X, column {column!r}: has dates or times; {_REMEDY}")
+        raise ArgumentTypeError(f"{what}: has dates or times; {remedy}")
     try:
         numbers = values.astype(np.float64)
     except TypeError as cause:  # names a type only
-        raise ArgumentTypeError(f"X, column {column!r}: {cause}; {_REMEDY}") from None
+        raise ArgumentTypeError(f"{what}: {cause}; {remedy}") from None
     except ValueError:
-        raise ArgumentError(f"X, column {column!r}: has texts that are no numbers; {_REMEDY}") from None
+        raise ArgumentError(f"{what}: has texts that are no numbers; {remedy}") from None
     if not np.isfinite(numbers).all():
-        raise ArgumentError(f"X, column {column!r}: has NaN or infinity; {_REMEDY}")
+        raise ArgumentError(f"{what}: has NaN or infinity; {remedy}")
     return numbers

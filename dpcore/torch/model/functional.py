@@ -132,13 +132,18 @@ def refuse_changed(model: nn.Module, names: Iterable[str]) -> None:
 
 
 class Leaves(TorchFunctionMode):
-    """Notes the tensors that the code itself lets require gradients, as for gradient checkpoints."""
+    """Notes the tensors that the code itself lets require gradients, as for gradient checkpoints.
+
+    And lets `check_versions` see what is written through `data`, whose versions are not those of the tensor.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.leaves: list[torch.Tensor] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+            function = torch.Tensor.detach
         result = function(*args, **(kwargs or {}))
         if function in _MADE_LEAF:
             self.leaves.append(args[0])

@@ -124,7 +124,8 @@ def test_a_folder_that_does_not_fit_is_one_sentence(folders: dict[str, Path], tm
     with pytest.raises(DataError, match="max_length=40: is more than the model in"):
         language.build(given, longer)
     with pytest.raises(DataError, match="its tokenizer has more tokens than the 15 of its model"):
-        language.build(given, replace(found, test_inputs=found.test_inputs + 15))
+        language.build(given, replace(found, tokens=16))
+    language.build(given, replace(found, train_inputs=found.train_inputs + 15))  # private texts are not looked at
     inner = transformers.AutoModel.from_pretrained(folders["bert-tiny"])
     inner.save_pretrained(tmp_path)
     masked = settings(folders, "arxiv", "bert-tiny")

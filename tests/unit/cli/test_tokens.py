@@ -1,5 +1,6 @@
 """Texts as rows of ids: what is predicted where, and that no row depends on another."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("typer")
+
+import transformers
 
 from dpcore.cli.compare import made_up_text
 from dpcore.cli.datasets import TextDataset, load, tokens
@@ -75,6 +78,25 @@ def test_masks_follow_from_the_text_alone_in_the_shares_of_bert(tokenizer: Any) 
     assert set(seen) == set(range(15))
 
 
+def test_no_log_says_how_long_a_text_is(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told, untold = (tokens.tokenizer_of(str(folder)) for _ in range(2))
+    told.model_max_length = untold.model_max_length = 2
+    logger, level = logging.getLogger("transformers"), transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()
+    logger.addHandler(caplog.handler)
+    try:
+        told("the film is good")
+        assert "(6 > 2)" in caplog.text
+        caplog.clear()
+        for task in (CLASSES, NEXT, MASKED):
+            tokens.encode(untold, Part(["the film is good"], ["bad"], [0]), task, 5)
+        assert caplog.text == ""
+        assert transformers.logging.get_verbosity() == logging.WARNING
+    finally:
+        logger.removeHandler(caplog.handler)
+        transformers.logging.set_verbosity(level)
+
+
 def test_each_text_has_a_target(tokenizer: Any) -> None:
     part = Part(["good", "bad", "film", ""], [], [])
     assert ((tokens.encode(tokenizer, part, MASKED, 3)[1] >= 0).sum(axis=1) > 0).all()
@@ -85,6 +107,7 @@ def test_a_set_of_texts_is_loaded_by_name_and_refusals_are_one_sentence(folder: 
     data = load("mnli", tmp_path, str(folder), 12)
     assert isinstance(data, TextDataset)
     assert (len(data), data.shape, data.classes, data.pad, data.task) == (6, (12,), 3, PAD, CLASSES)
+    assert data.tokens == 15
     assert data.tested_on(1).test_targets.tolist() == [1, 0]
     assert load("mnli", tmp_path, str(folder)).shape == (128,)
     with pytest.raises(ArgumentError, match="model_dir=None: mnli is read by a model's tokenizer"):

@@ -1,8 +1,10 @@
 """What goes into a run: kinds of data, refused arguments and models, and what epsilon it ends with."""
 
+import logging
 import random
 import re
 import traceback
+import warnings
 from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
@@ -495,6 +497,26 @@ def test_a_batch_that_was_kept_is_not_stepped_again(sampling: str) -> None:
         refused(PrivacyError, "none of the drawn tensors", run.step, kept)
     run.step((new, targets))
     assert run.steps_taken == 2
+
+
+class Warns(Rows):
+    def __getitem__(self, place: int) -> Any:
+        warnings.warn(f"the image of place {place} is odd", UserWarning, stacklevel=1)
+        logging.getLogger("dataset").error("the text of place %d is odd", place)
+        return super().__getitem__(place)
+
+
+def test_no_warning_or_log_shows_which_example_was_drawn(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        finish(start(model(), data=Warns()))
+        assert not [warning for warning in shown if "odd" in str(warning.message)]
+        assert caplog.text == capfd.readouterr().err == ""
+        Warns()[0]  # outside of a run it is shown
+    assert "the image of place 0 is odd" in str(shown[-1].message)
+    assert "the text of place 0 is odd" in caplog.text
 
 
 TWICE = Rows()

@@ -40,6 +40,7 @@ class Layer(nn.Module):
         self.calls = 0
         self.noise = torch.Generator().manual_seed(0)
         self.register_buffer("seen", torch.zeros(()))
+        self.held = nn.Parameter(torch.zeros(3), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():
@@ -75,6 +76,11 @@ MODELS = {
     "a warm-up counter": (sets("calls", lambda layer, x: min(layer.calls + 1, 2)), "model.1.calls"),
     "a buffer": (sets("seen", lambda layer, x: layer.seen + 1), "'1' (Layer) changes its buffer 'seen'"),
     "a buffer in place": (lambda layer, x: layer.seen.add_(1), "'1' (Layer) changes its buffer 'seen'"),
+    "a buffer's data": (lambda layer, x: layer.seen.data.add_(1), "'1' (Layer) changes its buffer 'seen'"),
+    "a frozen parameter's data": (
+        lambda layer, x: layer.held.data[1:].copy_(x.detach()[0, :2]),
+        "'1' (Layer) changes its parameter 'held'",
+    ),
     "a list": (lambda layer, x: layer.log.append(x.detach()), "model.1.log"),
     "an array": (lambda layer, x: np.add(layer.array, 1, out=layer.array), "model.1.array"),
     "its class": (in_class, "Layer.total"),

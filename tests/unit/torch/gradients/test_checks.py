@@ -127,6 +127,10 @@ UNPROVED: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], str]] = {
         lambda s, x: torch.linalg.solve(torch.eye(3) + s.a(x).unsqueeze(1) ** 2, s.a(x)),
         "_linalg_solve_ex has no rule",
     ),
+    "a sparse gradient": (
+        lambda s, x: s.c(F.embedding((x > 0).long(), s.a.weight, sparse=True).sum(1)),
+        "_sparse_coo_tensor_with_dims_and_tensors has no rule",
+    ),
 }
 
 

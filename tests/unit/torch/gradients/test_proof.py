@@ -103,6 +103,15 @@ class Ones(torch.autograd.Function):
         return gradient, torch.ones(())
 
 
+TABLE, SAMPLES = torch.tensor([[0, 1]]), torch.rand(200, 1, 2, generator=torch.Generator().manual_seed(0))
+
+
+def shuffled(h: Tensor) -> Tensor:
+    """Four copies of the examples as the channels of one image: torch counts channels from the left."""
+    images = h.repeat(4, 1).t()[:, :, None, None, None]
+    return torch.channel_shuffle(images, 2).flatten(1).t().view(4, *h.shape).sum(0)
+
+
 MIXING: dict[str, Middle] = {
     "mixup, drawn": mixup,
     "fixed weights and dropout": with_dropout,
@@ -172,6 +181,11 @@ MIXING: dict[str, Middle] = {
     "places, wrapped": lambda h, _: h[places(h).to(torch.int8).long()],
     "is in": lambda h, _: h * (1 + torch.isin((h[:, 0] * 2).round(), (h[:, 1] * 2).round())[:, None]),
     "bucketize": lambda h, _: h * (1 + torch.bucketize(h[:, 0].detach(), h[:, 1].detach().contiguous())[:, None]),
+    "a table of one row": lambda h, _: h.scatter(1, TABLE, 0.0),
+    "a table of many rows": lambda h, _: F.pad(
+        F.fractional_max_pool2d(h.view(-1, 1, 4, 4), 2, output_size=3, _random_samples=SAMPLES).flatten(1), (0, 7)
+    ),
+    "channels of one image": lambda h, _: h * shuffled(h.detach()),
     # What no program would do again.
     "seeded": lambda h, _: h * reseeded(lambda: torch.rand(16)),
     "unlike draws from one state": lambda h, _: h * replayed(
@@ -355,6 +369,18 @@ def test_the_masks_of_a_checkpoint_are_the_forward_passs_own() -> None:
         torch.manual_seed(4)
         found.append([b.rows() for b in one([p.detach() for p in model.parameters()], [], list(batch))])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_no_line_on_standard_error_tells_the_number_of_micro_batches(capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, CLASSES))  # whose way back vmap runs row by row
+    given = list(layer.parameters()), [], (torch.randn(6, 8), torch.arange(6) % CLASSES)
+    blocks = program(layer, given[2])(*given)
+    assert capfd.readouterr().err == ""
+    F.cross_entropy(layer(given[2][0]), given[2][1], reduction="sum").backward()
+    for block, parameter in zip(blocks, layer.parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(block.rows().sum(0), parameter.grad.flatten())
 
 
 def test_memory_that_nothing_was_written_to_holds_nothing() -> None:

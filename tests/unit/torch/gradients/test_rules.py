@@ -385,7 +385,7 @@ TABLE = (
            lambda b: (z(2, b, 16), [4, 4], [1, 1], [1, 1], [0, 0], [1, 1])),
     each("pixel_shuffle", lambda b: (z(b, 8, 3, 3), 2), lambda b: (z(2, 4 * b, 3, 3), 2), lambda b: (z(3, b, 8, 2, 2), 2)),
     each("pixel_unshuffle", lambda b: (z(b, 2, 4, 4), 2), lambda b: (z(2, b, 4, 4), 2)),
-    each("channel_shuffle", lambda b: (z(b, 4, 3, 3), 2), lambda b: (z(2, 2 * b, 3, 3), 2)),
+    each("channel_shuffle", lambda b: (z(b, 4, 3, 3), 2), lambda b: (z(2, 2 * b, 3, 3), 2), lambda b: (z(2, 2 * b, 2, 1, 1), 2)),
     each("grid_sampler_2d", lambda b: (z(b, 2, 4, 4), z(b, 3, 3, 2), 0, 0, False), lambda b: (z(2, b, 4, 4), z(2, 3, 3, 2), 0, 0, False)),
     each("grid_sampler_3d", lambda b: (z(b, 2, 4, 4, 3), z(b, 3, 3, 2, 3), 0, 0, False)),
     each("grid_sampler_2d_backward", lambda b: (z(b, 2, 3, 3), z(b, 2, 4, 4), z(b, 3, 3, 2), 0, 0, False, [True, True])),
