@@ -34,11 +34,12 @@ from dpcore.torch.model import precision
 from dpcore.torch.model.functional import (
     FAILURES,
     Leaves,
+    State,
     Values,
-    check_versions,
     first_line,
     in_mode,
     refuse_foreign,
+    untouched,
     within,
 )
 from dpcore.torch.model.joint import split, trained_parameters
@@ -257,14 +258,19 @@ class OneByOne:
         return [Rows(row) for row in rows]
 
     def each(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
-        """Yield the gradients of one example after the other. Model and loss may write to their copy of it."""
-        for i in range(batches.size(batch)):
-            one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
-            yield self._one(point, *split(self.model, one))
-
-    def _one(self, point: Sequence[torch.Tensor], inputs: Tree, targets: tuple[Tree, ...]) -> list[torch.Tensor]:
+        """Yield the gradients of one example after the other. Model and loss may write to their copy of it only."""
         leaves, given = self.values.at(point)
-        versions = {name: tensor._version for name, tensor in given.items()}
+        rest = {name: value for name, value in given.items() if not any(value is leaf for leaf in leaves)}
+        with untouched(self.model, [*zip(self.values.names, point, strict=True), *rest.items()]):
+            for i in range(batches.size(batch)):
+                one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
+                yield self._one(point, rest, *split(self.model, one))
+
+    def _one(
+        self, point: Sequence[torch.Tensor], rest: State, inputs: Tree, targets: tuple[Tree, ...]
+    ) -> list[torch.Tensor]:
+        leaves, given = self.values.at(point)
+        given |= rest
         device = point[0].device
 
         def both() -> None:
@@ -277,7 +283,6 @@ class OneByOne:
 
         with torch.enable_grad(), precision.apart(self.precision, device):
             within(self.model, given, both)
-        check_versions(self.model, given, versions)
         # An embedding's gradient may be sparse.
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense() for leaf in leaves]
 

@@ -116,9 +116,32 @@ class _Around(nn.Module):
         return function()
 
 
-def check_versions(model: nn.Module, state: dict[str, torch.Tensor], versions: dict[str, int]) -> None:
-    """Refuse a model that wrote to one of its parameters or buffers since they had these versions."""
-    refuse_changed(model, (name for name, value in state.items() if value._version != versions[name]))
+@contextmanager
+def untouched(model: nn.Module, point: Iterable[tuple[str, torch.Tensor]]) -> Iterator[None]:
+    """Refuse a model whose parameters or buffers, or the values of `point` in their places, change meanwhile.
+
+    Their bits are compared, so that it makes no difference how somebody writes to them. They are put back, also after an
+    error: what was written may tell of a private example.
+    """
+    held = [*point, *model.named_parameters(), *model.named_buffers()]
+    kept = {local(tensor).data_ptr() or id(tensor): (name, tensor, local(tensor).clone())
+            for name, tensor in reversed(held)}  # fmt: skip
+    changed = []
+    try:
+        yield
+    finally:
+        for name, tensor, was in kept.values():
+            now = local(tensor)
+            if now.shape != was.shape or not torch.equal(_bits(now), _bits(was)):
+                changed.append(name)
+                now.resize_(was.shape).copy_(was)
+    refuse_changed(model, changed)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes: NaN is equal to itself there, and 0 is not -0."""
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    return dense.contiguous().view(-1).view(torch.uint8)
 
 
 def refuse_changed(model: nn.Module, names: Iterable[str]) -> None:
@@ -132,18 +155,13 @@ def refuse_changed(model: nn.Module, names: Iterable[str]) -> None:
 
 
 class Leaves(TorchFunctionMode):
-    """Notes the tensors that the code itself lets require gradients, as for gradient checkpoints.
-
-    And lets `check_versions` see what is written through `data`, whose versions are not those of the tensor.
-    """
+    """Notes the tensors that the code itself lets require gradients, as for gradient checkpoints."""
 
     def __init__(self) -> None:
         super().__init__()
         self.leaves: list[torch.Tensor] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
-            function = torch.Tensor.detach
         result = function(*args, **(kwargs or {}))
         if function in _MADE_LEAF:
             self.leaves.append(args[0])

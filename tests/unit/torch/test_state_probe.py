@@ -20,6 +20,7 @@ from torch import nn
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.gradients.per_example import WAYS
 from dpcore.torch.model.state_probe import Snapshot
+from tests.refused import refused
 from tests.unit.torch.models import Called
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 
@@ -79,6 +80,10 @@ MODELS = {
     "a buffer's data": (lambda layer, x: layer.seen.data.add_(1), "'1' (Layer) changes its buffer 'seen'"),
     "a frozen parameter's data": (
         lambda layer, x: layer.held.data[1:].copy_(x.detach()[0, :2]),
+        "'1' (Layer) changes its parameter 'held'",
+    ),
+    "a frozen parameter's memory": (
+        lambda layer, x: np.copyto(layer.held.detach().numpy()[1:], 1 + layer.held.detach().numpy()[1:]),
         "'1' (Layer) changes its parameter 'held'",
     ),
     "a list": (lambda layer, x: layer.log.append(x.detach()), "model.1.log"),
@@ -187,6 +192,7 @@ LOSSES = {
 }
 # fmt: on
 OTHERWISE = {
+    ("model: a frozen parameter's memory", "pairs"): ".numpy() is not supported",
     ("model: a generator", "pairs"): "drawn from a generator of the model's own",
 }
 ITERATORS = ("loss: itertools.count", "loss: a generator function")  # which nobody can wind back
@@ -235,6 +241,40 @@ def test_what_only_real_examples_provoke_is_refused_before_anything_is_released(
     assert run.steps_taken == 0
     assert torch.equal(values(net), before)
     assert net.log == []
+
+
+WRITES = {
+    "memory": lambda to, what: np.copyto(to.detach().numpy(), what.detach().numpy()),
+    "memory, then an error": lambda to, what: (np.copyto(to.detach().numpy(), what.detach().numpy()), 1 // 0),
+    "a sign of zero": lambda to, what: np.copyto(to.detach().numpy(), -np.zeros(5, np.float32)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_real_example_writes_to_a_parameter_is_taken_back(name: str, trained: bool) -> None:
+    """The third step alone has such an example: no check of the first calls sees it."""
+
+    def writes(m: Any, x: torch.Tensor) -> torch.Tensor:
+        if x.detach().min() > 100:
+            WRITES[name](m.center, x[0])
+        return m.layer(x + m.center)
+
+    net = Called(writes, layer=nn.Linear(5, 3), center=nn.Parameter(torch.zeros(5), requires_grad=trained))
+    data = DATA[0].clone()
+    data[9] = 1000.0
+    run = start(net, data=(data, DATA[1]), sampling="fixed-order", steps=4, epochs=None, gradients="one-by-one")
+    held = []
+
+    def steps() -> None:
+        for batch in run.loader:
+            held.append(net.center.detach().clone())
+            run.step(batch)
+
+    refused(ArgumentError, r"changes its parameter 'center'|failed on a drawn batch", steps)
+    assert len(held) == run.steps_taken + 1 > 1
+    assert torch.equal(net.center.view(torch.int32), held[-1].view(torch.int32))
 
 
 def tells_the_first(m: Any, x: torch.Tensor) -> torch.Tensor:
