@@ -120,8 +120,8 @@ class _Around(nn.Module):
 def untouched(model: nn.Module, point: Iterable[tuple[str, torch.Tensor]]) -> Iterator[None]:
     """Refuse a model whose parameters or buffers, or the values of `point` in their places, change meanwhile.
 
-    Their bits are compared, so that it makes no difference how somebody writes to them. They are put back, also after an
-    error: what was written may tell of a private example.
+    Their bits are compared, so that it makes no difference how somebody writes to them. They are put back, also after
+    an error: what was written may tell of a private example.
     """
     held = [*point, *model.named_parameters(), *model.named_buffers()]
     kept = {local(tensor).data_ptr() or id(tensor): (name, tensor, local(tensor).clone())
