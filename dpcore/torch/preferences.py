@@ -223,7 +223,8 @@ def with_reference(
     Returns
     -------
     mapping, list or datasets.Dataset
-        As given, with two columns more. Those of a pair depend on this pair and on the reference alone.
+        As given, with two columns more. Those of a pair depend on this pair and on the reference alone, but for last
+        digits, which may depend on how many are read at a time: not with ``batch_size=1``.
 
     Warns
     -----
