@@ -71,6 +71,16 @@ def exponent_of(weights: Sequence[float]) -> int:
     return math.frexp(largest)[1] - 1 if largest else 0
 
 
+def lifted(weights: Tensor, exponent: int) -> Tensor:
+    """Return examples' weights times ``2 ** exponent``, which their point weights lack, of 2^800 in size at most.
+
+    They are finite, and stay so times numbers of float32, since a product with a row of zeros must be 0. No vector but 0
+    has a larger one, or an addend would be longer than 2^53.
+    """
+    given = weights.detach()
+    return (given if exponent == 0 else (given * 2.0**exponent).clamp(-(2.0**800), 2.0**800)).contiguous()
+
+
 def bits(value: float) -> int:
     """Return the bits of a float64 as a signed integer, for a table."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
