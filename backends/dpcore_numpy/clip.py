@@ -99,7 +99,7 @@ def _certified(norms: Floats, bound: float, size: int, rounding: float, rule: st
     C / u``. C' and the quotients round three times, the product with a vector twice, by 2^-53 each: C' is lowered by
     2^-50. If the denominator is N plus a number that is not negative, as in "automatic" and "psac", w is smaller: no
     sum of the two rounds below N. It does not matter that "psac" rises and falls with N, since N bounds the norm in
-    this one place. A factor below 2^-1000 is 0: near 2^-1074 numbers lie so far apart that it could be a half too large.
+    this one place. A factor below 2^-1000 is 0: numbers near 2^-1074 lie so far apart that it could be half too large.
     """
     raised = norms * (1 + (size + 8) * 2.0**-53)
     longest = 1.0 if rule == "normalized" else bound

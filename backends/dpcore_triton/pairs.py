@@ -74,8 +74,8 @@ def exponent_of(weights: Sequence[float]) -> int:
 def lifted(weights: Tensor, exponent: int) -> Tensor:
     """Return examples' weights times ``2 ** exponent``, which their point weights lack, of 2^800 in size at most.
 
-    They are finite, and stay so times numbers of float32, since a product with a row of zeros must be 0. No vector but 0
-    has a larger one, or an addend would be longer than 2^53.
+    They are finite, and stay so times numbers of float32, since a product with a row of zeros must be 0. No vector but
+    0 has a larger one, or an addend would be longer than 2^53.
     """
     given = weights.detach()
     return (given if exponent == 0 else (given * 2.0**exponent).clamp(-(2.0**800), 2.0**800)).contiguous()
