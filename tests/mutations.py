@@ -586,6 +586,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_sources.py"),
     ],
     "dpcore/stages/clipping/blocks.py": [
+        ("form the gradients of several examples by one product", "tiles = [w * _products(e, a) for a, e, w in parts]", "tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]",
+         "unit/backends/test_alone.py::test_rows_of_pairs"),
         ("add a user's examples in 16 bits", "if array.dtype.itemsize != 2:", "if True:", "agreement/test_halves.py::test_what_is_made_of_blocks_of_16_bits"),
         ("give every point of a query the weight of the last", "backend.combine(*values, (factor, weight))", "backend.combine(*values, (weight, weight))",
          "papers/test_disk.py unit/stages/test_blocks.py"),
