@@ -31,6 +31,7 @@ from dpcore_triton.pairs import (
     bound,
     dot,
     exponent_of,
+    far_exponent_of,
     lifted,
     norms_of,
     rows_at,
@@ -224,7 +225,7 @@ def linear_sums(
     check_layers(layers, scales)
     check_sums(layers, weights, out, longest)
     layers, ways = _ways(layers, scales, sliced=longest is not None)
-    exponents = [exponent_of(layer.point_weights) for layer in layers]
+    exponents = [far_exponent_of(layer.point_weights) for layer in layers]
     given = layers_of(layers, scales, exponents, halves=True)
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
     factors = [lifted(own, exponent) for own, exponent in zip(weights, exponents, strict=True)]

@@ -421,8 +421,8 @@ def grid_of(plan: Plan, dimension: int) -> Grid:
     bits = bits_for(terms / sigma, max(growth, 1.0))
     if not 3 * step_of(plan.bit_noise_standard_deviation, bits) <= MOST_SHARE:  # see `RunningNorm.following`
         raise ArgumentError(
-            f"bit_noise_std={plan.bit_noise_standard_deviation!r}: is so large that the grid of its noise, 2^-{bits} of "
-            f"it, is as coarse as an example's bit; it must be at most {MOST_SHARE / 3 * 2.0**bits:.3g}"
+            f"bit_noise_std={plan.bit_noise_standard_deviation!r}: is so large that the grid of its noise, 2^-{bits} "
+            f"of it, is as coarse as an example's bit; it must be at most {MOST_SHARE / 3 * 2.0**bits:.3g}"
         )
     # Independent moments have sqrt(2) times the noise, and a grid that is as much coarser.
     grid = math.sqrt(2) * moved_share(bits, dimension, moved, rows=rows, carried=carried)

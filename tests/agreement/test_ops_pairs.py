@@ -394,6 +394,10 @@ def test_what_is_zero_adds_zero_whatever_the_weights(time: int) -> None:
     linear_sum(backend, sent([a]), sent([e]), [2.0**1000], weights, out)
     backend.embedding_sum(sent([index]), sent([a]), [2.0**1000], weights, out)
     assert backend.to_numpy(out).tolist() == [0.0] * 6
+    small = backend.from_numpy(np.array([2.0**-964, 0.0]))
+    linear_sum(backend, sent([e[:, :, :1]]), sent([e]), [2.0**1000], small, out[:2])
+    backend.embedding_sum(sent([index]), sent([e]), [2.0**1000], small, out[2:4])
+    assert backend.to_numpy(out).tolist() == [time * 2.0**36] * 4 + [0.0] * 2
 
 
 def test_arrays_may_be_views() -> None:

@@ -539,3 +539,6 @@ def test_norms_beside_weights_far_apart_are_no_shorter():
     linear_sum(backend, [a], [e], [1.0], 2.0**36 / norms, total)
     assert abs(total[0] - 2.0**36) <= 2.0**20
     assert total[0] <= 2.0**36 + rounding_of_linear(1, 1, 3)
+    tiny, total = np.full((1, 3, 1), 1e-200), np.zeros(1)
+    linear_sum(backend, [tiny], [tiny], [2.0], np.array([np.finfo(np.float64).max]), total)
+    assert total[0] == 0
