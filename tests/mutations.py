@@ -1236,6 +1236,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/cli/test_datasets.py"),
     ],
     "dpcore/mechanism/ledger_account.py": [
+        ("begin a run again under its key after a refusal", "self.run, mechanism.branches = run, mechanism.", "mechanism.branches = mechanism.",
+         "unit/ledger/test_attacks.py::test_a_run_whose_earlier_rows_do_not_fit_is_saved_and_refused_again_and_again"),
         ("let a process draw what the first has not paid for", "    before_draw = _by_first(\"before_draw\")", "    before_draw = lambda self, step: None",
          "end_to_end/test_processes_ledger.py::test_no_process_draws_what_is_not_paid_for"),
         ("give back a row that is on its way out", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
