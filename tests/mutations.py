@@ -693,7 +693,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/backends/test_pairs.py::test_wide_sums_by_tiles_add_to_the_total"),
         ("multiply rows in 16 bits", "return _picked(side.parts[0], chosen).float()", "return _picked(side.parts[0], chosen)",
          "'agreement/test_halves.py::test_layers_of_16_bits[torch bfloat16]'"),
-        ("add factors that are not integers", "y.mul_(own * 2.0**-FACTOR_BITS).round_()", "y.mul_(own * 2.0**-FACTOR_BITS)",
+        ("add factors that are not integers", "(e.wide(chosen)).mul_(scale).round_()", "(e.wide(chosen)).mul_(scale)",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
         ("add activations that are not integers", ".mul_(2.0**FACTOR_BITS / own).round_()", ".mul_(2.0**FACTOR_BITS / own)",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),

@@ -291,14 +291,13 @@ def add_factors(a: Side, e: Side, weights: Wide, used: Indices, total: Floats) -
     """Add few rows by factors that are integers, in products over many examples: see `dpcore.spec.contributions`."""
     # Of rows divided by their powers. Not below what squares that underflow may hide.
     alpha = np.sqrt(np.maximum(a.measured[1], 2.0**-1000)) * (1 + 2.0**-50)
-    factors = factors_of(a, e, weights)
+    scales = alpha * (factors_of(a, e, weights) * 2.0**-FACTOR_BITS)[:, None]
     out, count = torch.from_numpy(total), max(1, _ROWS // max(1, a.time))
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
-        own = torch.from_numpy(alpha[chosen])[:, :, None]
+        own, scale = (torch.from_numpy(each[chosen])[:, :, None] for each in (alpha, scales))
         x = torch.from_numpy(a.wide(chosen)).mul_(2.0**FACTOR_BITS / own).round_()
-        y = torch.from_numpy(e.wide(chosen)).mul_(torch.from_numpy(factors[chosen])[:, None, None])
-        y.mul_(own * 2.0**-FACTOR_BITS).round_()
+        y = torch.from_numpy(e.wide(chosen)).mul_(scale).round_()
         out.addmm_(y.flatten(0, 1).mT, x.flatten(0, 1))
 
 
