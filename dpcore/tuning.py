@@ -232,10 +232,10 @@ def select(
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(place / "lock", f"folder={str(place)!r}: another process is using it; wait for its end"):
         state = _sealed(place / "selection.json", terms, space, selection)
+        paid = _paid(ledger, selection, name, state["id"], scored_on)
         if "left" in state:
-            _pay(ledger, selection, name, state["id"], scored_on)
             _run_all(run, place / "selection.json", state, event)
-    best, rest = state["best"], (selection, TIMING, _entry(ledger, name, state["id"]))
+    best, rest = state["best"], (selection, TIMING, paid)
     if best is None:
         return Winner(None, None, None, *rest)
     return Winner(best["settings"], best["score"], b64decode(best["result"]), *rest)
@@ -276,17 +276,14 @@ def _sealed(path: Path, terms: str, space: Space, event: PrivateSelection) -> di
     return dict(state)
 
 
-def _pay(ledger: Ledger, event: PrivateSelection, name: str, identity: str, scored_on: str) -> None:
-    """Charge the whole selection once; a process killed right after it finds its entry again."""
-    if not _entry(ledger, name, identity):
-        description = {"selection": identity, "scored_on": scored_on}
-        ledger.charge(event, name=f"{name} ({identity})", description=description)
+def _paid(ledger: Ledger, event: PrivateSelection, name: str, identity: str, scored_on: str) -> str:
+    """Return the id of the ledger's entry that pays for the whole selection, charged once, whatever it is named.
 
-
-def _entry(ledger: Ledger, name: str, identity: str) -> str:
-    """Return the id of the ledger's entry that paid for a selection; nothing if it did not."""
-    paid = (run.run_id for run in ledger.runs() if run.name == f"{name} ({identity})" and run.releases)
-    return next(paid, "")
+    A process killed right after the charge finds the entry again; another ledger than the one that paid pays, too.
+    """
+    description = {"selection": identity, "scored_on": scored_on}
+    entries = (run.run_id for run in ledger.runs() if run.description == description and run.releases)
+    return next(entries, "") or ledger.charge(event, name=f"{name} ({identity})", description=description)
 
 
 def _run_all(run: Callable[[dict[str, Any]], Outcome], path: Path, state: dict[str, Any], event: Event) -> None:

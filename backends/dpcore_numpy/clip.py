@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpcore.spec.check_rows import check_combined, check_factors, check_rows, check_weighted_sum
 from dpcore.spec.grid import nearest
-from dpcore.spec.ops import AUTOMATIC_STABILITY, PSAC_STABILITY
+from dpcore.spec.ops import AUTOMATIC_STABILITY, LEAST_FACTOR, PSAC_STABILITY
 from dpcore_numpy.arrays import at_least_float32
 from dpcore_numpy.denormals import check_denormals
 
@@ -99,7 +99,7 @@ def _certified(norms: Floats, bound: float, size: int, rounding: float, rule: st
     C / u``. C' and the quotients round three times, the product with a vector twice, by 2^-53 each: C' is lowered by
     2^-50. If the denominator is N plus a number that is not negative, as in "automatic" and "psac", w is smaller: no
     sum of the two rounds below N. It does not matter that "psac" rises and falls with N, since N bounds the norm in
-    this one place.
+    this one place. A factor below 2^-1000 is 0: numbers near 2^-1074 lie so far apart that it could be half too large.
     """
     raised = norms * (1 + (size + 8) * 2.0**-53)
     longest = 1.0 if rule == "normalized" else bound
@@ -116,6 +116,7 @@ def _certified(norms: Floats, bound: float, size: int, rounding: float, rule: st
         else:
             factor = lowered / np.maximum(raised, bound)
         weight: NDArray[np.float64] = np.minimum(factor / unit, np.finfo(np.float64).max)
+        weight[factor < LEAST_FACTOR] = 0.0
     return weight
 
 

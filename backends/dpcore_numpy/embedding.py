@@ -41,11 +41,11 @@ def embedding_bound(indices: Sequence[Indices], e: Side, size: int, scale: Float
     """
     index, count = np.concatenate(indices, axis=1), max(1, _ROWS // max(1, e.time))
     norms, terms = np.empty(e.examples), np.empty(e.examples)
-    wide = e.double or (scale is not None and scale.dtype == np.float64)
+    wide = e.double or len(e.parts) > 1 or (scale is not None and scale.dtype == np.float64)
     for first in range(0, e.examples, count):
         chosen = slice(first, first + count)
         rows, exponents = _rows(index[chosen], e, chosen, size, scale), np.zeros(len(index[chosen]), np.int64)
-        if wide:  # squares of float32 numbers fit float64
+        if wide:  # squares of float32 numbers fit float64, if no weights make them smaller
             largest = np.abs(rows).max(axis=(1, 2), initial=0.0)
             exponents = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
             rows = np.ldexp(rows, -exponents[:, None, None])
@@ -106,6 +106,6 @@ def embedding_sum(
             keys = np.where(picked < 0, -1, picked * len(chosen) + examples)
             keys, sums = _sums(keys, np.ones(keys.shape), _rows(picked, e, chosen, size, scale))
             tokens, owners = np.divmod(keys, len(chosen))
-            rounded = nearest((weights[chosen] * e.unit)[owners, None] * sums)
+            rounded = nearest(weights[chosen][owners, None] * (e.unit * sums))
             tokens, sums = _sums(tokens, np.ones(tokens.shape), rounded)
             total[tokens] += sums

@@ -106,7 +106,8 @@ def linear_bound(
     # 2^-480 covers squares and products that underflow; their numbers are relative to the largest. A side of zeros
     # makes a vector of zeros, unless the other side is not finite.
     sizes = a.measured[1].sum(axis=1) * e.measured[1].sum(axis=1)
-    unit, exponents = abs(e.unit) * (1 + 8 * U64), a.measured[0] + e.measured[0]
+    unit, exponent = math.frexp(abs(e.unit) * (1 + 8 * U64))
+    exponents = exponent + a.measured[0] + e.measured[0]
     parts = (np.ldexp(x * unit, exponents) + 5e-324 for x in (norms + 2.0**-480, rounding, terms))
     norms, rounding, terms = (np.where(sizes == 0, 0.0, x) for x in parts)
     return Bound(norms, rounding, terms, factored)

@@ -74,7 +74,7 @@ class Side:
         for i in np.flatnonzero(~known):
             rows = self.wide(slice(i, i + 1), normalized=False)[0]
             largest = float(np.abs(rows).max(initial=0.0))
-            exponents[i] = math.frexp(largest)[1] if math.isfinite(largest) else 0
+            exponents[i] = max(math.frexp(largest)[1], -1000) if math.isfinite(largest) else 0
             rows = np.ldexp(rows, -exponents[i])
             squares[i] = np.vecdot(rows, rows) * (1 + 2.0**-11)
         return exponents, squares
@@ -98,7 +98,7 @@ class Side:
         In the second case without `unit`.
         """
         if normalized:
-            factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
+            factors = np.ldexp(1.0, -self.measured[0][chosen])
         blocks = [part[chosen, :, columns] for part in self.parts]
         out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))
         start = 0
@@ -138,6 +138,18 @@ class Bound(NamedTuple):
     rounding: Wide
     terms: Wide
     factors: Any = False  #: (B,) of bool: examples that are added by factors; see `dpcore_numpy.linear.by_factors`
+
+
+def factors_of(a: Side, e: Side, weights: Wide, most: float = 2.0**900) -> Wide:
+    """Return the examples' weights for rows of both sides divided by their powers, of `most` in size at most.
+
+    They are finite, and stay so times such rows, since a product with a row of zeros must be 0. No vector but 0 has a
+    larger one, or an addend would be longer than 2^53.
+    """
+    part, exponent = np.frexp(weights)
+    unit, more = math.frexp(e.unit)
+    found: Wide = np.ldexp(part * unit, exponent + more + a.measured[0] + e.measured[0])
+    return np.clip(found, -most, most)
 
 
 def terms_of(a: Side, e: Side) -> Wide:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpcore.spec.grid import nearest
-from dpcore_numpy.pairs import TINY, U32, U64, Floats, Indices, Side, Wide, gamma, rounding_of, terms_of
+from dpcore_numpy.pairs import TINY, U32, U64, Floats, Indices, Side, Wide, factors_of, gamma, rounding_of, terms_of
 
 # Rows and columns of a tile: 256 KiB of float32. Entries of a tile whose squares are added in float32.
 _TILE, _RUN = 256, 256
@@ -83,7 +83,7 @@ def scaled_terms(a: Side, e: Side, scale: Floats, wide: bool) -> Wide:
 
 def add_tiles(a: Side, e: Side, weights: Wide, used: Indices, total: Wide, scale: Floats | None, wide: bool) -> None:
     """Add products over one example's rows each, in float32 or float64, scaled, weighted and rounded in float64."""
-    factors = np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])
+    factors = factors_of(a, e, weights)
     scratch = np.empty(_TILE * _TILE, np.float64 if wide else np.float32)
     for rows, columns in blocks(a, e) if len(used) else ():
         piece = np.zeros((rows.stop - rows.start, columns.stop - columns.start))

@@ -13,7 +13,7 @@ from dpcore.spec.pair_ops import LinearPairs
 from dpcore_numpy import linear as reference
 from dpcore_numpy import tied
 from dpcore_numpy.gram import narrow_root
-from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, gamma, rounding_of, terms_of
+from dpcore_numpy.pairs import U64, Floats, Indices, Side, Wide, factors_of, gamma, rounding_of, terms_of
 from dpcore_numpy.tiles import scaled_terms
 from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import Widened, view
@@ -25,6 +25,7 @@ _EXAMPLES = 32  # at least: sums pass over their float64 total once for so many
 _OUTER = 64, 4, 1024  # examples, rows and columns
 _ROWS = 1024  # of several examples in a float64 product
 _COLUMNS = 1024  # of a float32 inner product
+_MOST = 2.0**160  # of a factor that is taken apart into two float32 numbers, each of which a row may multiply
 
 
 @bounded()
@@ -82,7 +83,7 @@ class _Side(Side):
         if self.double:
             return super().wide(chosen, columns, normalized=normalized, factors=factors)
         if normalized:
-            factors = np.ldexp(1.0, np.minimum(-self.measured[0][chosen], 1000))
+            factors = np.ldexp(1.0, -self.measured[0][chosen])
         blocks = [_picked(part, chosen)[:, :, columns].double() for part in self.parts]
         for block, ratio in zip(blocks, self.ratios, strict=True):
             factor = np.float64(ratio) if factors is None else ratio * factors
@@ -251,11 +252,11 @@ def add_tiles(
 
     Float32 tiles are weighted before: one side's rows are, so that nothing but rounding is left to do with a tile.
     """
-    factors = np.ldexp(weights * e.unit, a.measured[0] + e.measured[0])
+    before = not wide and scale is None
+    factors = factors_of(a, e, weights, _MOST) if before else factors_of(a, e, weights)
     if a.time == 1 and scale is not None:
         _add_outer(a, e, factors, used, total, scale)
         return
-    before = not wide and scale is None
     tiles = _tiles(a, e, used, wide, factors if before else None) if len(used) else ()
     for rows, columns, chosen, tile in tiles:
         out = torch.from_numpy(total)[rows, columns]
@@ -288,17 +289,15 @@ def _add_outer(a: Side, e: Side, factors: Wide, used: Indices, total: Floats, sc
 
 def add_factors(a: Side, e: Side, weights: Wide, used: Indices, total: Floats) -> None:
     """Add few rows by factors that are integers, in products over many examples: see `dpcore.spec.contributions`."""
-    exponents, squares = a.measured
-    # Not below what squares that underflow may hide.
-    alpha = np.ldexp(np.sqrt(np.maximum(squares, 2.0**-1000)), exponents[:, None])
-    alpha = np.maximum(alpha * (1 + 2.0**-50), 2.0**-1000)
+    # Of rows divided by their powers. Not below what squares that underflow may hide.
+    alpha = np.sqrt(np.maximum(a.measured[1], 2.0**-1000)) * (1 + 2.0**-50)
+    scales = alpha * (factors_of(a, e, weights) * 2.0**-FACTOR_BITS)[:, None]
     out, count = torch.from_numpy(total), max(1, _ROWS // max(1, a.time))
     for first in range(0, len(used), count):
         chosen = used[first : first + count]
-        own = torch.from_numpy(alpha[chosen])[:, :, None]
-        x = torch.from_numpy(a.wide(chosen, normalized=False)).mul_(2.0**FACTOR_BITS / own).round_()
-        y = torch.from_numpy(e.wide(chosen, normalized=False, factors=weights[chosen] * e.unit))
-        y.mul_(own * 2.0**-FACTOR_BITS).round_()
+        own, scale = (torch.from_numpy(each[chosen])[:, :, None] for each in (alpha, scales))
+        x = torch.from_numpy(a.wide(chosen)).mul_(2.0**FACTOR_BITS / own).round_()
+        y = torch.from_numpy(e.wide(chosen)).mul_(scale).round_()
         out.addmm_(y.flatten(0, 1).mT, x.flatten(0, 1))
 
 

@@ -48,6 +48,7 @@ Tensor = torch.Tensor
 
 AUTOMATIC_STABILITY = tl.constexpr(ops.AUTOMATIC_STABILITY)
 PSAC_STABILITY = tl.constexpr(ops.PSAC_STABILITY)
+LEAST_FACTOR = tl.constexpr(ops.LEAST_FACTOR)
 # Examples of a program that computes factors: one a thread, since a quotient in float64 takes long.
 EXAMPLES = COLUMNS // 4
 LARGEST = tl.constexpr(float(np.finfo(np.float64).max))
@@ -107,8 +108,9 @@ def _factors_kernel(norms, numbers, weights, groups, examples, RULE: tl.constexp
         bound, raising = tl.load(numbers + 1 + group * 3), tl.load(numbers + 2 + group * 3)
         lowered = tl.load(numbers + 3 + group * 3)
         raised = tl.load(norms + at, mask=mask, other=0.0) * raising
-        weight = tl.minimum(factor_of(RULE, raised, bound, lowered) / tl.load(numbers), LARGEST)
-        tl.store(weights + at, tl.where(finite, weight, 0.0), mask=mask)
+        factor = factor_of(RULE, raised, bound, lowered)
+        weight = tl.minimum(factor / tl.load(numbers), LARGEST)
+        tl.store(weights + at, tl.where(finite & (factor >= LEAST_FACTOR), weight, 0.0), mask=mask)
         at += examples
         group += 1
 

@@ -11,7 +11,18 @@ import triton.language as tl
 from dpcore.spec.check_pairs import check_embedding, check_sum
 from dpcore_triton.grid import nearest
 from dpcore_triton.launch import ROWS, common_device, float32_only, jit, kernel, launch, read_as_float32
-from dpcore_triton.pairs import WIDTH, Parts, bound, exponent_of, norm_of, parts_of, rows_at, weights_at
+from dpcore_triton.pairs import (
+    WIDTH,
+    Parts,
+    bound,
+    exponent_of,
+    far_exponent_of,
+    lifted,
+    norm_of,
+    parts_of,
+    rows_at,
+    weights_at,
+)
 
 Tensor = torch.Tensor
 
@@ -75,12 +86,13 @@ def embedding_sum(
     read_as_float32(gradients=gradients)
     float32_only(scale=scales)
     device = common_device(indices=indices, gradients=gradients, weights=[weights], out=[out], scale=scales)
-    parts = parts_of(None, gradients, point_weights, device, [0] * len(gradients))
+    exponent = far_exponent_of(point_weights)
+    parts = parts_of(None, gradients, point_weights, device, [exponent] * len(gradients))
     tokens, order = torch.sort(joined(indices), dim=1, stable=True)
     tile = tile_of(parts.total, size)
     launch(
         _sum_kernel, (tokens.numel() * -(-width // tile["COLUMNS"]),), device, parts.rows, parts.row_of, tokens, order,
-        weights.detach().contiguous(), out if scale is None else scale.detach().contiguous(), out,
+        lifted(weights, exponent), out if scale is None else scale.detach().contiguous(), out,
         width, parts.total, size, SCALED=scale is not None, **tile,
     )  # fmt: skip
 

@@ -31,11 +31,13 @@ from dpcore_triton.pairs import (
     bound,
     dot,
     exponent_of,
+    far_exponent_of,
+    lifted,
     norms_of,
     rows_at,
     weights_at,
 )
-from dpcore_triton.row_norms import Scales, contiguous
+from dpcore_triton.row_norms import Scales
 
 Tensor = torch.Tensor
 
@@ -223,9 +225,10 @@ def linear_sums(
     check_layers(layers, scales)
     check_sums(layers, weights, out, longest)
     layers, ways = _ways(layers, scales, sliced=longest is not None)
-    given = layers_of(layers, scales, [0] * len(layers), halves=True)
+    exponents = [far_exponent_of(layer.point_weights) for layer in layers]
+    given = layers_of(layers, scales, exponents, halves=True)
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
-    factors = [contiguous(own) for own in weights]
+    factors = [lifted(own, exponent) for own, exponent in zip(weights, exponents, strict=True)]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
     meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
     chains = [_chained(layer) if "core" in way else None for layer, way in zip(layers, ways, strict=True)]

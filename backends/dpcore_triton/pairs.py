@@ -20,6 +20,7 @@ SIDE, POSITIONS, DEPTH = 32, 16, 16
 # Numbers of a row, of `ROWS`, that are added up at a time.
 WIDTH = COLUMNS // 4
 UNIT = 2.0**-53
+FAR = 400  # of exponents
 FIELDS = tl.constexpr(9)
 
 
@@ -69,6 +70,22 @@ def exponent_of(weights: Sequence[float]) -> int:
     """Return the exponent that brings the largest weight into [1, 2)."""
     largest = max(map(abs, weights))
     return math.frexp(largest)[1] - 1 if largest else 0
+
+
+def far_exponent_of(weights: Sequence[float]) -> int:
+    """Return `exponent_of` of weights so large or small that products with an example's may leave float64; else 0."""
+    exponent = exponent_of(weights)
+    return exponent if abs(exponent) > FAR else 0
+
+
+def lifted(weights: Tensor, exponent: int) -> Tensor:
+    """Return examples' weights times ``2 ** exponent``, which their point weights lack, of 2^800 in size at most.
+
+    They are finite, and stay so times numbers of float32, since a product with a row of zeros must be 0. No vector but
+    0 has a larger one, or an addend would be longer than 2^53. Ordinary weights take no launch.
+    """
+    given = weights.detach()
+    return (given if exponent == 0 else (given * 2.0**exponent).clamp(-(2.0**800), 2.0**800)).contiguous()
 
 
 def bits(value: float) -> int:

@@ -88,9 +88,10 @@ class LedgerAccount:
             dataset=self.dataset,
             left=taken > 0,
         )
+        # The entry is there, whatever the budget then refuses: another try must not begin under the same key.
+        self.run, mechanism.branches = run, mechanism.branches.renamed(run.branch_id)
         if taken:  # before the ledger knew the run, and so before any other is granted a row
             run.reserve(taken - 1)
-        mechanism.branches = mechanism.branches.renamed(run.branch_id)
         return run
 
     @property

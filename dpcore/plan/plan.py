@@ -14,7 +14,7 @@ from dpcore.accounting.branches import Rows, count
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.plan import scales
 from dpcore.sampling import Sampler, check_sampler
-from dpcore.spec.grid import bits_for, moved_share
+from dpcore.spec.grid import MOST_SHARE, bits_for, moved_share, step_of
 from dpcore.spec.ops import FilterCoefficients
 from dpcore.spec.rounded_normal import FRACTION_BITS
 from dpcore.spec.validate import integer
@@ -419,6 +419,11 @@ def grid_of(plan: Plan, dimension: int) -> Grid:
         rows, carried = plan.steps, 1.0 if rounded else math.sqrt(plan.steps) * max(growth, 1.0)
         moved *= plan.run_sensitivity or 1.0
     bits = bits_for(terms / sigma, max(growth, 1.0))
+    if not 3 * step_of(plan.bit_noise_standard_deviation, bits) <= MOST_SHARE:  # see `RunningNorm.following`
+        raise ArgumentError(
+            f"bit_noise_std={plan.bit_noise_standard_deviation!r}: is so large that the grid of its noise, 2^-{bits} "
+            f"of it, is as coarse as an example's bit; it must be at most {MOST_SHARE / 3 * 2.0**bits:.3g}"
+        )
     # Independent moments have sqrt(2) times the noise, and a grid that is as much coarser.
     grid = math.sqrt(2) * moved_share(bits, dimension, moved, rows=rows, carried=carried)
     squared = 0.0

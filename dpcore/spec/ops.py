@@ -26,6 +26,7 @@ T = TypeVar("T")
 CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized", "psac")
 AUTOMATIC_STABILITY: Final = 0.01
 PSAC_STABILITY: Final = 0.1
+LEAST_FACTOR: Final = 2.0**-1000
 # Update rule -> number of state vectors: momentum; first and second moment; the sum of squares; the sequences z and y.
 UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2, "adagrad": 1, "accelerated": 2}
 # Rules with a second moment, and its place among the state vectors.
@@ -248,7 +249,8 @@ class Backend(PairOperations[A], Protocol[A]):
         *Certified*: ``w N + r <= C / u`` for the returned w and the true norm N (1 / u under "normalized"), so that
         an example's addend is at most as long as the clip norm. N is first raised by its own error bound (``1 + (d +
         8) 2^-53``), and ``C - r u`` replaces C, lowered by 2^-50 of itself for later roundings. "standard" is exactly
-        1 / u if the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all.
+        1 / u if the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all, and
+        one with a factor below `LEAST_FACTOR` has weight 0 in that group.
         """
 
     def weighted_sum(

@@ -166,11 +166,14 @@ def state(
 def of_selection(run: Statement, law: tuple[float, float | None], ledger: Mapping[str, Any]) -> Statement:
     """Return the statement of a selection from that of the run that won it.
 
-    `law` is expected_runs and shape of `dpcore.accounting.PrivateSelection`. Every run of a selection is a whole plan.
+    `law` is expected_runs and shape of `dpcore.accounting.PrivateSelection`. Every run of a selection is a whole plan,
+    so that the draws of all together are from their law as far as that of one run times the mean of their number.
     """
-    event = PrivateSelection(Event.from_dict(run.event_planned), *law)
+    event, noise = PrivateSelection(Event.from_dict(run.event_planned), *law), dict(run.noise)
+    if "grid" in noise:
+        noise["grid"] = {**noise["grid"], "law_distance": law[0] * noise["grid"]["law_distance"]}
     caveats = sentences(run.caveats, ledger)
-    return replace(run, **guarantee(event, event, run.delta), caveats=caveats, ledger=dict(ledger))
+    return replace(run, **guarantee(event, event, run.delta), noise=noise, caveats=caveats, ledger=dict(ledger))
 
 
 def versions() -> dict[str, str]:

@@ -161,6 +161,18 @@ def test_weighted_sums_agree(
         np.testing.assert_array_equal(backend.to_numpy(read), given_)
 
 
+@pytest.mark.parametrize("rule", CLIP_RULES)
+def test_a_factor_that_underflows_is_zero(backend: Any, rule: str) -> None:
+    """Near 2^-1074 a quotient may be rounded up by half of itself, and the example would be longer than C."""
+    norms, bound = np.array([1.3e308, 3.7e306, 2.0**900, 1.0]), 1e-16
+    unit = 2.0**-36 * (1.0 if rule == "normalized" else bound)
+    (weights,) = backend.clip_factors([backend.from_numpy(norms)], rule, [bound], [1], [0.5], unit)
+    found = backend.to_numpy(weights)
+    for weight, norm in zip(found.tolist(), norms.tolist(), strict=True):
+        assert Fraction(weight) * Fraction(norm) + Fraction(1, 2) <= 2**36
+    assert (found > 0).tolist() == [False, False, True, True]
+
+
 def test_a_product_is_rounded_before_it_becomes_an_integer(backend: Any) -> None:
     """Products that float64 rounds to a half: one operation for product and addition would see on which side it is."""
     rng = np.random.default_rng(7)

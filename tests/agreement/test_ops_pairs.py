@@ -384,6 +384,22 @@ def test_examples_of_weight_zero_add_nothing() -> None:
         np.testing.assert_array_equal(backend.to_numpy(out), [1, 1, 2 * time, 2 * time])
 
 
+@pytest.mark.parametrize("time", [1, 3])
+def test_what_is_zero_adds_zero_whatever_the_weights(time: int) -> None:
+    """An infinite product of two weights with a row of zeros would be NaN."""
+    backend = load_backend("triton")
+    a, e, index = np.zeros((2, time, 3)), np.ones((2, time, 2)), np.zeros((2, time), np.int64)
+    a, e = a.astype(np.float32), e.astype(np.float32)
+    weights, out = backend.from_numpy(np.array([2.0**36, 2.0**300])), backend.from_numpy(np.zeros(6))
+    linear_sum(backend, sent([a]), sent([e]), [2.0**1000], weights, out)
+    backend.embedding_sum(sent([index]), sent([a]), [2.0**1000], weights, out)
+    assert backend.to_numpy(out).tolist() == [0.0] * 6
+    small = backend.from_numpy(np.array([2.0**-964, 0.0]))
+    linear_sum(backend, sent([e[:, :, :1]]), sent([e]), [2.0**1000], small, out[:2])
+    backend.embedding_sum(sent([index]), sent([e]), [2.0**1000], small, out[2:4])
+    assert backend.to_numpy(out).tolist() == [time * 2.0**36] * 4 + [0.0] * 2
+
+
 def test_arrays_may_be_views() -> None:
     """Activations with time first, a cut, one row for all examples, columns with gaps."""
     backend, rng = load_backend("triton"), np.random.default_rng(0)

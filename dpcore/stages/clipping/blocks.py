@@ -204,6 +204,18 @@ class _Pairs:
         return replace(self, **changed)  # type: ignore[type-var]
 
 
+def _products(e: Any, a: Any) -> Any:
+    """Return each example's ``sum_t e_t a_t^T``, (B, q, p): a product of its own, of arrays that lie alike in memory.
+
+    One product for several examples may round each otherwise for another number of them.
+    """
+    shape = len(a), e.shape[2], a.shape[2]
+    found = np.empty(shape, a.dtype) if isinstance(a, np.ndarray) else a.new_empty(shape)
+    for own, y, x in zip(found, e, a, strict=True):
+        own[...] = (y + 0).T @ (x + 0)
+    return found
+
+
 @dataclass(frozen=True)
 class Linear(_Pairs):
     """A matrix (q, p) that inputs a were multiplied by: example i has ``sum_j w_j sum_t e_{j,t} a_{j,t}^T``.
@@ -259,7 +271,7 @@ class Linear(_Pairs):
         """See `Block.rows`."""
         sides = (map(_at_least_float32, side) for side in (self.inputs, self.gradients))
         parts = zip(*sides, self.point_weights, strict=True)
-        tiles = [w * (e.swapaxes(1, 2) @ a) for a, e, w in parts]
+        tiles = [w * _products(e, a) for a, e, w in parts]
         return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
 
     def beside(self, other: Linear) -> Linear:
@@ -606,7 +618,10 @@ class Chunked:
             last = min(first + CHUNK, rows)
             place = slice(first * width, last * width)
             own = joined(_rows_of(part, first, last, width) for part in self.parts)
-            yield own, place, None if scale is None else scale[place]
+            if scale is None:
+                yield own, place, None
+            else:  # rows are formed once: what is measured is what is added
+                yield scaled([own])[0], place, scale[place]
 
     def norms(self, backend: Backend[Any], scale: Any = None) -> Any:
         """See `Block.norms`."""

@@ -11,6 +11,7 @@ from tensors import OnTensors
 
 import dpcore_numpy
 from dpcore.spec.contributions import rounding_of_linear
+from dpcore.stages.clipping.blocks import Linear
 from dpcore_numpy.pairs import Side
 from dpcore_torch import linear
 from tests.depth import pairs as choose
@@ -83,6 +84,17 @@ def test_pairs(form: tuple[tuple[int, int, int], int], gram: bool):
         linear_sum(backend, [x], [y], [1.0], weights, sums[-1])
     np.testing.assert_array_equal(norms[0][:-1], norms[1])
     np.testing.assert_array_equal(sums[0], sums[1])
+
+
+@pytest.mark.parametrize("form", [(8, 1, 64), (24, 10, 128), (64, 16, 16), (300, 7, 5)])
+def test_rows_of_pairs(form: tuple[int, int, int]):
+    """A matrix that is also used otherwise is formed, and clipped as rows."""
+    made = torch.from_numpy if backend is not dpcore_numpy else np.asarray
+    a, e = map(made, pairs(*form, 3))
+    every = Linear((a,), (e,), (1.0,)).rows()
+    for i in range(4):
+        own = slice(i, i + 1)
+        assert (Linear((a[own],), (e[own],), (1.0,)).rows()[0] == every[i]).all()
 
 
 @pytest.mark.parametrize("examples", [0, 1, 40])

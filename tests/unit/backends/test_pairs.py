@@ -501,3 +501,44 @@ def test_wide_sums_by_tiles_add_to_the_total(width: int):
     total = before.copy()
     linear_sum(backend, [a], [e], [1.0], np.array([1.0, 2.0]), total)
     np.testing.assert_array_equal(total - before, np.einsum("b,bto,bti->oi", [1.0, 2.0], e, a).reshape(-1))
+
+
+@pytest.mark.parametrize("time", [1, 3, 24])
+@pytest.mark.parametrize(("dtype", "largest", "weight"), [("float32", 3e38, 1.0), ("float64", 1e307, 2.0)])
+def test_what_is_zero_adds_zero(time: int, dtype: str, largest: float, weight: float):
+    """A weight is as large as another tensor's vector is small; an infinite product with a row of zeros is NaN."""
+    a, e = np.zeros((3, time, 2), dtype), np.full((3, time, 3), largest, dtype)
+    some = np.zeros((3, time, 2), dtype)
+    some[:, -1] = 1e-38
+    sparse = np.zeros((3, time, 3), dtype)
+    sparse[:, 0] = largest  # where `some` has zeros, unless there is one row
+    weights, total = np.array([2.0**36, 2.0**300, np.finfo(np.float64).max]), np.zeros(6)
+    for points in ([weight], [2.0**1000]):
+        linear_sum(backend, [a], [e], points, weights, total)
+        linear_sum(backend, [e[:, :, :2]], [np.zeros_like(e)], points, weights, total)
+        if time > 1:
+            linear_sum(backend, [some], [sparse], points, weights, total)
+        index, table = np.zeros((3, time), np.int64), np.zeros(2)
+        backend.embedding_sum([index], [a], points, weights, table)
+        assert table.tolist() == [0.0] * 2
+    assert total.tolist() == [0.0] * 6
+
+
+def test_norms_beside_weights_far_apart_are_no_shorter():
+    """Products with the weights of points, and their squares, may leave float64 before a power of two comes in."""
+    a, e = np.zeros((1, 8, 1), np.float32), np.zeros((1, 8, 1), np.float32)
+    a[0, :, 0], e[0, 4, 0] = [3e38, 0, 0, 0, 1000, 0, 0, 3e38], 0.1
+    true = Long(e[0, 4, 0]) * 1000 * Long(2) ** -1000
+    assert linear_norms(backend, [a], [e], [2.0**-1000])[0] >= true
+    index, tokens = np.zeros((1, 1), np.int64), np.full((1, 1, 1), 1e-3, np.float32)
+    norms = backend.embedding_norms([index, index], [tokens, 0 * tokens], [1.0, 2.0**1000], 1)
+    assert norms[0] >= tokens[0, 0, 0]
+    # Rows so small that no float64 number takes them to 1, beside large ones.
+    a, e = np.full((1, 3, 1), 2.0**-1040), np.full((1, 3, 1), 2.0**200)
+    norms, total = linear_norms(backend, [a], [e], [1.0]), np.zeros(1)
+    linear_sum(backend, [a], [e], [1.0], 2.0**36 / norms, total)
+    assert abs(total[0] - 2.0**36) <= 2.0**20
+    assert total[0] <= 2.0**36 + rounding_of_linear(1, 1, 3)
+    tiny, total = np.full((1, 3, 1), 1e-200), np.zeros(1)
+    linear_sum(backend, [tiny], [tiny], [2.0], np.array([np.finfo(np.float64).max]), total)
+    assert total[0] == 0

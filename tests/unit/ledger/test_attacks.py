@@ -25,11 +25,14 @@ from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.ledger import Ledger, LedgerRun
 from dpcore.ledger.allowance import largest
 from dpcore.ledger.state import State
+from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.mechanism.minimize import minimize
 from dpcore.methods import dp_sgd, memf
+from dpcore.plan.plan import Plan
 from dpcore.sampling import PoissonSampler
 from tests.unit.ledger_tools import begin, full, new, released
+from tests.unit.mechanism_tools import started
 from tests.unit.torch_runs import model, saved, start
 from tests.unit.two_threads import in_two_threads
 
@@ -162,6 +165,28 @@ def test_rows_that_left_before_the_ledger_knew_fix_nobody_else(tmp_path: Path) -
     assert ledger.verify().valid
     begin(other := Ledger.create(tmp_path / "other", budget=(3.0, 1e-5)), full, steps=4)
     assert (other.charge(full(1), name="seen", left=True),) == other.total().fixed_runs
+
+
+def test_a_run_whose_earlier_rows_do_not_fit_is_saved_and_refused_again_and_again(tmp_path: Path) -> None:
+    """Its entry is there after the first refusal, under its key: another try is no second run under one key."""
+    sampler = PoissonSampler(dataset_size=100, batch_size=10)
+    plan = Plan(dp_sgd(lr=0.1, noise_multiplier=1.0), sampler, 200)
+    before, x = started(plan, [("x", (1,))])
+    for _ in range(150):
+        before.release(x)
+    ledger = Ledger.create(tmp_path / "ledger", budget=(3.0, 1e-5), accept_file_system=True)
+    after, _ = started(plan, [("x", (1,))])
+    after.account = LedgerAccount(ledger, after, name="on it goes")
+    after.load_state_dict(before.state_dict())
+    for _ in range(2):
+        with pytest.raises(BudgetError):
+            after.draw()
+        assert after.state_dict()["public"]["ledger"]["run"] == ledger.runs()[0].run_id
+    assert [run.releases for run in ledger.runs()] == [0]
+    later, _ = started(plan, [("x", (1,))])  # from the new state the ledger learns what left
+    later.account = LedgerAccount(ledger, later, name="on it goes")
+    later.load_state_dict(after.state_dict())
+    assert [run.releases for run in ledger.runs()] == [150]
 
 
 @pytest.mark.parametrize(("act", "commit"), [("reserve", "_reserve"), ("close", "_give_back")])

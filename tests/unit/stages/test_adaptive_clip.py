@@ -14,7 +14,7 @@ from dpcore import accounting, methods
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan import scales
-from dpcore.plan.plan import Plan
+from dpcore.plan.plan import Plan, grid_of
 from dpcore.sampling import FixedOrderSampler, FixedSizeSampler, PoissonSampler, UserSampler
 from dpcore.spec.backends import load_backend
 from dpcore.spec.keys import RunKeys
@@ -248,6 +248,19 @@ def test_what_does_not_fit_is_one_sentence(make, kind: type[Exception], words: s
     with pytest.raises(kind, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_the_noise_on_bits_has_a_grid_finer_than_a_bit() -> None:
+    """Where one step of the grid were an example's bit, the noise that makes up for it would be infinite."""
+    sampler = PoissonSampler(dataset_size=100, batch_size=10)
+
+    def grid(bit_noise_std: float) -> object:
+        clip = AdaptiveClip(bit_noise_std=bit_noise_std)
+        return grid_of(Plan(methods.dp_sgd(lr=0.1, noise_multiplier=1.0, adaptive_clip=clip), sampler, 3), 5)
+
+    grid(2.0**36 / 13)
+    with pytest.raises(ArgumentError, match=r"bit_noise_std=.*must be at most 5.73e\+09"):
+        grid(2.0**36 / 3)
 
 
 def test_a_user_gives_one_bit_for_the_sum_of_the_user() -> None:

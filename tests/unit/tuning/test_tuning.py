@@ -21,6 +21,7 @@ from dpcore.accounting import Event, Gaussian, PrivateSelection
 from dpcore.accounting.run_law import any_of
 from dpcore.errors import ArgumentError, ArgumentTypeError, BudgetError, OverlapError, PrivacyError
 from dpcore.ledger import Ledger
+from dpcore.spec.rounded_normal import distance
 from dpcore.statement.statement import Statement
 from dpcore.statement.verify import verify
 from dpcore.tuning import Choice, LogUniform, Outcome, Winner, rehearse, select
@@ -89,8 +90,11 @@ def test_releases_the_best_and_keeps_nothing_of_the_others(tmp_path: Path, ledge
     assert set(kept) == {"id", "terms", "best"}  # neither K nor the other candidates
     assert {path.name for path in (tmp_path / "s").iterdir()} == {"selection.json", "lock"}
     assert capfd.readouterr() == ("", "")
-    assert best(tmp_path / "s", ledger, run, expected_runs=200.0) == won
+    assert best(tmp_path / "s", ledger, run, expected_runs=200.0, name="another name") == won
     assert len(ledger.runs()) == 1
+    other = Ledger.create(tmp_path / "other.db", accept_file_system=True)  # no ledger stands for what it did not pay
+    assert best(tmp_path / "s", other, run, expected_runs=200.0).paid == other.runs()[0].run_id
+    assert best(tmp_path / "t", other, scored).paid == other.runs()[1].run_id
 
 
 @pytest.mark.parametrize("shape", [1.0, None])
@@ -99,7 +103,7 @@ def test_the_winners_law_is_the_theorems_though_runs_die(
 ) -> None:
     monkeypatch.setattr(tuning, "secrets", Draws(1))
     monkeypatch.setattr(os, "fsync", lambda _file: None)
-    monkeypatch.setattr(tuning, "_pay", lambda *_: None)
+    monkeypatch.setattr(tuning, "_paid", lambda *_: "")
     fate = np.random.default_rng(2)
 
     def run(settings: dict[str, Any]) -> Outcome:
@@ -125,7 +129,7 @@ def test_the_winners_law_is_the_theorems_though_runs_die(
 def test_ties_are_broken_by_coins_not_by_order(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "secrets", Draws(3))
     monkeypatch.setattr(tuning, "runs_at", lambda *_: 2)
-    monkeypatch.setattr(tuning, "_pay", lambda *_: None)
+    monkeypatch.setattr(tuning, "_paid", lambda *_: "")
     first = 0
     for i in range(60):
         made: list[bytes] = []
@@ -175,7 +179,7 @@ def test_kill_9_at_any_place(tmp_path: Path, ledger: Ledger) -> None:
 
 def _child(folder: Path, ledger: Ledger, seed: float, after: int | None) -> None:
     """Select in a process that kills itself in a run that dies; or once, when it has sealed (1) or paid (2)."""
-    fate, write, pay = random.Random(seed), tuning._write, tuning._pay
+    fate, write, pay = random.Random(seed), tuning._write, tuning._paid
 
     def run(_settings: dict[str, Any]) -> Outcome:
         score = fate.choices((0, 1, 2), LAW)[0]
@@ -192,11 +196,12 @@ def _child(folder: Path, ledger: Ledger, seed: float, after: int | None) -> None
         write(path, state)
         die_once(1)
 
-    def paid(*arguments: Any) -> None:
-        pay(*arguments)
+    def paid(*arguments: Any) -> str:
+        entry = pay(*arguments)
         die_once(2)
+        return entry
 
-    tuning._write, tuning._pay = written, paid
+    tuning._write, tuning._paid = written, paid
     try:
         best(folder, ledger, run)
     except BaseException:  # noqa: BLE001
@@ -273,6 +278,8 @@ def test_the_statement_is_that_of_the_selection(tmp_path: Path) -> None:
     )
     stated = winner.statement(Statement.from_json((winner.result or b"").decode()), ledger)
     assert stated.best_epsilon == pytest.approx(accounting.epsilon(winner.event, 1e-5))
+    # Draws of MEAN runs: the union bound is not below the bound on so many draws.
+    assert stated.noise["grid"]["law_distance"] >= distance(MEAN * 3)
     assert not [finding for finding in verify(stated) if finding.status == "failed"]
     other = winner._replace(event=PrivateSelection(EVENT, MEAN))
     refused(PrivacyError, "must be the statement of the winning run", other.statement, made, ledger)
