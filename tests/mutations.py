@@ -1321,7 +1321,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/model/functional.py": [
         ("let a model write an example to its parameters", "if now.shape != was.shape or not torch.equal(_bits(now), _bits(was)):", "if False:",
          "unit/torch/test_state_probe.py::test_what_a_real_example_writes_to_a_parameter_is_taken_back"),
-        ("leave in the model what an example wrote", "now.resize_(was.shape).copy_(was)", "pass",
+        ("leave in the model what an example wrote", "(own if own.shape == was.shape else own.resize_(was.shape)).copy_(was)", "pass",
          "unit/torch/test_state_probe.py::test_what_a_real_example_writes_to_a_parameter_is_taken_back"),
         ("exchange a module's places once for each of its names", "for path, module in model.named_modules():",
          "for path, module in model.named_modules(remove_duplicate=False):", "unit/torch/test_per_example.py"),

@@ -1,7 +1,7 @@
 """A call of a model with other values in the places of its parameters and buffers, and nothing left behind."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -124,8 +124,7 @@ def untouched(model: nn.Module, point: Iterable[tuple[str, torch.Tensor]]) -> It
     an error: what was written may tell of a private example.
     """
     held = [*point, *model.named_parameters(), *model.named_buffers()]
-    kept = {local(tensor).data_ptr() or id(tensor): (name, tensor, local(tensor).clone())
-            for name, tensor in reversed(held)}  # fmt: skip
+    kept = {_place(tensor): (name, tensor, local(tensor).clone()) for name, tensor in reversed(held)}
     changed = []
     try:
         yield
@@ -134,8 +133,16 @@ def untouched(model: nn.Module, point: Iterable[tuple[str, torch.Tensor]]) -> It
             now = local(tensor)
             if now.shape != was.shape or not torch.equal(_bits(now), _bits(was)):
                 changed.append(name)
-                now.resize_(was.shape).copy_(was)
+                own = now if now.layout is torch.strided else tensor  # a copy to a detached sparse one stays there
+                with torch.no_grad():
+                    (own if own.shape == was.shape else own.resize_(was.shape)).copy_(was)
     refuse_changed(model, changed)
+
+
+def _place(tensor: torch.Tensor) -> Hashable:
+    """Return what tensors of the same memory have in common."""
+    own = local(tensor)
+    return (own.data_ptr(), own.shape, own.stride()) if own.layout is torch.strided else id(tensor)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
