@@ -31,6 +31,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "dp_adam_scaled": ("dp_adam", {"variant": "scale_then_privatize"}),
     "dp_adagrad": ("dp_adagrad", {}),
 }
+if CHECK:
+    METHODS = {name: METHODS[name] for name in ("disk_doppler", "srg_memf_tree", "dp_adam_scaled")}
 
 
 class Minimize:
