@@ -52,12 +52,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the classes of GLUE by their place among the columns", "places = [head.index(column) for column in columns]", "places = [*range(len(columns))]", "unit/cli/test_text.py"),
     ],
     "dpcore/cli/datasets/arrow.py": [
-        ("take the columns by their place in the file", "(table[column].to_pylist() for column in kept.columns)", "(table[n].to_pylist() for n in range(len(kept.columns)))", "unit/cli/test_arrow.py"),
-        ("take a class that the task has not", "if kept.classes and row[-1] not in range(kept.classes):", "if kept.classes and row[-1] >= kept.classes:", "unit/cli/test_arrow.py"),
+        ("take the columns by their place in the file", "(table[column].to_pylist() for column in columns)", "(table[n].to_pylist() for n in range(len(columns)))", "unit/cli/test_arrow.py"),
+        ("take a class that the task has not", "if classes and row[-1] not in range(classes):", "if classes and row[-1] >= classes:", "unit/cli/test_arrow.py"),
     ],
     "dpcore/cli/datasets/tokens.py": [
         ("mask a text by its place among the texts", "shake_256(part.first[row].encode())", "shake_256(b'%d' % row)", "unit/cli/test_tokens.py"),
-        ("say how long a text is", "    with _unsaid():\n", "    if True:\n", "unit/cli/test_tokens.py"),
+        ("say how long a text is", "    with silence():", "    if True:", "unit/cli/test_tokens.py"),
         ("predict the first of two texts, too", "targets[row, begin : len(ids) - 1] = ids[:-1], ids[begin + 1 :]", "targets[row, : len(ids) - 1] = ids[:-1], ids[1:]", "unit/cli/test_tokens.py"),
     ],
     "dpcore/cli/train/language.py": [
@@ -1342,11 +1342,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/data.py": [
-        ("show warnings of an example that was drawn", "self.generators), _unsaid():", "self.generators):", "unit/torch/test_data.py::test_no_warning_or_log_shows_which_example_was_drawn"),
+        ("show warnings of an example that was drawn", "self.generators), silence():", "self.generators):", "unit/torch/test_data.py::test_no_warning_or_log_shows_which_example_was_drawn"),
         ("let collate_fn see several examples", "rows = [collate([example]) for example in examples]",
          "whole = collate(examples)\n        rows = [batches.tree_map(lambda t: t[k : k + 1], whole) for k in range(len(examples))]",
          "unit/torch/test_data.py"),
-        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators), _unsaid():", "with seeded(self.device, seed), _unsaid():",
+        ("leave the generators of a data set alone", "with seeded(self.device, seed, self.generators), silence():", "with seeded(self.device, seed), silence():",
          "unit/torch/test_data.py"),
     ],
     "dpcore/accounting/pld/allocation.py": [

@@ -17,14 +17,13 @@ class _Kept(NamedTuple):
     folder: str  # of the configuration, within that of several
     columns: dict[str, type]
     held_out: str
-    classes: int = 0  # the numbers of the last column
 
 
 KEPT: Final = {
-    "sst-2": _Kept("sst2", {"sentence": str, "label": int}, "validation", 2),
-    "qnli": _Kept("qnli", {"question": str, "sentence": str, "label": int}, "validation", 2),
-    "qqp": _Kept("qqp", {"question1": str, "question2": str, "label": int}, "validation", 2),
-    "mnli": _Kept("mnli", {"premise": str, "hypothesis": str, "label": int}, "validation_matched", 3),
+    "sst-2": _Kept("sst2", {"sentence": str, "label": int}, "validation"),
+    "qnli": _Kept("qnli", {"question": str, "sentence": str, "label": int}, "validation"),
+    "qqp": _Kept("qqp", {"question1": str, "question2": str, "label": int}, "validation"),
+    "mnli": _Kept("mnli", {"premise": str, "hypothesis": str, "label": int}, "validation_matched"),
     "e2e": _Kept("default", {"meaning_representation": str, "human_reference": str}, "test"),
     "dart": _Kept("default", {"tripleset": list, "annotations": object}, "validation"),
 }
@@ -51,35 +50,36 @@ def files_of(name: str, folder: Path) -> tuple[list[Path], list[Path]] | None:
     return None
 
 
-def rows_of(name: str, files: list[Path]) -> list[tuple[Any, ...]]:
+def rows_of(name: str, files: list[Path], classes: int = 0) -> list[tuple[Any, ...]]:
     """Return the values of the columns of `KEPT` in each row, file after file.
 
-    DataError for a file that is no table, lacks a column, or has a row without a text or with another class.
+    The last column is of numbers below `classes`, unless that is 0. DataError for a file that is no table, lacks a column, or has a row without a text or with another class.
     """
-    kept, rows = KEPT[name], list[tuple[Any, ...]]()
+    columns, rows = KEPT[name].columns, list[tuple[Any, ...]]()
     for path in files:
-        table = _table(path)
-        if missing := [column for column in kept.columns if column not in table.column_names]:
-            raise DataError(f"{path}: has no column {' or '.join(missing)}; must have {', '.join(kept.columns)}")
-        found = [*zip(*(table[column].to_pylist() for column in kept.columns), strict=True)]
+        found = _rows(path, list(columns))
         for number, row in enumerate(found, 1):
-            for value, (column, kind) in zip(row, kept.columns.items(), strict=True):
+            for value, (column, kind) in zip(row, columns.items(), strict=True):
                 if value is None or not isinstance(value, kind):
                     raise DataError(f"{path}: row {number} has no {column} of type {kind.__name__}")
-            if kept.classes and row[-1] not in range(kept.classes):
-                raise DataError(f"{path}: row {number} has a label that is none of 0 to {kept.classes - 1}")
+            if classes and row[-1] not in range(classes):
+                raise DataError(f"{path}: row {number} has a label that is none of 0 to {classes - 1}")
         rows += found
     return rows
 
 
-def _table(path: Path) -> Any:
+def _rows(path: Path, columns: list[str]) -> list[tuple[Any, ...]]:
     try:
         import pyarrow as pa
         from pyarrow import ipc, parquet
     except ImportError as cause:
         raise ArgumentError(needs(f"a {path.suffix} file", "pyarrow")) from cause
-    with reading(path, {pa.ArrowException: "is damaged; fetch the file again"}):
+    with reading(path, dict.fromkeys((pa.ArrowException, UnicodeDecodeError), "is damaged; fetch the file again")):
         if path.suffix == ".parquet":
-            return parquet.read_table(path, use_threads=False)
-        with pa.memory_map(str(path)) as source:
-            return ipc.open_stream(source).read_all()
+            table = parquet.read_table(path, use_threads=False)
+        else:
+            with pa.memory_map(str(path)) as source:
+                table = ipc.open_stream(source).read_all()
+        if missing := [column for column in columns if column not in table.column_names]:
+            raise DataError(f"{path}: has no column {' or '.join(missing)}; must have {', '.join(columns)}")
+        return [*zip(*(table[column].to_pylist() for column in columns), strict=True)]

@@ -73,7 +73,7 @@ def read(name: str, folder: Path) -> tuple[Part, Part]:
 
 
 def _kept(name: str, files: list[Path]) -> Part:
-    rows = arrow.rows_of(name, files)
+    rows = arrow.rows_of(name, files, classes=len(GLUE[name].labels) if name in GLUE else 0)
     if name == "dart":
         with _in_form(files[0], "a table of triples and their annotations"):
             rows = [(_said(triples), text) for triples, annotations in rows for text in _texts(annotations)]

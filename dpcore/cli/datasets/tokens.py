@@ -5,7 +5,6 @@ tokens that are masked, too.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from hashlib import shake_256
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from dpcore.cli.datasets.text import CLASSES, MASKED, NEXT, Part
 from dpcore.errors import DataError, MissingPackageError
 from dpcore.spec.extras import needs
+from dpcore.spec.silence import silence
 
 IGNORED: Final = -100
 """Target of a position at which nothing is predicted, as cross-entropy of torch has it."""
@@ -46,21 +46,8 @@ def encode(tokenizer: Any, part: Part, task: str, length: int) -> tuple[_Ids, _T
     A pair of texts has two rows of inputs, (n, 2, length), if the tokenizer tells the kinds of tokens. Longer texts are
     cut; shorter ones end with the id of `pad_of`.
     """
-    with _unsaid():
+    with silence():  # transformers logs how long a text is that no model could read whole
         return {CLASSES: _classes, NEXT: _next, MASKED: _masked}[task](tokenizer, part, length)
-
-
-@contextmanager
-def _unsaid() -> Iterator[None]:
-    """Turn off the log of transformers, which says how long a text is that no model could read whole."""
-    from transformers import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def pad_of(tokenizer: Any) -> int:

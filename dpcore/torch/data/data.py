@@ -1,9 +1,7 @@
 """The source of batches: any map-style dataset, read by index and moved to the model's device."""
 
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling.draw import Indices
 from dpcore.spec import validate
+from dpcore.spec.silence import silence
 from dpcore.torch.data import batches
 from dpcore.torch.data.ahead import Ahead
 from dpcore.torch.data.batches import Tree
@@ -245,7 +244,7 @@ class Reader:
         The draws of reading and joining follow from the secret `seed`. Errors reveal nothing about the examples, and no
         warning or log is shown.
         """
-        with seeded(self.device, seed, self.generators), _unsaid():
+        with seeded(self.device, seed, self.generators), silence():
             try:
                 examples = read_examples(self.dataset, places)
             except Exception as cause:  # noqa: BLE001 - a user's own data set may raise anything
@@ -255,23 +254,6 @@ class Reader:
                     "reveal which examples were drawn)"
                 ) from None
             return joined(self.collate, examples)
-
-
-@contextmanager
-def _unsaid() -> Iterator[None]:
-    """Show no warning and log nothing, as Pillow does of some images and transformers of long texts.
-
-    It would tell of an example, and when it was drawn. The filters of warnings stay: once they change, Python repeats
-    what it has shown, of all code.
-    """
-    shown, level = warnings.showwarning, logging.root.manager.disable
-    warnings.showwarning = lambda *_, **__: None
-    logging.disable()
-    try:
-        yield
-    finally:
-        warnings.showwarning = shown
-        logging.disable(level)
 
 
 def reason(cause: BaseException) -> str:

@@ -89,6 +89,10 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     downloaded(tmp_path, "sst-2", TABLES["sst-2"][1], ("train",))
     with pytest.raises(DataError, match=r"sst2': has no validation-\*.parquet or validation/\*.arrow; it has train-00"):
         text.read("sst-2", tmp_path)
+    table = pa.table({"sentence": pa.array([b"\xff"]).view(pa.string()), "label": [0]})
+    parquet.write_table(table, tmp_path / "sst2" / "validation-0.parquet")
+    with pytest.raises(DataError, match=r"validation-0.parquet: is damaged; fetch the file again$"):
+        text.read("sst-2", tmp_path)
     (tmp_path / "sst2" / "validation-0.parquet").write_bytes(b"PAR1 is not all")
     with pytest.raises(DataError, match=r"validation-0.parquet: is damaged; fetch the file again$"):
         text.read("sst-2", tmp_path)
