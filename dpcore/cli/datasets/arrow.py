@@ -53,7 +53,8 @@ def files_of(name: str, folder: Path) -> tuple[list[Path], list[Path]] | None:
 def rows_of(name: str, files: list[Path], classes: int = 0) -> list[tuple[Any, ...]]:
     """Return the values of the columns of `KEPT` in each row, file after file.
 
-    The last column is of numbers below `classes`, unless that is 0. DataError for a file that is no table, lacks a column, or has a row without a text or with another class.
+    The last column is of numbers below `classes`, unless that is 0. DataError for a file that is no table, lacks a
+    column, or has a row without a text or with another class.
     """
     columns, rows = KEPT[name].columns, list[tuple[Any, ...]]()
     for path in files:
