@@ -65,7 +65,8 @@ class Graph:
             result = work()
         if record.refused is None:
             try:
-                self._repeat, self._result, self._kept = repeated(record.calls, device), result, record.kept
+                # With its launches: a graph has addresses of the tables that they read, which caches forget.
+                self._repeat, self._result, self._record = repeated(record.calls, device), result, record
                 return result
             except RuntimeError as cause:
                 record.refused = str(cause).splitlines()[0]
