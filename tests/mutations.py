@@ -1224,6 +1224,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_triton/embedding.py": [
         ("add a token's rows unrounded, in the kernel", "nearest(weight * v), mask=inside", "weight * v, mask=inside",
          "agreement/test_ops_pairs.py::test_what_an_example_adds_does_not_depend_on_the_others"),
+        ("let programs overwrite each other's additions, in the kernel", 'tl.atomic_add(out + at, nearest(weight * v), mask=inside, sem="relaxed")',
+         "tl.store(out + at, tl.load(out + at, mask=inside) + nearest(weight * v), mask=inside)", "unit/backends/test_races.py"),
         ("end a token's sum after one block of positions, in the kernel", "mask=first & (end < total)", "mask=first & (end < 0)",
          "agreement/test_ops_pairs.py::test_the_positions_of_a_token_are_one_sum"),
         ("let a token's later positions add it again, in the kernel", "first = (token != before) & (token >= 0)", "first = (token >= 0)",
