@@ -260,7 +260,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "graph.replays or graph.numbers.copy_(numbers, non_blocking=True)", "agreement/test_graphs.py"),
         ("forget the numbers among a recording's arguments", "return repr(value)", "return type(value)",
          "agreement/test_graphs.py"),
-        ("let go of the tables that a graph reads", "repeated(record.calls, device), result, record", "repeated(record.calls, device), result, record.kept",
+        ("let go of the tables that a graph reads", "result, (record.kept, tables)", "result, record.kept",
          "agreement/test_graphs.py::test_what_a_graph_reads_lives_as_long_as_the_graph"),
         ("replay a step under another key", "graph, device = self._graph(planned.key),", "graph, device = self._graph(planned.launches),",
          "agreement/test_graphs.py"),
@@ -450,6 +450,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_triton/recording.py": [
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),
+        ("forget what a recorded operation made", "self.kept += made", "pass", "agreement/test_graphs.py::test_a_recording_keeps_what_it_makes_and_no_view_of_an_argument"),
         ("leave the results of a repeated operation as they were", "output.copy_(again)", "pass", "agreement/test_graphs.py"),
     ],
     "dpcore/theory/analysis/filters.py": [

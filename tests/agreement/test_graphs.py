@@ -38,6 +38,7 @@ from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore_triton import launch
 from dpcore_triton.graphs import FREE_CAPTURES, Graphs
 from dpcore_triton.kept import Kept
+from dpcore_triton.recording import recording
 from tests.agreement.runs import METHODS as TRAINED
 from tests.agreement.runs import RNG, train
 from tests.agreement.test_methods import METHODS, STEPS
@@ -280,6 +281,17 @@ def test_what_a_graph_reads_lives_as_long_as_the_graph(monkeypatch: pytest.Monke
     gc.collect()
     assert len(read) == 2
     assert all(tensor() is not None for tensor in read)
+
+
+def test_a_recording_keeps_what_it_makes_and_no_view_of_an_argument() -> None:
+    """A graph that kept a micro-batch's arrays would never meet another at their addresses."""
+    x = dpcore_triton.from_numpy(np.ones((2, 4), np.float32))
+    with recording() as record:
+        half, whole = x.detach()[:, 1:].split(2, dim=1)[0] * 0.5, torch.empty_like(x)
+        x += half.sum()
+    kept = {tensor.untyped_storage().data_ptr() for tensor in record.kept}
+    assert {half.data_ptr(), whole.data_ptr()} < kept  # and a sum
+    assert x.data_ptr() not in kept
 
 
 def test_arrays_that_move_at_every_call_are_not_captured_for_ever() -> None:
