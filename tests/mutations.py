@@ -260,6 +260,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "graph.replays or graph.numbers.copy_(numbers, non_blocking=True)", "agreement/test_graphs.py"),
         ("forget the numbers among a recording's arguments", "return repr(value)", "return type(value)",
          "agreement/test_graphs.py"),
+        ("let go of the tables that a graph reads", "result, (record.kept, tables)", "result, record.kept",
+         "agreement/test_graphs.py::test_what_a_graph_reads_lives_as_long_as_the_graph"),
         ("replay a step under another key", "graph, device = self._graph(planned.key),", "graph, device = self._graph(planned.launches),",
          "agreement/test_graphs.py"),
     ],
@@ -448,6 +450,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_triton/recording.py": [
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),
+        ("forget what a recorded operation made", "self.kept += made", "pass", "agreement/test_graphs.py::test_a_recording_keeps_what_it_makes_and_no_view_of_an_argument"),
         ("leave the results of a repeated operation as they were", "output.copy_(again)", "pass", "agreement/test_graphs.py"),
     ],
     "dpcore/theory/analysis/filters.py": [
@@ -992,6 +995,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_step.py::test_correlated_noise_has_the_same_bits"),
         ("keep the rows of Z in a ring of noise, in the kernel", '(m[word] * narrow) * divided if KEEPS == "output" else n[word] * narrow', "n[word] * narrow",
          "agreement/test_ops_step.py::test_correlated_noise_has_the_same_bits"),
+        ("read noise in the order in which it lies", "z.detach().contiguous() *", "z.detach() *",
+         "agreement/test_ops_step.py::test_noise_that_lies_column_by_column_meets_its_own_states"),
         ("take a ring's weight of the step before, in the kernel", "weight = tl.load(taps + 2 + j)", "weight = tl.load(taps + 1 + j)",
          "agreement/test_ops_step.py::test_correlated_noise_has_the_same_bits"),
         ("leave what correlates noise unrounded, in the kernel", "m += (n[word] + nearest(r[word] * wide),)", "m += (n[word] + r[word] * wide,)",
@@ -1220,6 +1225,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "backends/dpcore_triton/embedding.py": [
         ("add a token's rows unrounded, in the kernel", "nearest(weight * v), mask=inside", "weight * v, mask=inside",
          "agreement/test_ops_pairs.py::test_what_an_example_adds_does_not_depend_on_the_others"),
+        ("let programs overwrite each other's additions, in the kernel", 'tl.atomic_add(out + at, nearest(weight * v), mask=inside, sem="relaxed")',
+         "tl.store(out + at, tl.load(out + at, mask=inside) + nearest(weight * v), mask=inside)", "unit/backends/test_races.py"),
         ("end a token's sum after one block of positions, in the kernel", "mask=first & (end < total)", "mask=first & (end < 0)",
          "agreement/test_ops_pairs.py::test_the_positions_of_a_token_are_one_sum"),
         ("let a token's later positions add it again, in the kernel", "first = (token != before) & (token >= 0)", "first = (token >= 0)",

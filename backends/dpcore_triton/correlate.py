@@ -32,7 +32,7 @@ def correlate(
     if not state:
         return z
     device = common_device(z=[z], state=state)
-    n = z.detach() * 2.0**bits
+    n = z.detach().contiguous() * 2.0**bits
     m = torch.empty_like(n)
     taps = numbers((2.0**bits, 2.0**-bits, *correlation_taps(coefficients)), device, current_stream(device), "float64")
     with written_back(*state) as lent:

@@ -29,7 +29,7 @@ import torch
 from dpcore.errors import ArgumentTypeError, SpeedWarning
 from dpcore_triton.described import places
 from dpcore_triton.kept import Kept
-from dpcore_triton.launch import current_stream, default_device
+from dpcore_triton.launch import Launch, current_stream, default_device
 from dpcore_triton.passes import Passes
 from dpcore_triton.recording import recording, repeated
 from dpcore_triton.step import plan, start
@@ -65,7 +65,9 @@ class Graph:
             result = work()
         if record.refused is None:
             try:
-                self._repeat, self._result, self._kept = repeated(record.calls, device), result, record.kept
+                # Of the tables that launches read a graph has addresses only, and caches forget them.
+                tables = [call.args for call in record.calls if isinstance(call, Launch)]
+                self._repeat, self._result, self._kept = repeated(record.calls, device), result, (record.kept, tables)
                 return result
             except RuntimeError as cause:
                 record.refused = str(cause).splitlines()[0]

@@ -160,8 +160,8 @@ def rows_of(rows: Rows, programs: Sequence[int], device: torch.device) -> torch.
 
 
 def current_stream(device: torch.device) -> int:
-    """Return the number of the CUDA stream on which kernels start now."""
-    return 0 if INTERPRETED else int(torch.cuda.current_stream(device).cuda_stream)
+    """Return the number of the CUDA stream on which kernels start now; 0 for a device that has none."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
 
 @lru_cache(maxsize=KEPT)

@@ -70,8 +70,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = function(*args, **kwargs)
         if launch.unseen():
             return result
-        self.kept += [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if function.is_view or function.overloadpacket in _ALLOCATIONS:
+        if function.is_view:  # of an argument: a caller's tensor must not be kept, or the next one would lie elsewhere
+            return result
+        made = _made(function, result)
+        self.kept += made
+        if function.overloadpacket in _ALLOCATIONS:
             return result
         reasons = [self._unrepeatable[tag] for tag in function.tags if tag in self._unrepeatable]
         places = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
@@ -79,7 +82,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reasons.append("it copies between host and device")
         if reasons:
             self.refused = f"{function}: {reasons[0]}"
-        self.calls.append(Operation(function, args, kwargs, _made(function, result)))
+        self.calls.append(Operation(function, args, kwargs, made))
         return result
 
 

@@ -28,7 +28,8 @@ def words(
     cipher = cipher_words(key, row, stream, start, size, rng)
     out = torch.empty(size, dtype=torch.int32, device=device)
     rows, row_of, programs = table([(start, size, out.data_ptr())], [programs_of(start, size)], device)
-    launch(_words_kernel, (programs,), device, rows, row_of, *cipher, int(part), RNG=rng, BLOCKS=BLOCKS)
+    bits = struct.unpack("<i", struct.pack("<I", part))
+    launch(_words_kernel, (programs,), device, rows, row_of, *cipher, *bits, RNG=rng, BLOCKS=BLOCKS)
     return out.view(torch.uint32)
 
 

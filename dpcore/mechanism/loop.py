@@ -63,7 +63,7 @@ class Loop:
         begun: list[Block] | None = None  # the sum so far of a unit larger than a micro-batch
         for part, sizes, more in self._rounds(count):
             blocks = combined(mechanism.backend, weights, (at(part) for at in gradients))
-            for units in [blocks] if sizes is None else of_units(mechanism.backend, blocks, sizes):
+            for units in [blocks] if sizes is None else of_units(blocks, sizes):
                 if begun is not None:
                     units = [joined(both) for both in zip(units, begun, strict=True)]
                 # As rows: the pairs of all parts together may not fit into memory, their one vector does. As a copy:

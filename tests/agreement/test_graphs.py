@@ -4,8 +4,10 @@ In the interpreter a recording is made again call by call, with the arguments it
 CUDA graph. So what these tests show of recordings holds for both, and on a device they show the graphs.
 """
 
+import gc
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -35,6 +37,8 @@ from dpcore.stages.filters import ScalarKalman
 from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore_triton import launch
 from dpcore_triton.graphs import FREE_CAPTURES, Graphs
+from dpcore_triton.kept import Kept
+from dpcore_triton.recording import recording
 from tests.agreement.runs import METHODS as TRAINED
 from tests.agreement.runs import RNG, train
 from tests.agreement.test_methods import METHODS, STEPS
@@ -250,6 +254,44 @@ def test_operations_are_repeated_on_the_same_memory() -> None:
     transposed = rows.T  # of the same memory
     graphs.repeat(columns_of, transposed[:, :3], got, 0.5)
     assert replays(graphs) == [2]
+
+
+def summed(rows: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+    dpcore_triton.weighted_sum([rows], [weights], [out])
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph has addresses, of tables that caches forget: in their memory other tensors would lie by then."""
+    module, read = sys.modules["dpcore_triton.graphs"], list[Any]()
+
+    def captured(calls: Any, device: torch.device) -> Any:
+        read.extend(weakref.ref(arg) for call in calls for arg in call.args if isinstance(arg, torch.Tensor))
+        return lambda: None  # of what it repeats it holds nothing, as a CUDA graph
+
+    monkeypatch.setattr(module, "repeated", captured)
+    monkeypatch.setattr(sys.modules["dpcore_triton.clip"], "_kept", Kept(1))
+    rows, weights, out = (dpcore_triton.from_numpy(np.zeros(size, kind)) for size, kind in
+                          (((2, 3), np.float32), (2, np.float64), (3, np.float64)))  # fmt: skip
+    graphs = Graphs(dpcore_triton)
+    for _ in range(2):
+        graphs.repeat(summed, rows, weights, out)
+    summed(rows.clone(), weights, out)  # of which the kernel's own cache keeps the tables now
+    launch._table.cache_clear()
+    launch._row_of.cache_clear()
+    gc.collect()
+    assert len(read) == 2
+    assert all(tensor() is not None for tensor in read)
+
+
+def test_a_recording_keeps_what_it_makes_and_no_view_of_an_argument() -> None:
+    """A graph that kept a micro-batch's arrays would never meet another at their addresses."""
+    x = dpcore_triton.from_numpy(np.ones((2, 4), np.float32))
+    with recording() as record:
+        half, whole = x.detach()[:, 1:].split(2, dim=1)[0] * 0.5, torch.empty_like(x)
+        x += half.sum()
+    kept = {tensor.untyped_storage().data_ptr() for tensor in record.kept}
+    assert {half.data_ptr(), whole.data_ptr()} < kept  # and a sum
+    assert x.data_ptr() not in kept
 
 
 def test_arrays_that_move_at_every_call_are_not_captured_for_ever() -> None:

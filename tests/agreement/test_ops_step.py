@@ -122,6 +122,15 @@ def test_correlated_noise_has_the_same_bits(backend: Any, coefficients: Any, see
                 np.testing.assert_array_equal(expected, old)
 
 
+@pytest.mark.parametrize("coefficients", [RingCoefficients((0.5,), 0), FilterCoefficients((1.0, 0.5), ())])
+def test_noise_that_lies_column_by_column_meets_its_own_states(backend: Any, coefficients: Any) -> None:
+    z, kept = np.arange(6.0).reshape(3, 2), np.arange(6.0, 12.0).reshape(3, 2)
+    state = backend.from_numpy(kept)
+    m = backend.correlate(backend.from_numpy(z.T).T, [state], coefficients)
+    assert_agree("correlate", backend.to_numpy(m), reference.correlate(z, [kept], coefficients))
+    assert_agree("correlate", backend.to_numpy(state), kept)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("rule", sorted(UPDATE_RULES))
 @few

@@ -362,7 +362,7 @@ def as_blocks(values: Sequence[Any], sizes: Sequence[int]) -> list[Block]:
     return blocks
 
 
-def of_units(backend: Backend[Any], blocks: Sequence[Block], sizes: Sequence[int]) -> Iterator[list[Block]]:
+def of_units(blocks: Sequence[Block], sizes: Sequence[int]) -> Iterator[list[Block]]:
     """Yield the sums of each unit's examples, which are clipped if a user has several: units of one size at a time.
 
     No unit is padded to the size of another. The bounds of its norms, and so its factors, then depend only on its own
@@ -373,7 +373,7 @@ def of_units(backend: Backend[Any], blocks: Sequence[Block], sizes: Sequence[int
     for size in sorted(set(sizes)):
         same = blocks
         if len(set(sizes)) > 1:
-            which = backend.from_numpy(np.flatnonzero(unit_size == size))
+            which = np.flatnonzero(unit_size == size)  # on the host, so that arrays of any device can be indexed
             same = [block.map(lambda array: array[which]) for block in blocks]  # noqa: B023
         yield [block.units(size) for block in same]
 

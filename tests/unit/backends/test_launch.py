@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,12 +88,17 @@ def test_arrays_cross_with_their_values() -> None:
     assert zeros.shape == (3, 2)
 
 
-def test_arrays_out_of_reach_are_refused() -> None:
-    from dpcore_triton.launch import INTERPRETED, common_device
+def test_arrays_out_of_reach_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpcore_triton import launch
 
-    elsewhere = torch.zeros(3, device="meta" if INTERPRETED else "cpu")
+    backend: Any = load_backend("triton")
+    elsewhere = torch.zeros(3, device="meta" if launch.INTERPRETED else "cpu")
     with pytest.raises(ArgumentError, match=rf"rows\[1\].device={elsewhere.device}: must be on"):
-        common_device(rows=[load_backend("triton").from_numpy(np.zeros(3)), elsewhere])
+        launch.common_device(rows=[backend.from_numpy(np.zeros(3)), elsewhere])
+    # Keys of what is kept ask for the stream before anything is checked, and there is none elsewhere.
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    with pytest.raises(ArgumentError, match=r"rows\[0\].device="):
+        backend.group_norms([torch.zeros(2, 3, device="meta")], [0])
 
 
 def test_tables_are_kept_and_hold_what_they_were_given() -> None:

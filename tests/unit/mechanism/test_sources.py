@@ -157,7 +157,6 @@ def test_a_user_that_is_not_finite_adds_nothing_and_touches_no_other(value: floa
     """Not by a bit, if the user left out is the largest: no bound depends on another user."""
     x = [p.astype(np.float32) for p in START]
     method, sizes = METHODS["standard, flat"], [1, 4, 2, 5]
-    backend = load_backend("numpy")
     whole = as_pairs(uses(x, np.arange(EXAMPLES)))
     for user, (start, stop) in enumerate([(0, 1), (1, 5), (5, 7), (7, 12)]):
         spoilt = [block.map(np.copy) for block in whole]
@@ -165,18 +164,17 @@ def test_a_user_that_is_not_finite_adds_nothing_and_touches_no_other(value: floa
         spoilt[4].gradients[0][stop - 1] = value
         others = as_pairs(uses(x, np.delete(np.arange(EXAMPLES), np.s_[start:stop])))
         left = [size for u, size in enumerate(sizes) if u != user]
-        got = alone(method, *of_units(backend, spoilt, sizes))
-        wanted = alone(method, *of_units(backend, others, left))
+        got = alone(method, *of_units(spoilt, sizes))
+        wanted = alone(method, *of_units(others, left))
         np.testing.assert_array_equal(got, wanted)
 
 
 def test_empty_batches_add_nothing() -> None:
     x = [p.astype(np.float32) for p in START]
     pairs = as_pairs(uses(x, np.zeros(0, np.int64)))
-    backend = load_backend("numpy")
     for name in ("standard, flat", "standard, per_tensor"):
         assert not alone(METHODS[name], pairs).any()
-        assert not list(of_units(backend, pairs, []))
+        assert not list(of_units(pairs, []))
 
 
 def test_an_example_without_a_gradient_has_no_bit() -> None:

@@ -103,8 +103,7 @@ def test_units_are_the_sums_of_neighbors(kind: str, arrays: str, sizes: list[int
     make = library(arrays)
     block = block_of(kind, len(sizes))
     vectors = sums(loop(block), sizes)
-    port: Any = SimpleNamespace(from_numpy=make)
-    found = [units for (units,) in of_units(port, [block.map(make)], sizes)]
+    found = [units for (units,) in of_units([block.map(make)], sizes)]
     order = np.argsort(sizes, kind="stable")
     assert [units.examples for units in found] == [sizes.count(size) for size in sorted(set(sizes))]
     np.testing.assert_allclose(

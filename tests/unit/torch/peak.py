@@ -71,7 +71,7 @@ def peak_of_sum(run: PrivateRun, examples: int) -> int:
         if not run._rehearsal.several:
             mechanism.add(blocks)
             return
-        for units in of_units(mechanism.backend, blocks, [1, examples - 1]):
+        for units in of_units(blocks, [1, examples - 1]):
             mechanism.add(units)
         # A unit larger than a micro-batch is carried on as rows.
         begun = [as_block(block.units(examples).rows()) for block in blocks]

@@ -155,7 +155,7 @@ def test_noise_for_another_norm_than_that_of_scaled_gradients_is_refuted(monkeyp
 
 def test_each_example_of_a_user_clipped_alone_is_refuted(monkeypatch):
     """A canary's two examples then add up to two clip norms."""
-    monkeypatch.setattr(loop, "of_units", lambda backend, blocks, sizes: [blocks])
+    monkeypatch.setattr(loop, "of_units", lambda blocks, sizes: [blocks])
     assert refuting("users").details["ratio"] > 1
 
 
