@@ -152,6 +152,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/statement/test_verify.py"),
     ],
     "dpcore/statement/verify/folder.py": [
+        ("let a card of another version state another epsilon", "if version != __version__ and all(", "if version != __version__ or all(",
+         "end_to_end/test_cli_statement.py::test_a_card_of_another_version_is_a_remark"),
         ("take any file for the one that the card lists", "if digest.hexdigest() == stated:", "if stated:",
          "end_to_end/test_cli_statement.py"),
     ],
@@ -831,6 +833,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("account for a strategy as for single participation", "return sensitivity(strategy, self.patterns(steps), steps, first)",
          "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)", "unit/plan/test_plan.py"),
     ],
+    "dpcore/accounting/gaussian.py": [
+        ("take the difference of two tails that are the same number", "if width > _NARROW:", "if width > 0.0:", "unit/accounting/test_gaussian.py::test_no_accountant_states_less_than_the_exact_delta"),
+        ("state the exact delta as float64 rounds it", "log_delta(mu, epsilon) + rounding(mu)))", "log_delta(mu, epsilon) - rounding(mu)))", "unit/accounting/test_gaussian.py::test_no_accountant_states_less_than_the_exact_delta"),
+        ("take a larger delta for the exact epsilon", "math.log(delta) - rounding(mu)", "math.log(delta) + 1e3 * rounding(mu)", "unit/accounting/test_gaussian.py::test_epsilon_is_the_least_that_meets_delta"),
+    ],
     "dpcore/accounting/pld/intervals.py": [
         ("compose one direction of the adjacency only", '("remove",) if one_sided else ("remove", "add")', '("add",)', "unit/accounting/test_pld.py"),
     ],
@@ -1276,6 +1283,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/audit/test_audit.py"),
     ],
     "dpcore/statement/verify/rebuild.py": [
+        ("take examples of a list of batches for users", 'FixedBatches.kind and "unit" in said:', "FixedBatches.kind and False:",
+         "unit/statement/test_forgery.py::test_examples_of_a_list_are_no_users"),
         ("let a matrix move less than its columns", "if scaled and whole < 1 - SAME:", "if False:",
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
     ],

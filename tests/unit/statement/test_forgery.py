@@ -367,6 +367,13 @@ def test_users_that_cannot_be(place: str, value: Any) -> None:
     assert failed(forged(statement, **{place: value}))
 
 
+def test_examples_of_a_list_are_no_users() -> None:
+    statement = plain(FixedBatches([[0, 1], [2, 3]]))
+    users = plain(UserSampler(FixedBatches([[0, 1], [2, 3]]), [0, 1, 2, 3], 1))
+    found = failed(forged(statement, caveats=users.caveats, unit="user", **{"sampler.unit": "user"}))
+    assert found == ["unit 'user': no digest says whose examples are whose"]
+
+
 @pytest.mark.parametrize(("forks", "abandoned"), [(1, 1), (2, 3), (1438, 0), (0, 0)])
 def test_sentences_of_before_plurals_still_verify(forks: int, abandoned: int) -> None:
     """A stored statement is hashed with its words, which were "time(s)" and "step(s)" at first."""
