@@ -894,6 +894,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("read each augmented image once", "augmentations=settings.augmentations or 1", "augmentations=1", "unit/cli/test_examples.py"),
         ("let a statement be silent on weights of a file", "() if self.settings.weights is None and self.settings.model_dir is None else (BEGUN,)", "()", "unit/cli/test_training.py"),
         ("say nothing of the weights that texts begin with", "caveats = (*now.caveats, HELD_OUT, *begun)", "caveats = (*now.caveats, HELD_OUT)", "unit/cli/test_language.py"),
+        ("state what a number of steps costs that results decided", "            private.stopped_by_results = True\n", "", "unit/cli/test_training.py::test_a_run_that_diverges_ends_with_what_it_spent_and_no_model"),
         ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_training.py"),
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
@@ -920,6 +921,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/audit/test_betting.py::test_the_wealth_has_expectation_one_under_the_claim"),
     ],
     "dpcore/torch/doctor/audit_run.py": [
+        ("take bits and squares for as badly hidden as gradients", "(ratio**2 * gradients + others) ** -0.5", "(ratio**2 * (gradients + others)) ** -0.5",
+         "unit/torch/test_doctor_audit.py::test_the_bound_takes_what_is_released_beside_gradients_as_planned"),
         ("let canaries be clipped to nothing", "columns[i] *= np.asarray(factor)[:, None]", "columns[i] *= 1.0",
          "unit/torch/test_doctor_audit.py::test_clipped_vectors_are_those_of_the_formula"),
         ("forget that scaled gradients are clipped after the scale", "total = total * scale_of(run) * each", "total = total * each",
