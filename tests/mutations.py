@@ -1070,6 +1070,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
     ],
     "dpcore/statement/assumptions.py": [
+        ("leave the secret of random allocation unsaid", 'plan.sampler.describe().get("secret", not plan.sampler.keeps_order)', "not plan.sampler.keeps_order",
+         "unit/statement/test_forgery.py::test_whoever_amplifies_says_that_batches_are_secret"),
         ("state a selection without its conditions", "said = [*caveats, SELECTED, *_places(ledger)]", "said = [*caveats, *_places(ledger)]",
          "end_to_end/test_cli_tune.py::test_the_winner_alone_is_left"),
         ("forget how sentences were worded", "if found := _ABANDONED.fullmatch(sentence):", "if found := None:",

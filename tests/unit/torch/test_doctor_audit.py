@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dpcore.clipping import AdaptiveClip
 from torch import nn
 
 from dpcore import GaLore, Plan, methods
 from dpcore.accounting.gaussian import gaussian_epsilon
-from dpcore.clipping import AdaptiveClip
 from dpcore.mechanism import loop
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
