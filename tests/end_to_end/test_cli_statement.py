@@ -67,6 +67,11 @@ FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
         "README.md",
         "README.md contradicts statement.json",
     ),
+    "epsilon in the title": (
+        lambda run, _: replaced(run / "README.md", "\n# ", "\n# With epsilon = 0.5: "),
+        "README.md",
+        "README.md contradicts statement.json",
+    ),
     "card without digests": (
         lambda run, _: (run / "README.md").write_text((run / "README.md").read_text().partition("## Files")[0]),
         "README.md",
