@@ -463,11 +463,16 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "papers/test_named_filters.py"),
         ("start DiSK's average at zero", "(1.0 if step == 0 else self.kappa,)", "(self.kappa,)", "papers/test_disk.py"),
     ],
+    "dpcore/stages/strategies/base.py": [
+        ("compare the first steps alone of a caller's strategy", "32 if own else 512", "32", "unit/stages/test_strategies.py::test_a_strategy_that_contradicts_itself_is_refused"),
+    ],
     "dpcore/stages/clipping/clip.py": [
         ("sensitivity of the groups' mean instead of their root sum of squares", "math.sqrt(math.fsum(bound**2 for bound in grouping.bounds))",
          "math.fsum(grouping.bounds) / len(grouping.bounds)", "unit/stages/test_clip.py::test_groups_and_what_they_are_worth"),
-        ("take the clip norm for the normalized rule's sensitivity", "return Sensitivity(math.sqrt(len(grouping.bounds)))",
-         "return Sensitivity(self.max_grad_norm)", "papers/test_methods.py"),
+        ("take the clip norm for the normalized rule's sensitivity", "return math.sqrt(len(grouping.bounds))",
+         "return grouping.bounds[0]", "papers/test_methods.py"),
+        ("believe a clip of the caller's own", "if not said.contribution >= least", "if not said.contribution >= 0 * least",
+         "unit/stages/test_clip.py::test_a_clip_of_the_callers_own_claims_no_less_than_its_rule_leaves"),
     ],
     "dpcore/plan/plan.py": [
         ("let the grid of the bits' noise be as coarse as a bit", "if not 3 * step_of(plan.bit_noise_standard_deviation, bits) <= MOST_SHARE:", "if False:",
