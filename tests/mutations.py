@@ -1385,6 +1385,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
     "dpcore/statement/build.py": [
+        ("count no draws of abandoned steps", "steps, square = plan.steps + abandoned,", "steps, square = plan.steps,",
+         "unit/statement/test_forgery.py::test_abandoned_steps_have_draws_too"),
         ("state the law's distance of one run for that of a selection", "law[0] * noise[\"grid\"][\"law_distance\"]", "noise[\"grid\"][\"law_distance\"]",
          "unit/tuning/test_tuning.py::test_the_statement_is_that_of_the_selection"),
     ],

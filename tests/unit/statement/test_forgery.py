@@ -31,6 +31,7 @@ from dpcore.sampling import (
     sampler,
 )
 from dpcore.spec.keys import Provenance
+from dpcore.spec.rounded_normal import distance
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.noise import IndependentGaussian
 from dpcore.stages.strategies import Dense
@@ -386,6 +387,16 @@ def test_random_allocation_was_silent_on_its_secret_at_first() -> None:
     caveats = [sentence for sentence in statement.caveats if sentence != SECRET_BATCHES]
     assert holds(verify(forged(statement, caveats=caveats)))
     assert not holds(verify(forged(statement, caveats=caveats[1:])))
+
+
+def test_abandoned_steps_have_draws_too() -> None:
+    statement = plain(abandoned=66, dimension=50)
+    assert statement.noise["grid"]["law_distance"] == distance(50 * (22 + 66))
+    assert [finding for finding in verify(statement) if finding.status in ("failed", "remark")] == []
+    at_first = forged(statement, **{"noise.grid.law_distance": distance(50 * 22)})
+    assert [finding.check for finding in verify(at_first) if finding.status == "remark"] == ["noise"]
+    assert holds(verify(at_first))
+    assert failed(forged(statement, **{"noise.grid.law_distance": distance(50 * 21)}))
 
 
 def test_examples_of_a_list_are_no_users() -> None:
