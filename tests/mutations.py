@@ -152,6 +152,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/statement/test_verify.py"),
     ],
     "dpcore/statement/verify/folder.py": [
+        ("let a card's title state another epsilon", "if content == written and not less:", "if content == written:",
+         "'end_to_end/test_cli_statement.py::test_a_forged_file_is_named[epsilon in the title]'"),
+        ("let a card of another version state another epsilon", "if version != __version__ and not less:", "if version != __version__:",
+         "end_to_end/test_cli_statement.py::test_a_card_of_another_version_is_a_remark"),
         ("take any file for the one that the card lists", "if digest.hexdigest() == stated:", "if stated:",
          "end_to_end/test_cli_statement.py"),
     ],
@@ -462,11 +466,16 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "papers/test_named_filters.py"),
         ("start DiSK's average at zero", "(1.0 if step == 0 else self.kappa,)", "(self.kappa,)", "papers/test_disk.py"),
     ],
+    "dpcore/stages/strategies/base.py": [
+        ("compare the first steps alone of a caller's strategy", "32 if own else 512", "32", "unit/stages/test_strategies.py::test_a_strategy_that_contradicts_itself_is_refused"),
+    ],
     "dpcore/stages/clipping/clip.py": [
         ("sensitivity of the groups' mean instead of their root sum of squares", "math.sqrt(math.fsum(bound**2 for bound in grouping.bounds))",
          "math.fsum(grouping.bounds) / len(grouping.bounds)", "unit/stages/test_clip.py::test_groups_and_what_they_are_worth"),
-        ("take the clip norm for the normalized rule's sensitivity", "return Sensitivity(math.sqrt(len(grouping.bounds)))",
-         "return Sensitivity(self.max_grad_norm)", "papers/test_methods.py"),
+        ("take the clip norm for the normalized rule's sensitivity", "return math.sqrt(len(grouping.bounds))",
+         "return grouping.bounds[0]", "papers/test_methods.py"),
+        ("believe a clip of the caller's own", "if not said.contribution >= least", "if not said.contribution >= 0 * least",
+         "unit/stages/test_clip.py::test_a_clip_of_the_callers_own_claims_no_less_than_its_rule_leaves"),
     ],
     "dpcore/plan/plan.py": [
         ("let the grid of the bits' noise be as coarse as a bit", "if not 3 * step_of(plan.bit_noise_standard_deviation, bits) <= MOST_SHARE:", "if False:",
@@ -834,6 +843,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("account for a strategy as for single participation", "return sensitivity(strategy, self.patterns(steps), steps, first)",
          "return sensitivity(strategy, [p[:1] for p in self.patterns(steps)], steps, first)", "unit/plan/test_plan.py"),
     ],
+    "dpcore/accounting/gaussian.py": [
+        ("take the difference of two tails that are the same number", "if width > _NARROW:", "if width > 0.0:", "unit/accounting/test_gaussian.py::test_no_accountant_states_less_than_the_exact_delta"),
+        ("state the exact delta as float64 rounds it", "log_delta(mu, epsilon) + rounding(mu)))", "log_delta(mu, epsilon) - rounding(mu)))", "unit/accounting/test_gaussian.py::test_no_accountant_states_less_than_the_exact_delta"),
+        ("take a larger delta for the exact epsilon", "math.log(delta) - rounding(mu)", "math.log(delta) + 1e3 * rounding(mu)", "unit/accounting/test_gaussian.py::test_epsilon_is_the_least_that_meets_delta"),
+    ],
     "dpcore/accounting/pld/intervals.py": [
         ("compose one direction of the adjacency only", '("remove",) if one_sided else ("remove", "add")', '("add",)', "unit/accounting/test_pld.py"),
     ],
@@ -890,6 +904,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("read each augmented image once", "augmentations=settings.augmentations or 1", "augmentations=1", "unit/cli/test_examples.py"),
         ("let a statement be silent on weights of a file", "() if self.settings.weights is None and self.settings.model_dir is None else (BEGUN,)", "()", "unit/cli/test_training.py"),
         ("say nothing of the weights that texts begin with", "caveats = (*now.caveats, HELD_OUT, *begun)", "caveats = (*now.caveats, HELD_OUT)", "unit/cli/test_language.py"),
+        ("state what a number of steps costs that results decided", "            private.stopped_by_results = True\n", "", "unit/cli/test_training.py::test_a_run_that_diverges_ends_with_what_it_spent_and_no_model"),
         ("go on with parameters that are no numbers", "if alone and not self._finite():", "if False:", "unit/cli/test_training.py"),
         ("take a damaged checkpoint for a whole one", "whole = archive.testzip() is None", "whole = True", "end_to_end/test_cli_resume.py"),
     ],
@@ -916,6 +931,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/audit/test_betting.py::test_the_wealth_has_expectation_one_under_the_claim"),
     ],
     "dpcore/torch/doctor/audit_run.py": [
+        ("take bits and squares for as badly hidden as gradients", "(ratio**2 * gradients + others) ** -0.5", "(ratio**2 * (gradients + others)) ** -0.5",
+         "unit/torch/test_doctor_audit.py::test_the_bound_takes_what_is_released_beside_gradients_as_planned"),
         ("let canaries be clipped to nothing", "columns[i] *= np.asarray(factor)[:, None]", "columns[i] *= 1.0",
          "unit/torch/test_doctor_audit.py::test_clipped_vectors_are_those_of_the_formula"),
         ("forget that scaled gradients are clipped after the scale", "total = total * scale_of(run) * each", "total = total * each",
@@ -1065,6 +1082,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
     ],
     "dpcore/statement/assumptions.py": [
+        ("leave the secret of random allocation unsaid", 'plan.sampler.describe().get("secret", not plan.sampler.keeps_order)', "not plan.sampler.keeps_order",
+         "unit/statement/test_forgery.py::test_whoever_amplifies_says_that_batches_are_secret"),
         ("state a selection without its conditions", "said = [*caveats, SELECTED, *_places(ledger)]", "said = [*caveats, *_places(ledger)]",
          "end_to_end/test_cli_tune.py::test_the_winner_alone_is_left"),
         ("forget how sentences were worded", "if found := _ABANDONED.fullmatch(sentence):", "if found := None:",
@@ -1283,6 +1302,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/audit/test_audit.py"),
     ],
     "dpcore/statement/verify/rebuild.py": [
+        ("take examples of a list of batches for users", 'FixedBatches.kind and "unit" in said:', "FixedBatches.kind and False:",
+         "unit/statement/test_forgery.py::test_examples_of_a_list_are_no_users"),
         ("let a matrix move less than its columns", "if scaled and whole < 1 - SAME:", "if False:",
          "unit/statement/test_forgery.py unit/statement/test_verify.py"),
     ],
@@ -1371,6 +1392,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
     "dpcore/statement/build.py": [
+        ("count no draws of abandoned steps", "steps, square = plan.steps + abandoned,", "steps, square = plan.steps,",
+         "unit/statement/test_forgery.py::test_abandoned_steps_have_draws_too"),
         ("state the law's distance of one run for that of a selection", "law[0] * noise[\"grid\"][\"law_distance\"]", "noise[\"grid\"][\"law_distance\"]",
          "unit/tuning/test_tuning.py::test_the_statement_is_that_of_the_selection"),
     ],

@@ -8,7 +8,9 @@ A mechanism that adds N(0, s^2 I) to a vector which one example moves by at most
 Composition: mu^2 adds up, also when later sums depend on earlier releases.
 
 Numerically, b^2/2 = a^2/2 + eps, hence e^eps Phi(b) = exp(-a^2/2) erfcx(-b/sqrt 2)/2: nothing overflows, and for a <=
-0 the difference is taken between two scaled tails of the same size instead of two tiny numbers.
+1 the difference is taken between two scaled tails of the same size instead of two tiny numbers. They lie mu/sqrt 2
+apart; where that is little, their difference is the integral of -erfcx'(x) = 2/sqrt(pi) - 2 x erfcx(x) > 0 by Gauss's
+rule, which loses no digit however small mu is.
 
 References
 ----------
@@ -25,6 +27,9 @@ from dpcore.accounting.phases import demand_phases, phases
 from dpcore.errors import PrivacyError
 from dpcore.spec import special, validate
 
+_NARROW = 0.01
+_GAUSS = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))  # exact to degree 5
+
 
 def log_delta(mu: float, epsilon: float) -> float:
     """Return log(delta) of the Gaussian mechanism with parameter mu >= 0 at epsilon >= 0; -inf if delta is 0."""
@@ -32,21 +37,33 @@ def log_delta(mu: float, epsilon: float) -> float:
         return -math.inf
     if math.isinf(mu):
         return 0.0
-    shift = epsilon / mu
-    a, b = 0.5 * mu - shift, -0.5 * mu - shift
-    tail = float(special.erfcx(-b / math.sqrt(2.0)))
-    if a > 0.0:
-        value = float(special.ndtr(a)) - 0.5 * math.exp(-0.5 * a * a) * tail
-        return math.log(value) if value > 0.0 else -math.inf
-    gap = 0.5 * (float(special.erfcx(-a / math.sqrt(2.0))) - tail)
-    return math.log(gap) - 0.5 * a * a if gap > 0.0 else -math.inf
+    shift, width = epsilon / mu, mu / math.sqrt(2.0)
+    a = 0.5 * mu - shift
+    x = -a / math.sqrt(2.0)
+    if a > 1.0:
+        return math.log(float(special.ndtr(a)) - 0.5 * math.exp(-0.5 * a * a) * float(special.erfcx(x + width)))
+    if width > _NARROW:
+        gap = float(special.erfcx(x) - special.erfcx(x + width))
+    else:
+        points = ((x + node * width, weight) for node, weight in _GAUSS)
+        gap = width * sum(w * (2.0 / math.sqrt(math.pi) - 2.0 * t * float(special.erfcx(t))) for t, w in points)
+    return math.log(0.5 * gap) - 0.5 * a * a if gap > 0.0 else -math.inf
+
+
+def rounding(mu: float) -> float:
+    """Return a bound on the rounding error of `log_delta`.
+
+    The arguments of its tails are rounded in proportion to mu. No error is proven of the functions used. Against 60
+    digits, an eighth of this bound was the most that was measured, for mu from 1e-20 to 40.
+    """
+    return min(0.5, 4e-11 + 1.6e-14 * mu)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the smallest epsilon >= 0 with delta(epsilon) <= delta, rounded up; `mu` may be 0 or infinity."""
     if math.isinf(mu):
         return math.inf
-    target = math.log(delta)
+    target = math.log(delta) - rounding(mu)
     if log_delta(mu, 0.0) <= target:
         return 0.0
     # Concentrated privacy with rho = mu^2/2 gives delta(rho + 2 sqrt(rho log(1/delta))) <= delta: a certain upper end.
@@ -86,7 +103,7 @@ def analytic_noise_multiplier(epsilon: float, delta: float, count: int = 1) -> f
     high = 2.0 * low
     while log_delta(high, epsilon) <= target:
         high *= 2.0
-    sigma = _least(lambda sigma: log_delta(1.0 / sigma, epsilon) - target, 1.0 / high, 1.0 / low)
+    sigma = _least(lambda s: log_delta(1.0 / s, epsilon) + rounding(1.0 / s) - target, 1.0 / high, 1.0 / low)
     return sigma * math.sqrt(count)
 
 
@@ -106,7 +123,7 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 
 @dataclass(frozen=True)
 class GaussianAccountant:
-    """Exact (epsilon, delta) of events that are Gaussian mechanisms as a whole.
+    """Exact (epsilon, delta), rounded up, of events that are Gaussian mechanisms as a whole.
 
     Covers every event that samples nothing in secret (`dpcore.accounting.phases`): Gaussian and matrix mechanisms,
     sampling at rate 1 (everyone takes part in every step), `NonPrivate`, and compositions of these.
@@ -126,7 +143,8 @@ class GaussianAccountant:
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the smallest delta at epsilon."""
-        return min(1.0, math.exp(log_delta(event_mu(event), epsilon)))
+        mu = event_mu(event)
+        return min(1.0, math.exp(log_delta(mu, epsilon) + rounding(mu)))
 
 
 def event_mu(event: Event) -> float:

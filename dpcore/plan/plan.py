@@ -20,6 +20,7 @@ from dpcore.spec.rounded_normal import FRACTION_BITS
 from dpcore.spec.validate import integer
 from dpcore.stages.clipping import AdaptiveClip, Clip, Grouping, Sensitivity
 from dpcore.stages.clipping.adaptive import limits
+from dpcore.stages.clipping.clip import checked_sensitivity
 from dpcore.stages.filters.base import check_filter
 from dpcore.stages.method import Method
 from dpcore.stages.queries import Phase, check_query
@@ -297,7 +298,7 @@ class Plan:
             return self._clips[self.scaled(step)]
         clip = replace(self.method.clip, max_grad_norm=norm)
         grouping = clip.grouping(self.tensors)
-        return clip, grouping, clip.sensitivity(grouping)
+        return clip, grouping, checked_sensitivity(clip, grouping)
 
     @cached_property
     def _clips(self) -> dict[bool, tuple[Clip, Grouping, Sensitivity]]:
@@ -308,7 +309,7 @@ class Plan:
         clips = {}
         for key, clip in ((False, plain), (True, scaled)):
             grouping = clip.grouping(self.tensors)
-            clips[key] = clip, grouping, clip.sensitivity(grouping)
+            clips[key] = clip, grouping, checked_sensitivity(clip, grouping)
         return clips
 
     @property

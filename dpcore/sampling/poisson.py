@@ -42,7 +42,7 @@ def coin(size: int, batch_size: float | None, sample_rate: float | None) -> tupl
         if wanted > size:
             raise ArgumentError(f"batch_size={batch_size!r}: must be at most dataset_size={size}")
         # Both may be given, as a stored config does; they must then mean the same coins.
-        if sample_rate is not None and abs(wanted / size - exact) * WORDS > 1:
+        if sample_rate is not None and abs(wanted / size - exact) * WORDS >= 1:
             raise ArgumentError(
                 f"sample_rate={sample_rate!r}: contradicts batch_size={batch_size!r} of {size} examples; give one"
             )

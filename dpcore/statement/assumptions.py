@@ -91,7 +91,7 @@ def assumptions(
     if unit == "user":
         said.append(USERS)
     said += _places(ledger)
-    if not plan.sampler.keeps_order:
+    if plan.sampler.describe().get("secret", not plan.sampler.keeps_order):
         said.append(SECRET_BATCHES)
     if plan.method.update.second_moment == "public":
         said.append(PUBLIC_DATA)

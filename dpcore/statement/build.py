@@ -121,7 +121,7 @@ def state(
     if unit != "example":
         sampler["unit"] = unit
     dimension = layout.dimension if layout is not None else dimension
-    grid = {} if dimension is None or caller_noise else _grid(plan, dimension)
+    grid = {} if dimension is None or caller_noise else grid_of_releases(plan, dimension, number)
     needed = assumptions(plan, keys, number, ledger, on_grid=bool(grid))
     strategy, correlation = plan.method.noise.strategy, {}
     if strategy is not None:
@@ -233,11 +233,11 @@ def _scales(plan: Plan) -> dict[str, Any]:
     return said
 
 
-def _grid(plan: Plan, dimension: int) -> dict[str, Any]:
-    """The grid of the releases, and how far all draws of the planned run are from their law."""
+def grid_of_releases(plan: Plan, dimension: int, abandoned: int = 0) -> dict[str, Any]:
+    """Return the releases' grid, and how far all draws of the planned run and of abandoned steps are from their law."""
     if plan.noise_multiplier == 0:
         return {}
-    rows = plan.steps * (2 if plan.square_noise_standard_deviation() else 1)
-    draws = rows * dimension + (plan.steps if plan.adaptive_clip is not None else 0)
+    steps, square = plan.steps + abandoned, bool(plan.square_noise_standard_deviation())
+    draws = steps * ((1 + square) * dimension + (plan.adaptive_clip is not None))
     bits = grid_of(plan, dimension).bits
     return {"grid": {"bits": bits, "coordinates": dimension, "law_distance": distance(draws)}}

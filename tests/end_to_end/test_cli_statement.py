@@ -67,6 +67,11 @@ FORGED: dict[str, tuple[Callable[[Path, Path], None], str, str]] = {
         "README.md",
         "README.md contradicts statement.json",
     ),
+    "epsilon in the title": (
+        lambda run, _: replaced(run / "README.md", "\n# ", "\n# With epsilon = 0.5: "),
+        "README.md",
+        "README.md contradicts statement.json",
+    ),
     "card without digests": (
         lambda run, _: (run / "README.md").write_text((run / "README.md").read_text().partition("## Files")[0]),
         "README.md",
@@ -116,8 +121,10 @@ def test_a_card_of_another_version_is_a_remark(run: Path, capsys, monkeypatch):
     replaced(run / "README.md", "## Privacy", "## The guarantee")
     found = json.loads(say(capsys, ["verify", str(run), "--json"], 1).out)["checks"]
     assert [item["check"] for item in found if item["status"] == "remark"] == ["README.md", "statement.txt"]
-    # A digest has no other words.
+    # A digest has no other words, and neither has a guarantee.
     assert [item["check"] for item in found if item["status"] == "failed"] == ["SHA-256 of statement.txt"]
+    replaced(run / "README.md", "guarantee    epsilon = ", "guarantee    epsilon = 0.")
+    assert "README.md contradicts statement.json" in failed(capsys, run)["README.md"]
 
 
 def test_a_run_that_was_resumed_and_killed_has_no_card(run: Path, capsys):

@@ -178,8 +178,9 @@ def train_to_end(training: Training, folder: RunFolder, interruption: Interrupti
         stated = outcome.statement
         raise DivergenceError(
             f"training diverged: after {stated.steps_taken:,} of {stated.steps_planned:,} steps {outcome.diverged} no "
-            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; the run spent "
-            f"epsilon = {format_epsilon(stated.best_epsilon)} at delta = {format_number(stated.delta)}: "
+            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; since results ended it, the "
+            f"run spent that of all its steps, epsilon = {format_epsilon(training.private.epsilon(planned=True))} at "
+            f"delta = {format_number(stated.delta)}: "
             f"{folder.path / 'statement.txt'}"
         )
     _tell(folder, training, outcome, interruption, as_json)

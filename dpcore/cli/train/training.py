@@ -226,11 +226,11 @@ class Training:
 
     def statement(self, steps: int, note: str = "") -> Statement:
         """Return the statement for the first `steps` steps and everything else that may have been released by now."""
-        now: Statement = self.private.statement()
+        now: Statement = self.private.statement(note=note)
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
         begun = () if self.settings.weights is None and self.settings.model_dir is None else (BEGUN,)
         caveats = (*now.caveats, HELD_OUT, *begun)
-        return replace(now, steps_taken=steps, caveats=caveats, note=note, **guarantee(event, planned, now.delta))
+        return replace(now, steps_taken=steps, caveats=caveats, **guarantee(event, planned, now.delta))
 
     def accuracy(self, inputs: Any, targets: Any) -> float:
         """Return the accuracy of the method's output on other held-out examples."""
@@ -307,6 +307,7 @@ class Training:
             note = f"Stopped by the ledger's budget: {budget}."
         if diverged:
             note = f"Training diverged: {diverged} no longer finite. No model was kept."
+            private.stopped_by_results = True
         statement = self.statement(private.steps_taken, note)
         if folder is not None:
             self._finish(folder, statement, keep=not diverged)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.validate import choice, norm, plain
 from dpcore.stages.clipping.adaptive import AdaptiveClip
@@ -144,12 +144,29 @@ class Clip:
         return Grouping.of(self.groups, self.max_grad_norm, tensors)
 
     def sensitivity(self, grouping: Grouping) -> Sensitivity:
-        """Return the bound on one example's contribution over all groups together.
+        """Return the bound on one example's contribution over all groups together: `longest`."""
+        return Sensitivity(longest(self.rule, grouping))
 
-        The groups are orthogonal, so their bounds add in squares: ``sqrt(sum C_l^2)``, and ``sqrt(L)`` under
-        "normalized", whose clipped vectors have norm 1 in each group. Each other rule leaves a norm of at most C_l:
-        with N the norm, ``min(N, C_l)``, or C_l times N over the sum of N and a number that is not negative.
-        """
-        if self.rule == "normalized":
-            return Sensitivity(math.sqrt(len(grouping.bounds)))
-        return Sensitivity(math.sqrt(math.fsum(bound**2 for bound in grouping.bounds)))
+
+def longest(rule: str, grouping: Grouping) -> float:
+    """Return the norm of the longest vector that a rule leaves in all groups together.
+
+    The groups are orthogonal, so their bounds add in squares: ``sqrt(sum C_l^2)``, and ``sqrt(L)`` under "normalized",
+    whose clipped vectors have norm 1 in each group. Each other rule leaves a norm of at most C_l: with N the norm,
+    ``min(N, C_l)``, or C_l times N over the sum of N and a number that is not negative.
+    """
+    if rule == "normalized":
+        return math.sqrt(len(grouping.bounds))
+    return math.sqrt(math.fsum(bound**2 for bound in grouping.bounds))
+
+
+def checked_sensitivity(clip: Clip, grouping: Grouping) -> Sensitivity:
+    """Return a clip's sensitivity; refuse one of the caller's own that is less than what its rule leaves."""
+    said, rule = clip.sensitivity(grouping), getattr(clip, "rule", None)
+    least = longest(rule, grouping) if rule in CLIP_RULES else 0.0
+    if not said.contribution >= least * (1 - 1e-12):
+        raise PrivacyError(
+            f"clip={type(clip).__name__}: says that an example moves the sum by at most {said.contribution:.6g}, and "
+            f"its rule {rule!r} leaves vectors of norm {least:.6g}; sensitivity() must be at least that"
+        )
+    return said

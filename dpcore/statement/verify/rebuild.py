@@ -154,6 +154,8 @@ def _check_digests(said: Mapping[str, Any], findings: list[Finding]) -> None:
     digests = [said[name] for name in ("users_sha256", "batches_sha256") if name in said]
     findings += [Finding("sampler", FAILED, f"{text!r} is no SHA-256") for text in digests if not is_digest(text)]
     if "users_sha256" not in said:
+        if said.get("sampler") == sampling.FixedBatches.kind and "unit" in said:
+            findings.append(Finding("users", FAILED, f"unit {said['unit']!r}: no digest says whose examples are whose"))
         return
     examples, most, users = said["examples"], said["max_examples_per_user"], said["dataset_size"]
     finding = Finding("users", FAILED, f"{examples!r} examples, at most {most!r} of each of {users}: impossible")

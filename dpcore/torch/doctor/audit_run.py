@@ -35,7 +35,8 @@ addends; ``C_tt b_i c_i / s + Z_t`` is left, and by its product with c_i the gue
 `dpcore.audit.verdict` allows that.
 
 This tests each release *given* its batch. `dpcore.audit.audit` tests, on the same samplers, that batches are drawn as
-planned. The epsilon of a larger r is that of the plan with its noise multiplier divided by r.
+planned. The epsilon of an r is that of the plan with 1/r of its noise on the gradients. Bits of an adaptive clip and
+squares that are released with them were not looked at, and count as planned.
 """
 
 import math
@@ -273,11 +274,14 @@ def _check(plan: Plan, delta: float) -> None:
 
 
 def _epsilon_at(plan: Plan, ratio: float, delta: float) -> float | None:
-    """Return the certified lower end of the epsilon of the plan with its noise divided by `ratio`."""
+    """Return the certified lower end of the epsilon of the plan with its noise on gradients divided by `ratio`."""
     if ratio <= 0:
         return 0.0
-    louder: Any = replace(plan, method=plan.method.with_noise_multiplier(plan.noise_multiplier / ratio))
+    gradients = (plan.sensitivity_at().contribution / plan.noise_standard_deviation()) ** 2
+    others = max(0.0, plan.noise_multiplier**-2 - gradients)  # what bits and squares add to 1 / sigma^2
     try:
+        sigma = (ratio**2 * gradients + others) ** -0.5
+        louder: Any = replace(plan, method=plan.method.with_noise_multiplier(sigma))
         return float(epsilon_interval(louder.event, delta).lower)
     except DpcoreError:
         return None

@@ -38,6 +38,15 @@ def test_delta_has_its_digits_in_both_tails(mu: float, width: float) -> None:
         assert log_delta(mu, epsilon) == pytest.approx(true_log_delta(mu, epsilon), rel=1e-9, abs=1e-11)
 
 
+@pytest.mark.parametrize("mu", [1e-17, 1e-3, 0.5, 30.0])
+def test_no_accountant_states_less_than_the_exact_delta(mu: float) -> None:
+    event = Gaussian(1 / mu)
+    for epsilon in (0.0, mu, mu * mu / 2 + 6 * mu):
+        exact = true_log_delta(1 / event.noise_multiplier, epsilon)
+        for name in accounting.accountants_for(event):
+            assert math.log(accounting.delta(event, epsilon, name)) >= exact
+
+
 @given(MUS, DELTAS)
 def test_epsilon_is_the_least_that_meets_delta(mu: float, delta: float) -> None:
     epsilon = gaussian_epsilon(mu, delta)

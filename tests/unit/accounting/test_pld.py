@@ -34,7 +34,7 @@ def test_discretized_gaussian_holds_the_exact_value(mu: float, steps: int, delta
     forced = Phases(0.0, ((PoissonStep(((1.0, 1.0, 1.0 / mu),)), steps),))
     found = intervals._epsilon(forced, delta, None)
     exact = gaussian_epsilon(mu * math.sqrt(steps), delta)
-    assert found.lower <= exact <= found.upper
+    assert found.lower <= exact <= found.upper * (1 + 1e-12)  # which is the same one at times
     assert close_enough(found)
     # The same curve the other way round, at a sharper tolerance.
     back = intervals._delta(forced, exact, 1e-5 * delta)

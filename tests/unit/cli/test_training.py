@@ -54,11 +54,13 @@ def test_a_run_that_diverges_ends_with_what_it_spent_and_no_model(
     stated = json.loads((folder.path / "statement.json").read_text())
     assert stated["steps_taken"] == 5 < stated["steps_planned"] == 12
     assert "diverged" in stated["note"]
+    assert "Results decided to stop after 5 of 12 planned steps: the epsilon that holds then" in stated["note"]
     assert not {path.name for path in folder.path.iterdir()} & {"model.safetensors", "README.md"}
     sentence = str(caught.value)
     assert "after 5 of 12 steps the parameters are no longer finite; lower --lr (0.5)" in sentence
     spent = float(sentence.partition("epsilon = ")[2].split(maxsplit=1)[0])
-    assert run.private.epsilon() <= spent <= run.private.epsilon() * 1.001
+    planned = run.private.epsilon(planned=True)
+    assert run.private.epsilon() < planned <= spent <= planned * 1.001
     assert str(folder.path) in sentence
 
 

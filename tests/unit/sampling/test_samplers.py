@@ -152,6 +152,8 @@ def test_batch_size_stays_the_denominator_as_given() -> None:
 def test_poisson_refuses() -> None:
     refused(ArgumentError, r"give batch_size .* or sample_rate", PoissonSampler, dataset_size=10)
     refused(ArgumentError, "contradicts batch_size=5", PoissonSampler, dataset_size=10, batch_size=5, sample_rate=0.4)
+    half = {"dataset_size": 2**32, "batch_size": 2, "sample_rate": 2.0**-32}  # one coin's word of two
+    refused(ArgumentError, "contradicts batch_size=2", PoissonSampler, **half)
     with pytest.raises(ArgumentError, match="batch_size=11: must be at most dataset_size=10"):
         PoissonSampler(dataset_size=10, batch_size=11)
     refused(ArgumentError, r"at least 2\^-32", PoissonSampler, dataset_size=10, sample_rate=1e-10)

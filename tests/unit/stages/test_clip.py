@@ -1,6 +1,7 @@
 """Clipping: rules, groups, certified factors, non-finite rows, extreme values."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -9,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpcore.errors import ArgumentError
+from dpcore import Plan
+from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.methods import dp_sgd
+from dpcore.sampling import PoissonSampler
 from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.ops import CLIP_RULES
-from dpcore.stages.clipping import Clip
+from dpcore.stages.clipping import Clip, Grouping, Sensitivity
 from dpcore_numpy import clip_factors, row_norms, weighted_sum
+from tests.refused import refused
 
 UNIT = 2.0**-36
 
@@ -176,3 +181,17 @@ def test_the_sensitivity_object_bounds_every_example(rule: str, groups: str, see
         for i in members:
             squares += np.square(np.rint(factor[:, None] * blocks[i])).sum(axis=1)
     assert UNIT * np.sqrt(squares).max() <= clip.sensitivity(grouping).contribution
+
+
+def test_a_clip_of_the_callers_own_claims_no_less_than_its_rule_leaves() -> None:
+    class Claims(Clip):
+        def sensitivity(self, grouping: Grouping) -> Sensitivity:
+            return Sensitivity(claim)
+
+    plan = Plan(dp_sgd(lr=0.1, noise_multiplier=1.0), PoissonSampler(dataset_size=10, batch_size=2), 3)
+    for rule, claim, allowed in (("standard", 2.0, True), ("standard", 1.99, False), ("normalized", 0.9, False)):
+        own = replace(plan, method=replace(plan.method, clip=Claims(2.0, rule)))
+        if allowed:
+            assert own.sensitivity_at().contribution == claim
+        else:
+            refused(PrivacyError, "clip=Claims: says .* at most", own.sensitivity_at)

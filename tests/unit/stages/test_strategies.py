@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,3 +285,26 @@ def test_a_strategy_that_contradicts_itself_is_refused(part: str) -> None:
     setattr(Liar, part, lambda self, *arguments: getattr(other, part)(*arguments))
     with pytest.raises(ArgumentError, match=r"one matrix|columns\(\)"):
         strategies.check_streaming(Liar((1.0, 0.9)), 8)
+
+    class LateLiar(BandedInverseToeplitz):
+        """Claims one matrix, and from step 40 on counts or draws less of it."""
+
+    truth = getattr(BandedInverseToeplitz, part)
+
+    def late(self: Any, *arguments: Any) -> Any:
+        told = truth(self, *arguments)
+        if part == "columns":
+            return np.where(np.arange(len(told))[:, None] < 40, told, 0.5 * told)
+        if arguments[0] < 40:
+            return told
+        return (
+            tuple((row, 0.5 * w) for row, w in told)
+            if part == "rows"
+            else told._replace(normalizer=2 * told.normalizer)
+        )
+
+    setattr(LateLiar, part, late)
+    for liar in (LateLiar((1.0, 0.5), 60), strategies.in_blocks(LateLiar((1.0, 0.5), 60), 2)):
+        if part != "coefficients" or liar.coefficients(0) is not None:  # in blocks it has none
+            with pytest.raises(ArgumentError, match=r"one matrix|columns\(\)"):
+                strategies.check_streaming(liar, 60)

@@ -15,23 +15,29 @@ import pytest
 
 from dpcore import methods
 from dpcore.accounting import Composed, Event, Gaussian, MatrixGaussian, PoissonSampledGaussian, SelfComposed
+from dpcore.accounting.phases import demand_phases
 from dpcore.errors import DataError
 from dpcore.plan.plan import Plan
 from dpcore.sampling import (
+    NAMES,
     CyclicPoissonSampler,
     FixedBatches,
     FixedOrderSampler,
     FixedSizeSampler,
     PoissonSampler,
+    RandomAllocationSampler,
     ShuffledSampler,
     UserSampler,
+    sampler,
 )
 from dpcore.spec.keys import Provenance
+from dpcore.spec.rounded_normal import distance
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.noise import IndependentGaussian
 from dpcore.stages.strategies import Dense
 from dpcore.stages.updates import SGD
 from dpcore.statement import Statement
+from dpcore.statement.assumptions import SECRET_BATCHES, assumptions
 from dpcore.statement.build import guarantee, state
 from dpcore.statement.text import visible
 from dpcore.statement.verify import holds, verify
@@ -365,6 +371,39 @@ def test_users_that_cannot_be(place: str, value: Any) -> None:
     statement = plain(UserSampler(PoissonSampler(dataset_size=10, batch_size=5), [i % 10 for i in range(30)], 2))
     assert holds(verify(statement))
     assert failed(forged(statement, **{place: value}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_amplifies_says_that_batches_are_secret(name: str) -> None:
+    one = sampler(name, **SIZES, **({"groups": 2} if name == "cyclic-poisson" else {}))
+    plan = Plan(SGD_METHOD, one, 2)
+    amplified = bool(demand_phases(plan.event).steps)
+    assert (SECRET_BATCHES in assumptions(plan, Provenance(), 0, {}, on_grid=False)) == amplified
+
+
+def test_random_allocation_was_silent_on_its_secret_at_first() -> None:
+    statement = run_of(SGD_METHOD, RandomAllocationSampler(dataset_size=110, batch_size=55), 2, 2)
+    assert all(finding.status in ("ok", "trusted", "remark") for finding in verify(statement))
+    caveats = [sentence for sentence in statement.caveats if sentence != SECRET_BATCHES]
+    assert holds(verify(forged(statement, caveats=caveats)))
+    assert not holds(verify(forged(statement, caveats=caveats[1:])))
+
+
+def test_abandoned_steps_have_draws_too() -> None:
+    statement = plain(abandoned=66, dimension=50)
+    assert statement.noise["grid"]["law_distance"] == distance(50 * (22 + 66))
+    assert [finding for finding in verify(statement) if finding.status in ("failed", "remark")] == []
+    at_first = forged(statement, **{"noise.grid.law_distance": distance(50 * 22)})
+    assert [finding.check for finding in verify(at_first) if finding.status == "remark"] == ["noise"]
+    assert holds(verify(at_first))
+    assert failed(forged(statement, **{"noise.grid.law_distance": distance(50 * 21)}))
+
+
+def test_examples_of_a_list_are_no_users() -> None:
+    statement = plain(FixedBatches([[0, 1], [2, 3]]))
+    users = plain(UserSampler(FixedBatches([[0, 1], [2, 3]]), [0, 1, 2, 3], 1))
+    found = failed(forged(statement, caveats=users.caveats, unit="user", **{"sampler.unit": "user"}))
+    assert found == ["unit 'user': no digest says whose examples are whose"]
 
 
 @pytest.mark.parametrize(("forks", "abandoned"), [(1, 1), (2, 3), (1438, 0), (0, 0)])

@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dpcore.clipping import AdaptiveClip
 from torch import nn
 
-from dpcore import GaLore, methods
+from dpcore import GaLore, Plan, methods
+from dpcore.accounting.gaussian import gaussian_epsilon
 from dpcore.mechanism import loop
 from dpcore.mechanism.mechanism import Mechanism
-from dpcore.sampling import PoissonSampler, UserSampler
+from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
 from dpcore.torch import doctor, make_private
 from dpcore.torch.doctor import audit_run
 from dpcore.torch.doctor.audit_run import add_up, take
@@ -173,6 +175,19 @@ def test_points_clipped_one_by_one_are_refuted(monkeypatch):
     monkeypatch.setattr(loop.Loop, "sum_clipped", apart)
     method = methods.disk(lr=0.5, max_grad_norm=0.05, **SETTINGS)  # short, so that each vector is clipped
     assert refuting(method).details["ratio"] > 1
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 0.5, 1.0, 3.0])
+def test_the_bound_takes_what_is_released_beside_gradients_as_planned(ratio):
+    order, whole = FixedOrderSampler(dataset_size=6, batch_size=6), {"lr": 0.1, **SETTINGS}
+    bits = Plan(methods.dp_sgd(adaptive_clip=AdaptiveClip(bit_noise_std=0.6), **whole), order, 1)
+    squares = Plan(methods.dp_adam(variant="independent_moments", **whole), order, 1)
+    for plan, gradients, others in ((bits, 1 / bits.gradient_noise_multiplier, 1 / 1.2), (squares, 0.5**0.5, 0.5**0.5)):
+        exact = gaussian_epsilon(np.hypot(ratio * gradients, others), 1e-5)
+        assert audit_run._epsilon_at(plan, ratio, 1e-5) == pytest.approx(exact, rel=1e-6)
+    assert audit_run._epsilon_at(Plan(methods.dp_sgd(**whole), order, 1), ratio, 1e-5) == pytest.approx(
+        gaussian_epsilon(ratio, 1e-5), rel=1e-6
+    )
 
 
 def test_dropout_is_off_for_the_canaries():
