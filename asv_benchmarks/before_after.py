@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +57,25 @@ class Package:
 class Run:
     """A private run of one package; `step` takes the next batch."""
 
-    def __init__(self, package: Package, case: Any, data: Any, method: str, **options: Any) -> None:
+    def __init__(self, package: Package, case: Any, data: Any, method: str, sampling: str) -> None:
         self.package = package
         torch.manual_seed(0)
         model = case.build()
         with package.used():
             import dpcore
-            from dpcore.sampling import FixedOrderSampler
+            from dpcore.sampling import FixedOrderSampler, PoissonSampler
             from dpcore.torch import make_private
 
             chosen = getattr(dpcore.methods, method)(
                 lr=1e-3, base=case.update, noise_multiplier=1.0, batch_size=case.batch_size, max_grad_norm=1.0
             )
-            sampler = FixedOrderSampler(dataset_size=len(data[0]), batch_size=case.batch_size, shuffle=False)
+            sampler: Any = FixedOrderSampler(dataset_size=len(data[0]), batch_size=case.batch_size, shuffle=False)
+            if sampling == "poisson":
+                sampler = PoissonSampler(dataset_size=len(data[0]), batch_size=case.batch_size)
             begin = CLOCK()
-            self.run = make_private(model, data, chosen, steps=10**5, sampling=sampler, loss=loss, **options)
+            self.run = make_private(
+                model, data, chosen, steps=10**5, sampling=sampler, loss=loss, key=bytes(32), exact_key=True
+            )
             self.setup = CLOCK() - begin
         self._batches = self._endless()
 
@@ -108,15 +113,18 @@ class Plain:
         return CLOCK() - begin
 
 
-def measured(name: str, packages: list[Package], rounds: int, methods: list[str]) -> dict[str, Any]:
+def measured(
+    name: str, packages: list[Package], rounds: int, methods: list[str], sampling: str, size: int | None
+) -> dict[str, Any]:
     """Return the seconds of all contestants of one model."""
     case = cases()[name]
+    case = case if size is None else replace(case, batch_size=size)
     data = case.data(4, 0)
     runs: dict[str, Any] = {"plain": Plain(case, data)}
     setup = {}
     for package in packages:
         for method in methods:
-            runs[f"{package.name} {method}"] = run = Run(package, case, data, method)
+            runs[f"{package.name} {method}"] = run = Run(package, case, data, method, sampling)
             setup[f"{package.name} {method}"] = run.setup
     times: dict[str, list[float]] = {key: [] for key in runs}
     for turn in range(rounds + 1):
@@ -141,6 +149,8 @@ def main() -> None:
     parser.add_argument("--after", type=Path, default=HERE.parent)
     parser.add_argument("--models", default="mlp,cnn,transformer,lstm,resnet-18,bert,bert-lora")
     parser.add_argument("--methods", default="dp_sgd")
+    parser.add_argument("--sampling", choices=["fixed-order", "poisson"], default="fixed-order")
+    parser.add_argument("--batch-size", type=int, help="of all models, instead of their own")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cpu", action="store_true", help="processor time, which a busy machine moves less")
@@ -150,7 +160,8 @@ def main() -> None:
     CLOCK = time.process_time if given.cpu else time.perf_counter
     torch.set_num_threads(given.threads)
     packages = [Package("before", given.before.resolve()), Package("after", given.after.resolve())]
-    found = {name: measured(name, packages, given.rounds, given.methods.split(",")) for name in given.models.split(",")}
+    options = given.rounds, given.methods.split(","), given.sampling, given.batch_size
+    found = {name: measured(name, packages, *options) for name in given.models.split(",")}
     if given.output:
         about = {
             "command": " ".join(sys.argv), "threads": given.threads, "torch": torch.__version__,

@@ -436,7 +436,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py::test_a_hook_on_a_parameter_is_refused_by_name"),
     ],
     "dpcore/torch/explain.py": [
-        ("forget what captured passes keep", "shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)", "shares = 1", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
+        ("fill a process's micro-batch up to the whole batch", "self.expected_examples / processes, -(", "self.expected_examples, -(", "unit/torch/test_filled.py::test_what_a_step_seldom_exceeds"),
+        ("forget what captured passes keep", "shares = 1 if self.engine.gradient.repeated is None else 1 + len(self.points)", "shares = 1", "agreement/test_repeated_models.py::test_captured_passes_count_against_the_memory_and_are_given_back_where_it_is_short"),
     ],
     "dpcore/torch/memory.py": [
         ("count no copies of 16 bits", "points * times * self._copied_bytes(points, kept, copied)", "0",
@@ -1078,8 +1079,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_wrong_arguments.py::test_noise_too_large_for_the_grid_is_refused_before_a_ledger_knows_the_run"),
     ],
     "dpcore/torch/engine.py": [
-        ("capture anew for every weight of a point", "regular = (point.displacement, point.lag) if", "regular = point if",
+        ("capture anew for every weight of a point", "regular = point.displacement, point.lag", "regular = point",
          "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
+        ("let kernels see how many examples there are", "if own and self.gradient.way", "if not own and self.gradient.way",
+         "unit/torch/test_filled.py::test_one_example_more_leaves_the_others_bits_even_where_a_digit_decides"),
+        ("add what a micro-batch is filled up with", "self.to_array(t[:own])", "self.to_array(t)", "unit/torch/test_filled.py"),
     ],
     "dpcore/statement/assumptions.py": [
         ("leave the secret of random allocation unsaid", 'plan.sampler.describe().get("secret", not plan.sampler.keeps_order)', "not plan.sampler.keeps_order",

@@ -32,6 +32,10 @@ class Engine(Loop):
     It joins per-example gradients, parameters and the mechanism. `summed` says that a whole sum waits for its release.
     `microbatch_size` changes the order of summation, and which example gets which dropout mask. After a step that ran
     out of memory it is smaller than `planned_microbatch_size`.
+
+    A proved graph always runs on `microbatch_size` rows: a micro-batch with fewer examples is filled up, and what
+    follows from the filling is cut off. A library chooses its kernels by the sizes of arrays, and another kernel rounds
+    otherwise. So no size may tell how many other examples there are.
     """
 
     def __init__(
@@ -66,7 +70,6 @@ class Engine(Loop):
         """
         self.take_up_parameters()
         first = self.mechanism.first_example() * self.views
-        expected = round(self.mechanism.plan.batch_size) * self.views
 
         def blocks_at(values: list[Any], point: Point) -> Blocks:
             # Fresh values handed to functional_call; the model's parameters are not moved for a point.
@@ -74,13 +77,14 @@ class Engine(Loop):
 
             def rows(part: slice) -> list[Any]:
                 micro = batches.tree_map(lambda t: t[part], batch)
-                place = first + part.start
-                seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, place)
-                # Full micro-batches recur, and so does the rest of a batch of the expected size. Displacement and lag
-                # identify the point; its weight may change from step to step, and moves no gradient.
-                recurs = batches.size(micro) in (self.microbatch_size, expected % self.microbatch_size)
-                regular = (point.displacement, point.lag) if recurs else None
-                return [block.map(self.to_array) for block in self.gradient(at, micro, seed, regular=regular)]
+                own = batches.size(micro)
+                if own and self.gradient.way == "pairs":
+                    micro = batches.filled(micro, self.microbatch_size)
+                seed = step_seed(self.mechanism.keys, "dropout", self.mechanism.step, first + part.start)
+                # They identify the point; its weight may change from step to step, and moves no gradient.
+                regular = point.displacement, point.lag
+                blocks = self.gradient(at, micro, seed, regular=regular)
+                return [block.map(lambda t: self.to_array(t[:own])) for block in blocks]
 
             return rows
 

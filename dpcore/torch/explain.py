@@ -16,7 +16,7 @@ from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Row
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.engine import Engine
-from dpcore.torch.memory import Footprint, Limit, arrays_of, microbatch_size
+from dpcore.torch.memory import REGISTER, Footprint, Limit, arrays_of, microbatch_size
 from dpcore.torch.model import precision
 
 # The first steps whose points are counted, in addition to those at which a window has just filled up.
@@ -43,11 +43,23 @@ class Rehearsal:
 
     @property
     def expected_examples(self) -> float:
-        """The rows of a step in expectation; of users it is not known, and the most are taken."""
+        """The rows of a step in expectation."""
         sampler = self.plan.sampler
-        if sampler.unit_of_privacy != "example":
-            return float(self.likely_examples)
-        return float(sampler.expected_batch_size * self.engine.views)
+        return sampler.expected_batch_size * (sampler.example_count / sampler.dataset_size) * self.engine.views
+
+    @property
+    def usual_examples(self) -> int:
+        """The rows of a micro-batch, if memory is no matter: every one is filled up to it.
+
+        A step of one process seldom has more: the expectation and two standard deviations, if examples enter a step by
+        coins of their own. The rows of users vary by more; a quarter of the expectation leaves few to be filled.
+        """
+        processes, views = self.engine.mechanism.peers.world_size, self.engine.views
+        mean, most = self.expected_examples / processes, -(-self.likely_examples // processes)
+        by_users = self.plan.sampler.unit_of_privacy != "example"
+        usual = min(math.ceil(mean / 4 if by_users else mean + 2 * math.sqrt(mean * views)), most)
+        whole = -(-usual // REGISTER) * REGISTER
+        return whole if self.plan.sampler.max_batch_size is None else min(whole, most)
 
     @property
     def several(self) -> bool:
@@ -68,15 +80,14 @@ class Rehearsal:
 
     def fit(self, limit: Limit) -> None:
         """Plan micro-batches that fit a limit."""
-        # Captured passes keep their memory, at each point, for full micro-batches and for the last one; and
-        # micro-batches of other sizes run in addition to them.
-        shares = 1 if self.engine.gradient.repeated is None else 1 + 2 * len(self.points)
+        # Captured passes keep their memory at each point, while those of another form run as usual.
+        shares = 1 if self.engine.gradient.repeated is None else 1 + len(self.points)
         most = limit.bytes // shares
         self.engine.plan_microbatches(self._leaner(most, self._fitting(most)))
         self.engine.limit = limit
 
     def _fitting(self, most: int) -> int:
-        return microbatch_size(most, self.needed, self.likely_examples)
+        return microbatch_size(most, self.needed, self.usual_examples)
 
     def _leaner(self, most: int, size: int) -> int:
         """Compute heads without logits if these leave room for few examples; return the micro-batch's size.
@@ -88,7 +99,7 @@ class Rehearsal:
         if gradient.way != "pairs" or gradient.repeated is not None or not gradient.free:
             return size
         before, rows = self.needed(size), size * gradient.proved.prove(self.example).rows
-        if before <= most and (size == self.likely_examples or rows >= _ENOUGH):
+        if before <= most and (size == self.usual_examples or rows >= _ENOUGH):
             return size
         self._take(lean=True)
         leaner = self._fitting(most)
@@ -199,7 +210,7 @@ def explain(rehearsal: Rehearsal) -> Explanation:
         autocast=precision.words(gradient.autocast),
         microbatch_size=engine.microbatch_size,
         examples=rehearsal.expected_examples,
-        peak_bytes=rehearsal.needed(min(engine.microbatch_size, rehearsal.likely_examples)),
+        peak_bytes=rehearsal.needed(engine.microbatch_size),
         limit_bytes=None if limit is None else limit.bytes,
         limit_source="microbatch_size was given" if limit is None else limit.source,
         points=len(rehearsal.points),

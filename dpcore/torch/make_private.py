@@ -129,8 +129,9 @@ def make_private(
         machine, or the model's device, has free now. If a step runs out of memory, it is tried again with half the
         micro-batch.
     microbatch_size : int, optional
-        Number of examples differentiated at once, instead of one that fits `max_memory`. The split decides which
-        dropout mask an example gets; without dropout it changes nothing but rounding.
+        Number of examples differentiated at once, instead of one that fits `max_memory`; no more than a step seldom
+        exceeds. If fewer are drawn, rows are filled up to it. The split decides which dropout mask an example gets;
+        without dropout it changes nothing but rounding.
     gradients : {"auto", "pairs", "one-by-one"}
         How each example's gradient is found: "pairs" runs the graph of the model's operations, proved to keep the
         examples apart; "one-by-one" takes one example at a time, which is slow and works for every model. "auto" takes
@@ -260,6 +261,8 @@ def make_private(
     rehearsal.check_grid()
     if size is None:
         rehearsal.fit(limit_of(max_memory, device))
+    else:
+        engine.plan_microbatches(min(size, rehearsal.usual_examples))
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     drawn = (CAVEAT,) if gradient.draws or source.tensors is None else ()

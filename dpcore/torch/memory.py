@@ -7,8 +7,8 @@ the model's own memory for a single example is not counted.
 
 Notes
 -----
-The largest that fits is taken, up to the examples that a step may have: small products cost more than the page faults
-of large arrays, and one micro-batch a step is one set of dropout masks, whatever the machine.
+The largest that fits is taken, up to the examples that a step usually has at most: small products cost more than the
+page faults of large arrays, and one micro-batch a step is one set of dropout masks, whatever the machine.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from dpcore.torch.gradients.capture import uncollected
 
 SHARE = 0.5
 """Share of the free memory when the run is built; the rest is for other programs and the model itself."""
+REGISTER = 16
+"""Float32 numbers in the longest register of a processor: some kernels round the rest of an array otherwise."""
 UNKNOWN = 2**30
 """The limit if the free memory is unknown."""
 
@@ -116,10 +118,12 @@ def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
     """Return the number of examples to differentiate at once, at least 1.
 
     `needed` gives the bytes of a step's sum for a number of examples, more for more of them; `most` are the examples
-    that a step may have, which are cut into micro-batches of nearly one size.
+    that a step usually has at most, which are cut into micro-batches of one size, of whole registers if few are added.
     """
     fits = max(bisect_right(range(1, most + 1), limit, key=needed), 1)
-    return -(-most // -(-most // fits))
+    size = -(-most // -(-most // fits))
+    whole = -(-size // REGISTER) * REGISTER
+    return whole if whole <= fits and REGISTER * (whole - size) <= size else size
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -25,8 +25,9 @@ REFUSED, CRASHED = "refuse", "crash"
 class Outcome:
     """What became of a case: the way it was taken, or why it was not; how far the sum moved, in clip norms.
 
-    `stray` is how far the sum of the others is, at most, from the sum of all less what the example adds alone. It is
-    nearly 0 where the examples are apart, and sharper than the two bounds.
+    `stray` is how far the sum of the others is, at most, from the sum of all less what the example adds alone, and
+    `last` is that of the last example, after which no other one moves up. It is 0 where the examples are apart, and
+    `stray` is as long as no kernel rounds by an example's place.
     """
 
     way: str
@@ -34,13 +35,14 @@ class Outcome:
     removal: float = 0.0
     replacement: float = 0.0
     stray: float = 0.0
+    last: float = 0.0
 
     @property
     def accepted(self) -> bool:
         return self.way not in (REFUSED, CRASHED)
 
     def exceeds(self, tolerance: float = 1e-3) -> bool:
-        """Whether more is moved than is claimed, up to the rounding of passes over another number of examples."""
+        """Whether more is moved than is claimed."""
         # "not <=" so that a sum which is not finite counts as too far
         return not (self.removal <= 1 + tolerance and self.replacement <= 2 + tolerance)
 
@@ -53,7 +55,7 @@ def private_run(case: Case, seed: int) -> tuple[PrivateRun, Tree]:
     data = inputs if not own and isinstance(inputs, dict) else (inputs, *own)
     method = dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=6, max_grad_norm=CLIP)
     chosen = {} if loss is None else {"loss": loss}
-    size = BATCH + 1
+    size = 16
     return make_private(
         model, data, method, steps=2, microbatch_size=size, key=bytes(range(32)), exact_key=True, **chosen
     ), data
@@ -86,7 +88,7 @@ def moved(run: PrivateRun, data: Tree) -> Outcome:
     draws = run._engine.gradient.draws
     poisoned = _poisoned(run, data) if draws else []
     batch = batches.tree_map(lambda t: t[:BATCH], data)
-    base, removal, replacement, stray = _sum(run, batch), 0.0, 0.0, 0.0
+    base, removal, replacement, stray, last = _sum(run, batch), 0.0, 0.0, 0.0, 0.0
     for place in range(BATCH):
         others = [i for i in range(BATCH) if i != place]
         replacement = _larger(replacement, _sum(run, _replaced(data, place)) - base)
@@ -96,15 +98,16 @@ def moved(run: PrivateRun, data: Tree) -> Outcome:
             continue
         own = base - _sum(run, batches.tree_map(lambda t: t[others], data))  # noqa: B023
         removal = _larger(removal, own)
-        stray = _larger(stray, own - _sum(run, batches.tree_map(lambda t: t[place : place + 1], data)))  # noqa: B023
-    return Outcome(run._engine.gradient.way, "", removal, replacement, stray)
+        last = _larger(0.0, own - _sum(run, batches.tree_map(lambda t: t[place : place + 1], data)))  # noqa: B023
+        stray = float(np.maximum(stray, last))
+    return Outcome(run._engine.gradient.way, "", removal, replacement, stray, last)
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Return one outcome for several seeds: of the largest moves, and of the first crash or else refusal."""
     found = list(outcomes)
     first = min(found, key=lambda each: (each.way != CRASHED, each.way != REFUSED))
-    sizes = (np.max([getattr(each, name) for each in found]) for name in ("removal", "replacement", "stray"))
+    sizes = (np.max([getattr(each, name) for each in found]) for name in ("removal", "replacement", "stray", "last"))
     return Outcome(first.way, first.sentence, *map(float, sizes))
 
 

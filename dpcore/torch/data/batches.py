@@ -117,6 +117,14 @@ def size(batch: Tree) -> int:
     return counts[0]
 
 
+def filled(batch: Tree, rows: int) -> Tree:
+    """Return a batch with `rows` rows, if it has fewer: its last one again and again."""
+    missing = rows - size(batch)
+    if missing <= 0:
+        return batch
+    return tree_map(lambda t: torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]), batch)
+
+
 def named(batch: Tree) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch by their names."""
     tensors: dict[str, torch.Tensor] = {}

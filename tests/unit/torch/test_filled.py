@@ -1,0 +1,96 @@
+"""A proved graph runs on one number of rows, so that the number of examples chooses no kernel and rounds no digit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpcore.methods import dp_sgd
+from dpcore.sampling import UserSampler
+from dpcore.sampling import sampler as make_sampler
+from dpcore.torch import make_private
+from dpcore.torch.doctor.audit_run import add_up
+from dpcore.torch.explain import Rehearsal
+from dpcore.torch.gradients.proved import Program
+from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start
+
+USERS = UserSampler(
+    make_sampler("poisson", dataset_size=10, batch_size=4), user_of_example=np.arange(30) % 10, max_examples_per_user=3
+)
+
+
+VIEWS: dict[str, Any] = {"data": list(zip(*DATA, strict=True)), "augmentations": 2}
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 5}, {"sampling": USERS}, VIEWS, {"max_memory": "20 KB"}])
+def test_the_graph_sees_one_number_of_rows_whatever_is_drawn(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, run = list[int](), Program.__call__
+
+    def spied(program: Program, point: Any, held: Any, batch: Any) -> Any:
+        seen.append(len(batch[0]))
+        return run(program, point, held, batch)
+
+    method = METHODS["dp_sgd"](4) if "sampling" in options else sgd()
+    private = start(model(), method, **options)
+    monkeypatch.setattr(Program, "__call__", spied)
+    drawn = {len(batch[0]) for batch in private.loader if private.step(batch) is None}
+    assert len(drawn) > 1
+    assert {size for size in seen if size} == {private.microbatch_size}
+
+
+@pytest.mark.parametrize("way", ["pairs", "one-by-one"])
+def test_what_is_filled_up_adds_nothing(way: str) -> None:
+    runs = [start(model(), sampling="fixed-order", microbatch_size=size, gradients=way) for size in (3, 8)]
+    assert torch.allclose(*map(finish, runs), rtol=1e-5, atol=1e-7)
+
+
+class Unstable(nn.Module):
+    """A recurrent network whose gradients explode: after 100 steps the last digit has become the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.out = nn.RNN(8, 64, batch_first=True), nn.Linear(64, 2)
+        with torch.no_grad():
+            self.recurrent.weight_hh_l0.copy_(3 / 8 * torch.randn(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.recurrent(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("count", [2, 16])
+def test_one_example_more_leaves_the_others_bits_even_where_a_digit_decides(count: int) -> None:
+    torch.manual_seed(0)
+    data = torch.randn(100, 100, 8), torch.randint(0, 2, (100,))
+    run = make_private(Unstable(), data, dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=16), steps=9)
+
+    def total(first: int, last: int) -> Any:
+        add_up(run, tuple(part[first:last] for part in data))
+        found = run.engine.mechanism.summed().copy()
+        run.engine.mechanism.discard()
+        return found
+
+    own = total(0, count) - total(0, count - 1)
+    assert 0.99 < np.linalg.norm(own) <= 1.0
+    assert np.array_equal(total(count, count + 1) + total(0, count), total(0, count + 1))
+
+
+@pytest.mark.parametrize(("sampling", "batch_size", "processes", "rows"), [
+    ("poisson", 256, 1, 288), ("poisson", 256, 4, 80), ("poisson", 10, 1, 32), ("fixed-size", 250, 1, 250),
+    ("fixed-order", 250, 4, 63), ("truncated-poisson", 256, 1, 288),
+])  # fmt: skip
+def test_what_a_step_seldom_exceeds(sampling: str, batch_size: int, processes: int, rows: int) -> None:
+    run = start(model(), sgd(batch_size=8))
+    rehearsal = Rehearsal(run.engine, run._rehearsal.example)
+    chosen: Any = type("Plan", (), {"sampler": make_sampler(sampling, dataset_size=5000, batch_size=batch_size)})
+    rehearsal.plan = chosen
+    run.engine.mechanism.peers.world_size = processes
+    assert rehearsal.usual_examples == rows
+
+
+def test_a_given_microbatch_is_no_larger_than_a_step() -> None:
+    assert start(model(), microbatch_size=1000, sampling="fixed-order").microbatch_size == 8
+    assert start(model(), microbatch_size=1000).microbatch_size == 16 < len(DATA[0])
