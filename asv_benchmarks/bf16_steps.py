@@ -20,7 +20,6 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 def contestants(name: str) -> dict[str, Any]:
     """Return what takes a step, by name; each call takes the next batch."""
-    import before_after as base
+    import step_of_checkouts as base
     import torch
     from whole_step.models import cases
 
@@ -36,7 +35,6 @@ def contestants(name: str) -> dict[str, Any]:
 
     case = cases()[name]
     data = case.data(4, 0)
-    package: Any = SimpleNamespace(name="one", used=nullcontext)  # the process has one checkout
     found: dict[str, Any] = {}
     for bf16 in (False, True):
 
@@ -50,7 +48,7 @@ def contestants(name: str) -> dict[str, Any]:
         else:
             around = autocast
         with around():
-            private = base.Run(package, case, data, "dp_sgd", **options)
+            private = base.Run(case, data, **options)
         plain = base.Plain(case, data)
         forward = plain.model.forward
 
