@@ -78,8 +78,11 @@ class Rehearsal:
         """Refuse noise whose grid is too coarse for the model's gradients: before a ledger pays for a step."""
         self.engine.mechanism.check_grid(self.footprint.blocks)
 
-    def fit(self, limit: Limit) -> None:
-        """Plan micro-batches that fit a limit."""
+    def fit(self, limit: Limit | int) -> None:
+        """Plan micro-batches that fit a limit, or of a size, but no larger than a step usually is."""
+        if isinstance(limit, int):
+            self.engine.plan_microbatches(min(limit, self.usual_examples))
+            return
         # Captured passes keep their memory at each point, while those of another form run as usual.
         shares = 1 if self.engine.gradient.repeated is None else 1 + len(self.points)
         most = limit.bytes // shares

@@ -259,10 +259,7 @@ def make_private(
         warnings.warn(remark, TrainingWarning, stacklevel=3)
     rehearsal = Rehearsal(engine, example)
     rehearsal.check_grid()
-    if size is None:
-        rehearsal.fit(limit_of(max_memory, device))
-    else:
-        engine.plan_microbatches(min(size, rehearsal.usual_examples))
+    rehearsal.fit(limit_of(max_memory, device) if size is None else size)
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     drawn = (CAVEAT,) if gradient.draws or source.tensors is None else ()
