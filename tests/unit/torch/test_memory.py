@@ -19,6 +19,7 @@ from dpcore.sampling import PoissonSampler, UserSampler
 from dpcore.spec import free_memory
 from dpcore.stages.clipping.blocks import Linear, Rows
 from dpcore.torch import memory
+from dpcore.torch.doctor.audit_run import add_up
 from dpcore.torch.gradients.proved import Program
 from dpcore.torch.memory import microbatch_size
 from tests.depth import pairs
@@ -278,6 +279,14 @@ def test_what_is_measured_is_what_a_real_step_takes(name: str, sampling: Any, wa
     engine.accumulate(batch)  # what the first call imports does not count
     real, rehearsed = peak_bytes(lambda: engine.accumulate(batch)), peak_of_sum(run, 8)
     assert (0.5 if sampling is USERS else 0.8) * rehearsed < real < 1.1 * rehearsed, real / rehearsed
+
+
+def test_the_copy_of_a_batch_that_is_filled_up_is_counted() -> None:
+    data = torch.rand(40, 50_000), torch.arange(40) % 3
+    run = start(nn.Linear(50_000, 3), sgd(batch_size=12), data=data, microbatch_size=32)
+    batch = tuple(part[:31] for part in data)
+    add_up(run, batch)
+    assert 0.9 < peak_bytes(lambda: add_up(run, batch)) / peak_of_sum(run, 32) < 1.05
 
 
 @pytest.mark.parametrize("way", ["pairs", "one-by-one"])
