@@ -90,6 +90,9 @@ def _texts(annotations: Any) -> list[str]:
 def _published(name: str, folder: Path) -> tuple[Part, Part]:
     place = folder / GLUE[name].folder if name in GLUE and (folder / GLUE[name].folder).is_dir() else folder
     files = [place / file for file in FILES[name]]
+    if name in arrow.KEPT and not files[0].exists():
+        forms = f"{files[0].name}, train-*.parquet or train/*.arrow"
+        raise DataError(f"data_dir={str(place)!r}: has no {forms}; it has {listed(place)}")
     return _arxiv(files[0]) if name == "arxiv" else (_part(name, files[0]), _part(name, files[1]))
 
 

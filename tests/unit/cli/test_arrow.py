@@ -86,6 +86,9 @@ def test_another_table_is_one_sentence(name: str, columns: Any, sentence: str, t
 
 
 def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "all.parquet").touch()
+    with pytest.raises(DataError, match=r"has no train.tsv, train-\*.parquet or train/\*.arrow; it has all.parquet"):
+        text.read("sst-2", tmp_path)
     downloaded(tmp_path, "sst-2", TABLES["sst-2"][1], ("train",))
     with pytest.raises(DataError, match=r"sst2': has no validation-\*.parquet or validation/\*.arrow; it has train-00"):
         text.read("sst-2", tmp_path)
