@@ -16,7 +16,7 @@ from dpcore.stages.clipping.blocks import Block, Chunked, Embedding, Linear, Row
 from dpcore.stages.queries import Point
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.engine import Engine
-from dpcore.torch.memory import REGISTER, Footprint, Limit, arrays_of, microbatch_size
+from dpcore.torch.memory import Footprint, Limit, arrays_of, microbatch_size, whole_registers
 from dpcore.torch.model import precision
 
 # The first steps whose points are counted, in addition to those at which a window has just filled up.
@@ -52,14 +52,14 @@ class Rehearsal:
         """The rows of a micro-batch, if memory is no matter: every one is filled up to it.
 
         A step of one process seldom has more: the expectation and two standard deviations, if examples enter a step by
-        coins of their own. The rows of users vary by more; a quarter of the expectation leaves few to be filled.
+        coins of their own. The rows of users vary by more; a quarter of the expectation leaves few to be filled, but
+        few rows make products slow.
         """
         processes, views = self.engine.mechanism.peers.world_size, self.engine.views
         mean, most = self.expected_examples / processes, -(-self.likely_examples // processes)
         by_users = self.plan.sampler.unit_of_privacy != "example"
-        usual = min(math.ceil(mean / 4 if by_users else mean + 2 * math.sqrt(mean * views)), most)
-        whole = -(-usual // REGISTER) * REGISTER
-        return whole if self.plan.sampler.max_batch_size is None else min(whole, most)
+        usual = math.ceil(max(mean / 4, 16.0) if by_users else mean + 2 * math.sqrt(mean * views))
+        return min(whole_registers(usual), most)
 
     @property
     def several(self) -> bool:

@@ -40,7 +40,7 @@ from dpcore.torch.gradients.capture import uncollected
 
 SHARE = 0.5
 """Share of the free memory when the run is built; the rest is for other programs and the model itself."""
-REGISTER = 16
+_REGISTER = 16
 """Float32 numbers in the longest register of a processor: some kernels round the rest of an array otherwise."""
 UNKNOWN = 2**30
 """The limit if the free memory is unknown."""
@@ -122,8 +122,14 @@ def microbatch_size(limit: int, needed: Callable[[int], int], most: int) -> int:
     """
     fits = max(bisect_right(range(1, most + 1), limit, key=needed), 1)
     size = -(-most // -(-most // fits))
-    whole = -(-size // REGISTER) * REGISTER
-    return whole if whole <= fits and REGISTER * (whole - size) <= size else size
+    whole = whole_registers(size)
+    return whole if whole <= fits else size
+
+
+def whole_registers(size: int) -> int:
+    """Return the next multiple of a register's numbers, if that is at most an eighth more."""
+    whole = -(-size // _REGISTER) * _REGISTER
+    return whole if 8 * (whole - size) <= size else size
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]

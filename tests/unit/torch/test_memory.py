@@ -283,7 +283,7 @@ def test_what_is_measured_is_what_a_real_step_takes(name: str, sampling: Any, wa
 
 def test_the_copy_of_a_batch_that_is_filled_up_is_counted() -> None:
     data = torch.rand(40, 50_000), torch.arange(40) % 3
-    run = start(nn.Linear(50_000, 3), sgd(batch_size=12), data=data, microbatch_size=32)
+    run = start(nn.Linear(50_000, 3), sgd(batch_size=22), data=data, microbatch_size=32)
     batch = tuple(part[:31] for part in data)
     add_up(run, batch)
     assert 0.9 < peak_bytes(lambda: add_up(run, batch)) / peak_of_sum(run, 32) < 1.05
