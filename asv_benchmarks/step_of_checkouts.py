@@ -129,7 +129,10 @@ def main() -> None:
                 f"{model:12} {name:8} private / plain, each turn: {[round(ratio, 3) for ratio in ratios]}", flush=True
             )
     if given.output:
-        about = {"command": " ".join(sys.argv), "python": platform.python_version(), "load": os.getloadavg()}
+        about = {
+            "command": " ".join(sys.argv), "python": platform.python_version(), "torch": torch.__version__,
+            "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
+        }  # fmt: skip
         given.output.write_text(json.dumps({"about": about, "models": found}, indent=1) + "\n")
 
 

@@ -78,16 +78,16 @@ class Rehearsal:
         """Refuse noise whose grid is too coarse for the model's gradients: before a ledger pays for a step."""
         self.engine.mechanism.check_grid(self.footprint.blocks)
 
-    def fit(self, limit: Limit | int) -> None:
-        """Plan micro-batches that fit a limit, or of a size, but no larger than a step usually is."""
-        if isinstance(limit, int):
-            self.engine.plan_microbatches(min(limit, self.usual_examples))
+    def fit(self, given: Limit | int) -> None:
+        """Plan micro-batches that fit a limit, or of a given size, but no larger than a step usually is."""
+        if isinstance(given, int):
+            self.engine.plan_microbatches(min(given, self.usual_examples))
             return
         # Captured passes keep their memory at each point, while those of another form run as usual.
         shares = 1 if self.engine.gradient.repeated is None else 1 + len(self.points)
-        most = limit.bytes // shares
+        most = given.bytes // shares
         self.engine.plan_microbatches(self._leaner(most, self._fitting(most)))
-        self.engine.limit = limit
+        self.engine.limit = given
 
     def _fitting(self, most: int) -> int:
         return microbatch_size(most, self.needed, self.usual_examples)

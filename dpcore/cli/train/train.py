@@ -178,10 +178,9 @@ def train_to_end(training: Training, folder: RunFolder, interruption: Interrupti
         stated = outcome.statement
         raise DivergenceError(
             f"training diverged: after {stated.steps_taken:,} of {stated.steps_planned:,} steps {outcome.diverged} no "
-            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; since results ended it, the "
-            f"run spent that of all its steps, epsilon = {format_epsilon(training.private.epsilon(planned=True))} at "
-            f"delta = {format_number(stated.delta)}: "
-            f"{folder.path / 'statement.txt'}"
+            f"longer finite; lower --lr ({training.settings.lr:g}). No model was kept; results ended the run, so "
+            f"that all its steps count: epsilon = {format_epsilon(training.private.epsilon(planned=True))} at "
+            f"delta = {format_number(stated.delta)}: {folder.path / 'statement.txt'}"
         )
     _tell(folder, training, outcome, interruption, as_json)
     if outcome.budget:

@@ -78,16 +78,21 @@ def test_one_example_more_leaves_the_others_bits_even_where_a_digit_decides(coun
     assert np.array_equal(total(count, count + 1) + total(0, count), total(0, count + 1))
 
 
-@pytest.mark.parametrize(("sampling", "batch_size", "processes", "rows"), [
-    ("poisson", 256, 1, 288), ("poisson", 256, 4, 80), ("poisson", 10, 1, 17), ("fixed-size", 250, 1, 250),
-    ("fixed-order", 250, 4, 63), ("truncated-poisson", 256, 1, 288),
+def drawn_by(name: str, batch_size: int) -> Any:
+    return make_sampler(name, dataset_size=5000, batch_size=batch_size)
+
+
+@pytest.mark.parametrize(("sampler", "processes", "views", "rows"), [
+    (drawn_by("poisson", 256), 1, 1, 288), (drawn_by("poisson", 256), 4, 1, 80), (drawn_by("poisson", 10), 1, 1, 17),
+    (drawn_by("poisson", 64), 1, 4, 320), (drawn_by("truncated-poisson", 256), 1, 1, 288),
+    (drawn_by("fixed-size", 250), 1, 1, 250), (drawn_by("fixed-order", 250), 4, 1, 63), (USERS, 1, 1, 16),
+    (UserSampler(drawn_by("poisson", 500), np.arange(20_000) % 5000, 9), 2, 1, 256),  # a quarter of 1,000, whole
 ])  # fmt: skip
-def test_what_a_step_seldom_exceeds(sampling: str, batch_size: int, processes: int, rows: int) -> None:
+def test_what_a_step_seldom_exceeds(sampler: Any, processes: int, views: int, rows: int) -> None:
     run = start(model(), sgd(batch_size=8))
     rehearsal = Rehearsal(run.engine, run._rehearsal.example)
-    chosen: Any = type("Plan", (), {"sampler": make_sampler(sampling, dataset_size=5000, batch_size=batch_size)})
-    rehearsal.plan = chosen
-    run.engine.mechanism.peers.world_size = processes
+    chosen: Any = type("Plan", (), {"sampler": sampler})
+    rehearsal.plan, run.engine.views, run.engine.mechanism.peers.world_size = chosen, views, processes
     assert rehearsal.usual_examples == rows
 
 
