@@ -3,9 +3,8 @@
     python asv_benchmarks/host_time.py --output host_time.json
 
 Triton backend, Adam, tensors on the CPU, every launch of dpcore_triton replaced by nothing. So it is what Python does
-between launches; what Triton and CUDA take for a launch is not in it. The sums are cleared by torch, tensor by tensor
-on a CPU: that is in it, and given apart. Processor time, since the machine is shared: best and median of many steps.
-Rows lie at the same addresses in each step, or, "new", in no two steps.
+between launches; what Triton and CUDA take for a launch is not in it. Processor time, since the machine is shared: best
+and median of many steps. Rows lie at the same addresses in each step, or, "new", in no two steps.
 
 Then the same of a whole ``private.step`` of 75 linear layers: as ever, with graphs, and with the model's passes in
 them, which are replaced by nothing as well. Where the model runs, its products of 16 x 16 numbers are in the time.
@@ -18,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -78,11 +77,9 @@ def case(graphs: bool, fresh: bool, rounds: int) -> dict[str, Any]:
         ended = time.process_time_ns()
         steps.append((ended - begun) / 1e6)
         parts.append((summed - begun) / 1e6)
-    totals = mechanism.vectors.totals
-    cleared = timed(lambda: torch._foreach_zero_(totals), rounds)
     return {
         "graphs": graphs, "rows": "new" if fresh else "same", "step_ms": min(steps[5:]), "median_ms": median(steps[5:]),
-        "two_adds_ms": min(parts[5:]), "of_it_torch_clears_ms": cleared,
+        "two_adds_ms": min(parts[5:]),
     }  # fmt: skip
 
 
@@ -120,16 +117,6 @@ def _empty(run: Any) -> None:
 
 def nothing_at_all() -> None:
     """Replay nothing."""
-
-
-def timed(work: Callable[[], object], rounds: int) -> float:
-    """Return the least milliseconds."""
-    found = []
-    for _ in range(rounds):
-        begun = time.process_time_ns()
-        work()
-        found.append((time.process_time_ns() - begun) / 1e6)
-    return min(found)
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ Nothing was run on a GPU. Counted are the linear layers of a model in bfloat16, 
 and embedding. Plain is three products a layer, at 0.65 of the peak; what goes through memory is the operands of each
 in 16 bits, and 28 bytes a parameter for the update. Private has two of these products; a norm and a sum by our
 kernels, or rows where the engine keeps them (`dpcore.torch.gradients.sources`): a third product, and B p q numbers
-written once and read twice; 56 bytes a parameter. A kernel of ours takes as long as the longest of
+written once and read twice; 40 bytes a parameter, 16 of them for the sum. A kernel of ours takes as long as the longest
+of
 
 - its products, at 0.65 of the peak, too;
 - the instructions that a scheduler starts for them, one each cycle; what stands outside of the loop counts once an
@@ -85,7 +86,7 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
         product = 2 * examples * times * p * q / peak  # 1e-12 s, as all that follow
         operands = 2 * examples * times * (p + q) / bandwidth / MEMORY
         plain += 3 * (product / PLAIN + operands) + 28 * p * q / bandwidth / MEMORY
-        private += 2 * (product / PLAIN + operands) + 56 * p * q / bandwidth / MEMORY
+        private += 2 * (product / PLAIN + operands) + 40 * p * q / bandwidth / MEMORY
         if times >= 24 and p * q <= 1.75 * times * (p + q):
             private += product / PLAIN + operands + 3 * 2 * examples * p * q / bandwidth / MEMORY
             continue

@@ -27,7 +27,7 @@ CHIPS = (80, 89, 90)
 SLOW = {"step sgd": (90,)}
 STEPS = ("step sgd, no noise", "step adam, no noise", *SLOW)
 #: Variants of a kernel, by the end of their names, that the compiler treats as it treats the kernel itself.
-VARIANTS = (", mixed", ", scale")
+VARIANTS = (", mixed", ", scale", ", overwriting")
 WORSE = 1.05
 
 Figures = dict[str, dict[str, float]]

@@ -203,7 +203,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "            return self.plan.sampler.indices(self.keys.sampling, self.step)\n", "unit/mechanism/test_peers.py"),
         ("release where another process would take another step", "state=repr(now)", 'state=""',
          "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
-        ("leave the sum to the next step", "self.backend.clear(self.vectors.totals)", "pass", "unit/mechanism/test_mechanism.py"),
+        ("release the sum of the step before where nothing was added", "self.backend.clear(self.vectors.totals)", "pass", "unit/mechanism/test_sums.py"),
+        ("add to the sum of the step before", "self.peers.add_sums, self._empty,", "self.peers.add_sums, False,", "unit/mechanism/test_sums.py"),
+        ("overwrite the sum of the micro-batch before", "self.peers.add_sums, self._empty,", "self.peers.add_sums, True,", "unit/mechanism/test_sums.py"),
+        ("count what an interruption leaves of an addition", "self.peers.add_sums, self._empty,",
+         'self.peers.add_sums, self._empty and not setattr(self, "_empty", False),', "unit/mechanism/test_sums.py"),
         ("refresh the scale at every scaled step", "query.phase(self.step) is not Phase.REFRESHED", "query.phase(self.step) is Phase.UNSCALED",
          "papers/test_adaptive.py"),
         ("leave the sum of an interrupted step to the next", "if self._summed != self.step:", "if False:", "unit/mechanism/test_mechanism.py"),
@@ -252,6 +256,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/stages/clipping/clipped_sum.py": [
         ("bound addends in no steps of the grid", '(1.0 if rule == "normalized" else bound) / unit', '(1.0 if rule == "normalized" else bound)',
          "agreement/test_ops_slices.py::test_an_example_of_several_layers_moves_the_sum_by_the_clip_norm_at_most"),
+        ("add a table to what its total held", "    if overwrite and others:", "    if False:", "agreement/test_ops_overwrite.py"),
         ("drop the clip", "weights[i] = factor", "weights[i] = 0 * factor + 1", "papers/test_methods.py"),
         ("clip before the scale is applied", "norms = norms_of(backend, blocks, grouping.members, scales)",
          "norms = norms_of(backend, blocks, grouping.members, [None] * len(blocks))", "papers/test_adaptive.py"),
@@ -290,6 +295,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
     ],
     "backends/dpcore_triton/linear.py": [
+        ("leave what a sum of no examples held", "not 0 < examples <= own.value", "own.value < examples", "agreement/test_ops_overwrite.py"),
+        ("let batches add to what a sum held", "not 0 < examples <= own.value", "not examples", "agreement/test_ops_overwrite.py"),
+        ("add layers to what their sums held", "    if not OVERWRITE:\n        sums +=", "    if True:\n        sums +=", "agreement/test_ops_overwrite.py"),
         ("add parts of several weights in one chain", " and len(set(layer.point_weights)) == 1", "",
          "agreement/test_ops_cores.py::test_what_an_example_adds_is_its_vector_and_within_its_norm"),
         ("weigh a layer by the factors of another", "for factor, total in zip(factors, out, strict=True)",
@@ -318,6 +326,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_cores.py::test_what_an_example_adds_is_its_vector_and_within_its_norm"),
     ],
     "backends/dpcore_triton/core_linear.py": [
+        ("let batches overwrite each other's sums on tensor cores", "overwrite and copies == 1", "overwrite", "agreement/test_ops_overwrite.py"),
         ("read examples of weight 0 on tensor cores", "used = weight != 0", "used = weight == weight",
          "agreement/test_ops_cores.py::test_what_is_not_finite_in_one_example_changes_that_one_only"),
         ("forget the point weight of a chain", "        if CHAINED:\n            weight *= weight_of(rows + part * FIELDS)", "        if False:\n            pass",
@@ -325,6 +334,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget the first words of a sum", "highs.to(tl.float64) * WORD + lows", "lows", "agreement/test_ops_cores.py"),
     ],
     "backends/dpcore_triton/slices.py": [
+        ("let batches overwrite each other's sums of bytes", "overwrite and copies == 1", "overwrite", "agreement/test_ops_overwrite.py"),
         ("never cut a factor that rounding made longer, in the kernel", "    if tl.max(longer.to(tl.int32), axis=0) > 0:", "    if tl.max(longer.to(tl.int32), axis=0) > 1:",
          "agreement/test_ops_slices.py::test_the_kernels_add_the_integers_of_the_reference"),
         ("multiply bytes of more examples than 32 bits hold", "BATCH = tl.constexpr(2048)", "BATCH = tl.constexpr(1 << 17)",
@@ -1223,6 +1233,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_stream.py::test_several_elements_of_a_block_are_drawn_by_rejection"),
     ],
     "backends/dpcore_triton/clip.py": [
+        ("add rows to what their sum held", "    if not OVERWRITE:", "    if True:", "agreement/test_ops_overwrite.py"),
         ("take the table of other weights", "len(out), weight_of, pattern(scale)", "len(out), pattern(scale)", "agreement/test_kept_tables.py"),
         ("take the table of another scale", "len(out), weight_of, pattern(scale)", "len(out), weight_of", "agreement/test_kept_tables.py"),
         ("halve the norm that bounds a vector under psac, in the kernel", "return lowered / (raised + PSAC_STABILITY",

@@ -121,11 +121,18 @@ def _certified(norms: Floats, bound: float, size: int, rounding: float, rule: st
 
 
 def weighted_sum(
-    rows: Sequence[Floats], weights: Sequence[Floats], out: Sequence[Floats], scale: Scales = None
+    rows: Sequence[Floats],
+    weights: Sequence[Floats],
+    out: Sequence[Floats],
+    scale: Scales = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
     check_weighted_sum(rows, weights, out, scale)
     for block, weight, total, vector in zip(rows, weights, out, scale or [None] * len(rows), strict=True):
+        if overwrite:
+            total[...] = 0
         used = np.flatnonzero(weight)
         for first in range(0, block.shape[1], _COLUMNS):
             columns = slice(first, first + _COLUMNS)

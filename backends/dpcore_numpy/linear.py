@@ -133,6 +133,7 @@ def linear_sums(
     scales: Sequence[Floats | None] | None = None,
     longest: Sequence[float] | None = None,
     *,
+    overwrite: bool = False,
     arithmetic: Arithmetic | None = None,
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sums`; factors of two bytes would be no faster here."""
@@ -141,6 +142,8 @@ def linear_sums(
     by, given = arithmetic or NUMPY, scales or [None] * len(layers)
     with np.errstate(all="ignore"):
         for layer, factors, total, scale in zip(layers, weights, out, given, strict=True):
+            if overwrite:
+                total[...] = 0
             _add(layer, factors, total, scale, by)
 
 

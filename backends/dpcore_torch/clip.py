@@ -100,11 +100,14 @@ def weighted_sum(
     out: Sequence[torch.Tensor],
     scale: Scales = None,
     *,
+    overwrite: bool = False,
     add: Callable[..., None] | None = None,
 ) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`; `add` is another `add_rows`."""
     check_weighted_sum(rows, weights, out, scale)
     for block, weight, total, vector in zip(rows, weights, out, scale or [None] * len(rows), strict=True):
+        if overwrite:
+            total.zero_()
         (add or add_rows)(block.detach(), total, weight.detach(), None if vector is None else vector.detach())
 
 

@@ -51,9 +51,12 @@ class Compiled:
         out: Sequence[torch.Tensor],
         scales: Sequence[torch.Tensor | None] | None = None,
         longest: Sequence[float] | None = None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         """See `dpcore.spec.pair_ops.PairOperations.linear_sums`."""
-        linear_sums(layers, weights, out, scales, longest, arithmetic=self._arithmetic)
+        given = layers, weights, out, scales, longest
+        linear_sums(*given, overwrite=overwrite, arithmetic=self._arithmetic)
 
     def normal(self, *args: Any, **options: Any) -> torch.Tensor:
         """See `dpcore.spec.ops.Backend.normal`."""

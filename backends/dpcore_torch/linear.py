@@ -44,11 +44,13 @@ def linear_sums(
     scales: Sequence[torch.Tensor | None] | None = None,
     longest: Sequence[float] | None = None,
     *,
+    overwrite: bool = False,
     arithmetic: reference.Arithmetic | None = None,
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sums`; `arithmetic` is another one than `TORCH`."""
     by = arithmetic or TORCH
-    reference.linear_sums(_viewed(layers), view(weights), view(out), view(scales), longest, arithmetic=by)
+    given = _viewed(layers), view(weights), view(out), view(scales), longest
+    reference.linear_sums(*given, overwrite=overwrite, arithmetic=by)
 
 
 def _viewed(layers: Sequence[LinearPairs[torch.Tensor]]) -> list[LinearPairs[Floats]]:

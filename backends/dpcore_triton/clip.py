@@ -134,7 +134,12 @@ _kept = Kept[tuple[torch.device, Table, Any]](64)
 
 
 def weighted_sum(
-    rows: Sequence[Tensor], weights: Sequence[Tensor], out: Sequence[Tensor], scale: Scales = None
+    rows: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    out: Sequence[Tensor],
+    scale: Scales = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """See `dpcore.spec.ops.Backend.weighted_sum`."""
     # Arrays seen before are checked by their description only. Most groups have the same weights.
@@ -153,7 +158,7 @@ def weighted_sum(
         if key is not None and not lent:
             _kept.put(key, made)
     device, (on_device, row_of, programs), kind = made
-    shape = {"SCALED": bool(given), "KIND": kind, "ROWS": ROWS, "COLUMNS": COLUMNS}
+    shape = {"SCALED": bool(given), "KIND": kind, "OVERWRITE": overwrite, "ROWS": ROWS, "COLUMNS": COLUMNS}
     launch(_sum_kernel, (programs,), device, on_device, row_of, rows[0].shape[0], **shape)
 
 
@@ -174,7 +179,8 @@ def _sums(
 
 @kernel("examples")
 def _sum_kernel(
-    rows, row_of, examples, SCALED: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, examples,
+    SCALED: tl.constexpr, KIND: tl.constexpr, OVERWRITE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, columns = locate_columns(tl.program_id(0), rows, row_of, 8, COLUMNS)
     block, weights, kind = tl.load(row + 1), tl.load(row + 4).to(tl.pointer_type(tl.float64)), tl.load(row + 7)
@@ -195,7 +201,10 @@ def _sum_kernel(
         sums += nearest(weight[:, None] * values)
         start += ROWS
     total = tl.load(row + 5).to(tl.pointer_type(tl.float64)) + columns
-    tl.store(total, tl.load(total, mask=inside, other=0.0) + tl.sum(sums, axis=0), mask=inside)
+    found = tl.sum(sums, axis=0)
+    if not OVERWRITE:
+        found += tl.load(total, mask=inside, other=0.0)
+    tl.store(total, found, mask=inside)
 
 
 def combine(first: Sequence[Tensor], second: Sequence[Tensor], weights: tuple[float, float]) -> list[Tensor]:

@@ -101,10 +101,18 @@ def fill_gram(layers: Layers, squares: Tensor, units: Sequence[int], places: Seq
         layers.start(_gram_kernel, some, examples, own, squares, examples, SIDE=SIDE, warps=warps_of_gram(split=split))
 
 
-def add_sums(layers: Layers, chains: Sequence[bool | None], own: Sequence[tuple[int, int]], *, wide: bool) -> None:
+def add_sums(
+    layers: Layers,
+    chains: Sequence[bool | None],
+    own: Sequence[tuple[int, int]],
+    *,
+    wide: bool,
+    overwrite: bool,
+) -> None:
     """Add the examples' vectors to the sums; `own` are the addresses of weights and sums.
 
-    `chains` says which layers are multiplied in one chain; None for those that are not summed here.
+    `chains` says which layers are multiplied in one chain; None for those that are not summed here. To `overwrite` sums
+    of several batches, clear them before.
     """
     examples = layers.parts.examples
     kinds = [None if chain is None else (layers.split(place), chain) for place, chain in enumerate(chains)]
@@ -112,7 +120,8 @@ def add_sums(layers: Layers, chains: Sequence[bool | None], own: Sequence[tuple[
         tile = tile_of_sums(split=kind[0], chained=kind[1], wide=wide)
         units = [tile.number(row.p, row.q) * (each == kind) for row, each in zip(layers.rows, kinds, strict=True)]
         copies, settings = -(-examples // BATCH.value), tile.settings()
-        layers.start(_sum_kernel, units, copies, own, examples, CHAINED=kind[1], **settings)
+        shape = {"CHAINED": kind[1], "OVERWRITE": overwrite and copies == 1, **settings}
+        layers.start(_sum_kernel, units, copies, own, examples, **shape)
 
 
 @jit
@@ -245,7 +254,7 @@ def _tiles_kernel(
 @kernel("examples")
 def _sum_kernel(
     rows, row_of, layers, layer_of, examples,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, CHAINED: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, CHAINED: tl.constexpr, OVERWRITE: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     batches = (examples + BATCH - 1) // BATCH
@@ -271,8 +280,8 @@ def _sum_kernel(
     left, right = halves(column[None, :])
     left_high, right_high = halves(highs)
     left_low, right_low = halves(lows)
-    add_words(out, row, left, p, q, left_high, left_low)
-    add_words(out, row, right, p, q, right_high, right_low)
+    put_words(out, row, left, p, q, left_high, left_low, OVERWRITE)
+    put_words(out, row, right, p, q, right_high, right_low, OVERWRITE)
 
 
 @jit
@@ -282,12 +291,15 @@ def halves(x):
 
 
 @jit
-def add_words(out, row, column, p, q, highs, lows):
-    """Add the numbers that words stand for to the matrix at `out`, which has fewer than 2^31 numbers."""
-    # Other batches add to the same numbers. These are integers, so that the order makes no difference.
+def put_words(out, row, column, p, q, highs, lows, OVERWRITE: tl.constexpr):
+    """Add the numbers that words stand for to the matrix at `out`, which has fewer than 2^31, or put them there."""
     inside = (row < q)[:, None] & (column < p)
     to = out + ((row * p)[:, None] + column)
-    tl.atomic_add(to, highs.to(tl.float64) * WORD + lows.to(tl.float64), mask=inside, sem="relaxed")
+    found = highs.to(tl.float64) * WORD + lows.to(tl.float64)
+    if OVERWRITE:
+        tl.store(to, found, mask=inside)
+    else:  # other batches add to the same numbers: integers, so that the order makes no difference
+        tl.atomic_add(to, found, mask=inside, sem="relaxed")
 
 
 @kernel("examples")

@@ -14,8 +14,9 @@ from dpcore.spec.check_pairs import check_layers, check_sums
 from dpcore.spec.contributions import WIDEST_SLICED
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton import core_linear, slices
+from dpcore_triton.arrays import clear
 from dpcore_triton.chips import Chip, chip_of
-from dpcore_triton.cores import CHAIN, LARGEST, WIDEST, gram_bound, rounding, tiles_bound
+from dpcore_triton.cores import BATCH, CHAIN, LARGEST, WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.cores import SIDE as CORE_SIDE
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
 from dpcore_triton.grid import nearest
@@ -215,6 +216,8 @@ def linear_sums(
     out: Sequence[Tensor],
     scales: Scales = None,
     longest: Sequence[float] | None = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """See `dpcore.spec.pair_ops.PairOperations.linear_sums`.
 
@@ -230,11 +233,15 @@ def linear_sums(
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)
     factors = [lifted(own, exponent) for own, exponent in zip(weights, exponents, strict=True)]
     own = [(factor.data_ptr(), total.data_ptr()) for factor, total in zip(factors, out, strict=True)]
-    meta = {"SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
+    meta = {"OVERWRITE": overwrite, "SIDE": SIDE, "DEPTH": DEPTH, "TOGETHER": TOGETHER}
+    if overwrite:  # several batches add to one sum; none adds nothing
+        examples = given.parts.examples
+        most = [slices.BATCH if way == "slices" else BATCH if "core" in way else None for way in ways]
+        clear([total for total, own in zip(out, most, strict=True) if own and not 0 < examples <= own.value])
     chains = [_chained(layer) if "core" in way else None for layer, way in zip(layers, ways, strict=True)]
     chip = chip_of(given.parts.device)
-    core_linear.add_sums(given, chains, own, wide=chip is not None and chip.wide)
-    slices.add_sums(given, [way == "slices" for way in ways], own, longest or ())
+    core_linear.add_sums(given, chains, own, wide=chip is not None and chip.wide, overwrite=overwrite)
+    slices.add_sums(given, [way == "slices" for way in ways], own, longest or (), overwrite=overwrite)
     for one in (False, True):
         chosen = [
             row if way != "slices" and "core" not in way and one == (way == "one") else None
@@ -363,7 +370,8 @@ def term_of(rows, row_of, example, position, weight, row, column, p, q):
 @kernel("examples")
 def _sum_kernel(
     rows, row_of, layers, layer_of, examples,
-    SCALED: tl.constexpr, ONE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr, TOGETHER: tl.constexpr,
+    SCALED: tl.constexpr, ONE: tl.constexpr, OVERWRITE: tl.constexpr,
+    SIDE: tl.constexpr, DEPTH: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     layer = layer_at(tl.program_id(0), layers, layer_of)
     p, q, first, end = sizes_of(layer)
@@ -390,4 +398,6 @@ def _sum_kernel(
             start += 1
     inside = (row < q)[:, None] & (column < p)[None, :]
     out += row[:, None] * p + column[None, :]
-    tl.store(out, tl.load(out, mask=inside, other=0.0) + sums, mask=inside)
+    if not OVERWRITE:
+        sums += tl.load(out, mask=inside, other=0.0)
+    tl.store(out, sums, mask=inside)

@@ -33,8 +33,13 @@ INTEGER = tl.constexpr(1.5 * 2.0**23)
 NOT_FINITE = tl.constexpr(0x7F800000)
 
 
-def add_sums(layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float]) -> None:
-    """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in steps."""
+def add_sums(
+    layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float], *, overwrite: bool
+) -> None:
+    """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in steps.
+
+    To `overwrite` sums of several batches, clear them before.
+    """
     if not any(chosen):
         return
     device, examples = layers.parts.device, layers.parts.examples
@@ -52,7 +57,9 @@ def add_sums(layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, in
     shape = {"SIDE": SIDE, "EXAMPLES": EXAMPLES, "COLUMNS": COLUMNS}
     layers.start(_factors_kernel, list(map(int, chosen)), padded // EXAMPLES, to_factors, on_device, examples, **shape)
     tiles = [-(-row.p // SIDE) * -(-row.q // SIDE) * one for row, one in zip(layers.rows, chosen, strict=True)]
-    layers.start(_sum_kernel, tiles, -(-examples // BATCH.value), to_sums, on_device, examples, SIDE=SIDE)
+    copies = -(-examples // BATCH.value)
+    shape = {"OVERWRITE": overwrite and copies == 1, "SIDE": SIDE}
+    layers.start(_sum_kernel, tiles, copies, to_sums, on_device, examples, **shape)
 
 
 @jit
@@ -195,7 +202,10 @@ def put(
 
 
 @kernel("examples")
-def _sum_kernel(rows, row_of, layers, layer_of, multiples, examples, SIDE: tl.constexpr):  # noqa: ARG001
+def _sum_kernel(
+    rows, row_of, layers, layer_of, multiples, examples,  # noqa: ARG001
+    OVERWRITE: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
     batches = (examples + BATCH - 1) // BATCH
     unit = tl.program_id(0) // batches
     layer = layer_at(unit, layers, layer_of)
@@ -219,5 +229,8 @@ def _sum_kernel(rows, row_of, layers, layer_of, multiples, examples, SIDE: tl.co
     whole = (high.to(tl.int64) << 16) + (middle.to(tl.int64) << 8) + low.to(tl.int64)
     inside = (row < q)[:, None] & (column < p)[None, :]
     out = tl.load(layer + 6).to(tl.pointer_type(tl.float64)) + (row.to(tl.int64) * p)[:, None] + column[None, :]
-    # Other batches add to the same numbers. These are integers, so that the order makes no difference.
-    tl.atomic_add(out, whole.to(tl.float64) * tl.load(multiples + tl.load(layer_of + unit)), mask=inside, sem="relaxed")
+    found = whole.to(tl.float64) * tl.load(multiples + tl.load(layer_of + unit))
+    if OVERWRITE:
+        tl.store(out, found, mask=inside)
+    else:  # other batches add to the same numbers: integers, so that the order makes no difference
+        tl.atomic_add(out, found, mask=inside, sem="relaxed")

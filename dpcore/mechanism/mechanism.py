@@ -198,7 +198,7 @@ class Mechanism:
             self._running = RunningNorm(adaptive, plan.clip_at().max_grad_norm, plan.batch_size)
         self._summed = 0
         self._torn = False
-        self._dirty = False  # whether the totals may have a sum
+        self._empty = True  # whether what the totals hold does not count: the first addition overwrites it
         self._caller_noise = False
         self.asked = False  #: whether the others were asked for the release that this step has come to
         schedule: Any = plan.method.schedule
@@ -231,7 +231,6 @@ class Mechanism:
             self.turns.check(self.step)
             self._drop_earlier_sum()
             self.turns.adding()
-            self._dirty = True
             self._add(checked)
 
     def check_grid(self, blocks: list[Block]) -> None:
@@ -249,8 +248,10 @@ class Mechanism:
         repeat = once if self.peers.shards else self.backend.repeat  # shards keep the addends, to send them
         norms = repeat(
             add_clipped, self.backend, blocks, clip.rule, grouping, self._sizes, self.unit, self.vectors.totals,
-            scales, self.peers.add_sums,
+            scales, self.peers.add_sums, self._empty,
         )  # fmt: skip
+        # Not before: the next addition overwrites what an interruption leaves of this one. Shards add in `join`.
+        self._empty = self._empty and self.peers.shards
         if self._running is not None:
             self._running.add(norms)
 
@@ -259,8 +260,7 @@ class Mechanism:
         with self.turns.alone("join"):
             # A process that has added nothing gets the others' sums all the same.
             self._drop_earlier_sum()
-            self._dirty = True
-            self.peers.join(self.vectors.totals, self.layout, self.backend)
+            self.peers.join(self._totals(), self.layout, self.backend)
 
     @property
     def contribution(self) -> float:
@@ -269,7 +269,7 @@ class Mechanism:
 
     def summed(self) -> NDArray[np.float64]:
         """Return the sum of clipped vectors, (d,), before any noise: **private**, for tests."""
-        totals = [self.backend.to_numpy(total).astype(np.float64).reshape(-1) for total in self.vectors.totals]
+        totals = [self.backend.to_numpy(total).astype(np.float64).reshape(-1) for total in self._totals()]
         return self.unit * np.concatenate(totals)
 
     def release(
@@ -329,7 +329,7 @@ class Mechanism:
             try:
                 self.keys.begin(row)
                 self.vectors.keep_history(parameters)
-                totals = self.peers.reduced(self.vectors.totals, self.pieces)
+                totals = self.peers.reduced(self._totals(), self.pieces)
                 slots = slots_of(self.vectors, self.own, self.inside, totals, parameters, public, scaled)
                 longest = getattr(method.update, "max_update_norm", None)
                 before = None if longest is None else [slot.parameter + 0 for slot in slots]
@@ -694,6 +694,13 @@ class Mechanism:
             self._discard()
             self._summed = self.step
 
+    def _totals(self) -> list[Any]:
+        """Return the totals of this step's sum: zeros if nothing was added."""
+        if self._empty:
+            self.backend.clear(self.vectors.totals)
+            self._empty = False
+        return self.vectors.totals
+
     def discard(self) -> None:
         """Forget the sum of an unfinished step."""
         with self.turns.alone("discard"):
@@ -702,9 +709,7 @@ class Mechanism:
     def _discard(self) -> None:
         self.turns.dropped()
         self.peers.drop()
-        if self._dirty:
-            self.backend.clear(self.vectors.totals)
-            self._dirty = False
+        self._empty = True
         if self._running is not None:
             self._running.forget()
 

@@ -259,6 +259,8 @@ class Backend(PairOperations[A], Protocol[A]):
         weights: Sequence[A],
         out: Sequence[A],
         scale: Sequence[A | None] | None = None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         """Add ``sum_i nearest(weights[l][i] * rows[l][i])`` to ``out[l]``; rows times ``scale[l]`` if it is given.
 
@@ -270,6 +272,8 @@ class Backend(PairOperations[A], Protocol[A]):
             Contiguous; of integers.
         scale : sequence of (d_l,) arrays or None, optional
             Float32 or float64. A scaled entry is a product in float64, exact for float32, here as in `row_norms`.
+        overwrite : bool
+            Whether the sums take the place of what `out` holds, whatever that is.
 
         Guarantees
         ----------

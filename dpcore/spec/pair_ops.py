@@ -80,6 +80,8 @@ class PairOperations(Protocol[A]):
         out: Sequence[A],
         scales: Sequence[A | None] | None = None,
         longest: Sequence[float] | None = None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         """Add each example's ``weights[l][i] * v_i`` of each layer l, as integers, to `out[l]`; v_i of `linear_norms`.
 
@@ -94,6 +96,8 @@ class PairOperations(Protocol[A]):
         longest : sequence of floats, optional
             One for each layer: no ``|w_i| N_i`` exceeds it. A backend may then add a layer of one row by coarser
             factors, and shortens what is longer.
+        overwrite : bool
+            Whether the sums take the place of what `out` holds, whatever that is.
 
         Guarantees
         ----------

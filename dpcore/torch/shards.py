@@ -278,6 +278,7 @@ class Sharded(Processes):
         totals: Sequence[Any],
         scales: Sequence[Any],
         longest: Sequence[float] | None = None,
+        overwrite: bool = False,
     ) -> None:
         """See `Peers.add_sums`. The sums wait for `join`, so that all processes join equally often."""
         self._added.append((blocks, weights, longest))

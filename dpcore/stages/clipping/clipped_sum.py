@@ -56,10 +56,12 @@ def add_sums(
     totals: Sequence[Any],
     scales: Sequence[Any],
     longest: Sequence[float] | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Add each block's sum, weighted and times its scale, to the tensor's total: rows by one operation, layers too.
 
-    `longest` are bounds on each tensor's addends, in steps of the grid: see `PairOperations.linear_sums`.
+    `longest` are bounds on each tensor's addends, in steps of the grid: see `PairOperations.linear_sums`. With
+    `overwrite` the sums take the place of what the totals hold.
     """
     rows, layers, others = _apart(blocks, range(len(blocks)))
 
@@ -68,10 +70,12 @@ def add_sums(
         return [weights[i] for i in chosen], [totals[i] for i in chosen], [scales[i] for i in chosen]
 
     if rows:
-        backend.weighted_sum([blocks[i].rows() for i in rows], *of(rows))
+        backend.weighted_sum([blocks[i].rows() for i in rows], *of(rows), overwrite=overwrite)
     if layers:
         bounds = None if longest is None else [longest[i] for i in layers]
-        backend.linear_sums([*layers.values()], *of(layers), bounds)
+        backend.linear_sums([*layers.values()], *of(layers), bounds, overwrite=overwrite)
+    if overwrite and others:
+        backend.clear([totals[i] for i in others])
     for i in others:
         blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
 
@@ -100,6 +104,7 @@ def add_clipped(
     totals: Sequence[Any],
     scales: Sequence[Any],
     add_sums: Callable[..., None],
+    overwrite: bool = False,
 ) -> Any:
     """Add each example's vector to `totals` in place, scaled and clipped; return the norms in the first group, (B,).
 
@@ -117,6 +122,8 @@ def add_clipped(
         One for each tensor, as the blocks: float64 integers that are added to, and a scale or None.
     add_sums : callable
         See `dpcore.mechanism.peers.Peers.add_sums`.
+    overwrite : bool
+        Whether what the totals hold does not count.
     """
     norms = norms_of(backend, blocks, grouping.members, scales)
     factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, roundings_of(blocks, grouping), unit)
@@ -126,7 +133,7 @@ def add_clipped(
         for i in members:
             weights[i] = factor
             longest[i] = (1.0 if rule == "normalized" else bound) / unit
-    add_sums(backend, blocks, weights, totals, scales, longest)
+    add_sums(backend, blocks, weights, totals, scales, longest, overwrite)
     return norms[0]
 
 

@@ -123,7 +123,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     layers, batch = {**TABLE, "layers": "*i64", "layer_of": "*i32"}, {"examples": "i32"}
 
     def linear_sum(title: str, **chosen: bool) -> Any:
-        constants = {"SCALED": False, "ONE": False, **square, "TOGETHER": linear.TOGETHER, **chosen}
+        constants = {"SCALED": False, "ONE": False, "OVERWRITE": False, **square, "TOGETHER": linear.TOGETHER, **chosen}
         return title, linear._sum_kernel, {**layers, **batch}, constants, side
 
     sorted_ = {**TABLE, "tokens": "*i64", "order": "*i64"}
@@ -160,9 +160,10 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("row_norms: norms", row_norms._norms_kernel, norms, tile, tiled),
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": clip.EXAMPLES},
          clip.EXAMPLES),
-        *of_rows("weighted_sum{}", clip._sum_kernel, {**TABLE, **batch}, SCALED=False),
+        *of_rows("weighted_sum{}", clip._sum_kernel, {**TABLE, **batch}, SCALED=False, OVERWRITE=False),
+        of_rows("weighted_sum{}, overwriting", clip._sum_kernel, {**TABLE, **batch}, SCALED=False, OVERWRITE=True)[0],
         *of_rows("combine{}", clip._combine_kernel, {**TABLE, **batch, **dict.fromkeys(BOTH, "fp32")}),
-        *of_rows("weighted_sum{}, scale", clip._sum_kernel, {**TABLE, **batch}, SCALED=True),
+        *of_rows("weighted_sum{}, scale", clip._sum_kernel, {**TABLE, **batch}, SCALED=True, OVERWRITE=False),
         (
             "joined_norms", joined._joined_kernel,
             {"places": "*i64", "groups": "*i64", "found": "*fp64", **batch}, {"EXAMPLES": columns}, columns,
@@ -188,6 +189,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         linear_sum("linear_sums"),
         linear_sum("linear_sums, scale", SCALED=True),
         linear_sum("linear_sums, one position", ONE=True),
+        linear_sum("linear_sums, one position, overwriting", ONE=True, OVERWRITE=True),
         (
             "embedding_norms, scale", embedding._tokens_kernel,
             {**sorted_, "scale": "*fp32", "squares": "*fp64", **token_sizes},
@@ -359,9 +361,11 @@ def core_cases(chip: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]
         ) -> Any:
             return title, kernel, types_, {**chosen, **more, **tile.settings()}, tile.high * tile.wide
 
-        def of_sums(title: str, *, chained: bool = False, wide: bool = False, split: bool = split) -> Any:
-            tile = core_linear.tile_of_sums(split=split, chained=chained, wide=wide)
-            return of_tile(title, core_linear._sum_kernel, {**layers, **batch}, tile, CHAINED=chained)
+        def of_sums(
+            title: str, *, chained: bool = False, wide: bool = False, split: bool = split, overwrite: bool = False
+        ) -> Any:
+            tile, more = core_linear.tile_of_sums(split=split, chained=chained, wide=wide), {"OVERWRITE": overwrite}
+            return of_tile(title, core_linear._sum_kernel, {**layers, **batch}, tile, CHAINED=chained, **more)
 
         found += [
             of_tile(f"core tiles, {kind}", core_linear._tiles_kernel, squares, core_linear.tile_of_norms(split=split)),
@@ -371,8 +375,11 @@ def core_cases(chip: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]
             (f"sliced factors, {kind}", slices._factors_kernel, of_slices, {**chosen, **tile}, made),
         ]
         if not split:
-            found.append(of_sums(f"core sums in one chain, {kind}", chained=True, wide=chip == 90))
-    return [*found, ("sliced sums", slices._sum_kernel, of_slices, square, slices.SIDE**2)]
+            chain, of_chain = f"core sums in one chain, {kind}", {"chained": True, "wide": chip == 90}
+            found += [of_sums(chain, **of_chain), of_sums(f"{chain}, overwriting", **of_chain, overwrite=True)]
+    for title, overwrite in (("sliced sums", False), ("sliced sums, overwriting", True)):
+        found.append((title, slices._sum_kernel, of_slices, {**square, "OVERWRITE": overwrite}, slices.SIDE**2))
+    return found
 
 
 def without_a_gpu() -> None:

@@ -37,7 +37,7 @@ print(json.dumps(found))
 def test_no_kernel_spills_and_products_take_few_instructions() -> None:
     """As recorded; `test_the_compiler_makes_what_is_recorded` compares that with the compiler."""
     cores = {name: found for name, found in RECORDED.items() if name.startswith("core")}
-    assert len(cores) == (4 * 2 + 1) * 3
+    assert len(cores) == (4 * 2 + 1) * 3 + 1  # the last: a variant, for one chip
     for name, found in cores.items():
         assert found["spills"] == 0, name
         products = "lengths" not in name
@@ -51,7 +51,7 @@ def test_no_kernel_spills_and_products_take_few_instructions() -> None:
 
 def test_sums_of_bytes_are_tensor_core_instructions_and_little_else() -> None:
     sliced = {name: found for name, found in RECORDED.items() if name.startswith("sliced")}
-    assert len(sliced) == 3 * 3
+    assert len(sliced) == 3 * 3 + 1
     for name, found in sliced.items():
         assert found["spills"] == 0, name
         if "sums" in name:  # four products of 64 x 64 x 64: 64 IMMA, or 8 IGMMA, for four warps

@@ -13,11 +13,12 @@ from dpcore.sampling import FixedOrderSampler, PoissonSampler, TruncatedPoissonS
 from dpcore.spec.backends import load_backend
 from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.keys import RunKeys
+from dpcore.stages.clipping.blocks import Linear
 from dpcore.statement.build import state
 from dpcore.statement.statement import Statement
 from dpcore.statement.verify import verify
 from dpcore.statement.verify.finding import FAILED
-from tests.unit.mechanism_tools import NumPyBut, started
+from tests.unit.mechanism_tools import NumPyBut, interrupted, started
 
 C, UNIT = 1.0, 2.0**-30
 
@@ -117,3 +118,37 @@ def test_the_mechanisms_sum_is_in_float64_and_its_release_in_the_dtype_of_the_pa
     mechanism.release(x)
     assert x[0].dtype == np.float32
     assert x[0].tolist() == [-0.5, -(2.0**-30)]
+
+
+def test_nothing_that_the_totals_held_before_a_step_is_in_its_sum() -> None:
+    """They keep a released sum until the next one takes its place: of a step without examples, that is zeros."""
+    plan = Plan(methods.dp_sgd(lr=1.0, noise_multiplier=0.0), FixedOrderSampler(dataset_size=3, batch_size=3), 4)
+    mechanism, x = started(plan, [("x", (2,))])
+    for _ in range(2):
+        mechanism.add([np.float32([[0.5, 0.0]])])
+        mechanism.add([np.float32([[0.0, 0.25]])])
+        assert mechanism.summed().tolist() == [0.5, 0.25]
+        mechanism.release(x)
+        mechanism.vectors.totals[0][:] = np.nan
+    assert mechanism.summed().tolist() == [0, 0]
+    mechanism.vectors.totals[0][:] = np.nan
+    mechanism.discard()
+    mechanism.release(x)
+    assert np.isfinite(x[0]).all()
+
+
+def test_what_an_interruption_leaves_of_a_first_addition_is_not_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two tensors one is summed, and the other one still has the sum of the step before."""
+    sampler = FixedOrderSampler(dataset_size=2, batch_size=2)
+    plan = Plan(methods.dp_sgd(lr=1.0, noise_multiplier=0.0), sampler, 2, ("x", "y"))
+    port = NumPyBut()
+    mechanism, x = started(plan, [("x", (1,)), ("y", (1, 1))], backend=port)
+    rows, pair = np.float32([[0.25]]), Linear((np.float32([[[0.5]]]),), (np.float32([[[0.5]]]),), (1.0,))
+    mechanism.add([rows, pair])
+    mechanism.release(x)
+    monkeypatch.setattr(port, "linear_sums", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.add([rows, pair])
+    monkeypatch.undo()
+    mechanism.add([rows, pair])
+    assert mechanism.summed().tolist() == [0.25, 0.25]

@@ -235,9 +235,9 @@ def test_rows_and_layers_are_normed_and_summed_in_one_operation_each_whatever_th
     calls: list[tuple[str, int]] = []
 
     def watched(name: str) -> Any:
-        def run(first: list[Any], *rest: Any) -> Any:
+        def run(first: list[Any], *rest: Any, **options: Any) -> Any:
             calls.append((name, len(first)))
-            return getattr(PORT, name)(first, *rest)
+            return getattr(PORT, name)(first, *rest, **options)
 
         return run
 
