@@ -272,7 +272,7 @@ def _sum_kernel(
         if CHAINED:
             weight *= weight_of(rows + part * FIELDS)
         weight = tl.minimum(tl.maximum(weight, -LARGEST_WEIGHT), LARGEST_WEIGHT).to(tl.float32)
-        high, low = words_of(weight * v)
+        high, low = words_of(v, weight)
         highs += high
         lows += low
     out = tl.load(layer + 7).to(tl.pointer_type(tl.float64))

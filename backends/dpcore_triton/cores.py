@@ -37,7 +37,7 @@ terms' sizes, so that by Cauchy's inequality the vectors are off by rho S.
   product by ``rho_p + rho_q + rho_p rho_q`` and 5 roundings; these are added over blocks, and along a row, in float32.
   So ``|v|^2 <= Q + eps S^2``, and ``|v~| <= |v| + rho S``.
 
-Weights of examples are rounded to float32, and so are their products with v~: `raising` has both.
+Weights of examples are rounded to float32: `raising` has that.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
@@ -96,10 +96,12 @@ def gram_bound(rho: float, p: int, q: int, blocks: int, *, split: bool) -> Bound
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
-# Integers that float32 additions of 1.5 2^23 make, and where examples' sums of them go to float64.
-MAGIC, MAGIC_BITS, WORD = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000), tl.constexpr(2.0**23)
-MOST, LARGEST_WEIGHT = tl.constexpr(2.0**45 - 2.0**23), tl.constexpr(2.0**103)
+# Integers that float32 additions of 1.5 2^23 make, of 22 bits each, and where examples' sums of them go to float64.
+MAGIC, MAGIC_BITS, WORD = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000), tl.constexpr(2.0**22)
+SHIFTED, LARGEST_WEIGHT = tl.constexpr(1.5 * 2.0**45 + 1.5 * 2.0**23), tl.constexpr(2.0**103)
 BATCH = tl.constexpr(256)
+# The norm of an example's addend up to which words hold it, with room for what rounds it.
+FARTHEST = 2.0**42
 
 
 @jit
@@ -155,14 +157,21 @@ def square_sum(v):
 
 
 @jit
-def words_of(x):
-    """Return integers, below 2^31 in size, whose first times 2^23 plus the second is x rounded to one.
+def fused(x, y, z):
+    """Return ``x y + z``, rounded once; in the interpreter, which has no such operation, by way of float64."""
+    if _INTERPRETED:
+        return (x.to(tl.float64) * y + z).to(tl.float32)
+    return tl.fma(x, y, z)
 
-    Both additions round to the integer of the nearest float32 number below 2^22 in size, whose bits count it. The first
-    loses nothing that the second does not get: what lies between x and a multiple of 2^23 is a float32 number.
+
+@jit
+def words_of(v, weight):
+    """Return integers whose first times 2^22 plus the second is the nearest one to ``weight v``, up to `FARTHEST`.
+
+    A float32 number between 2^23 and 2^24 is an integer, whose bits count it. With h the first integer, ``|h| <= 2^21``
+    and ``SHIFTED - 2^22 (MAGIC + h) = MAGIC - 2^22 h`` is a float32 number. What the product is more than ``2^22 h`` is
+    2^21 at most: the third operation rounds it, and nothing before does.
     """
-    x = tl.minimum(tl.maximum(x, -MOST), MOST)
-    # All but the additions of MAGIC are exact, so that it makes no difference where one operation does two.
-    high = tl.fma(x, 1 / WORD, MAGIC)
-    low = tl.fma(high - MAGIC, -WORD, x) + MAGIC
+    high = fused(v, weight * (1 / WORD), MAGIC)
+    low = fused(v, weight, fused(high, -WORD, SHIFTED))
     return high.to(tl.int32, bitcast=True) - MAGIC_BITS, low.to(tl.int32, bitcast=True) - MAGIC_BITS

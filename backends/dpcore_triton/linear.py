@@ -16,7 +16,7 @@ from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton import core_linear, slices
 from dpcore_triton.arrays import clear
 from dpcore_triton.chips import Chip, chip_of
-from dpcore_triton.cores import BATCH, CHAIN, LARGEST, WIDEST, gram_bound, rounding, tiles_bound
+from dpcore_triton.cores import BATCH, CHAIN, FARTHEST, LARGEST, WIDEST, gram_bound, rounding, tiles_bound
 from dpcore_triton.cores import SIDE as CORE_SIDE
 from dpcore_triton.gram import blocks_of, fill_gram, fill_lengths, signed_roundings
 from dpcore_triton.grid import nearest
@@ -96,13 +96,15 @@ def linear_way(layer: LinearPairs[Tensor], device: Any, *, scaled: bool = False)
 
 
 def _ways(
-    layers: Sequence[LinearPairs[Tensor]], scales: Scales, *, sliced: bool = False
+    layers: Sequence[LinearPairs[Tensor]], scales: Scales, *, sliced: bool = False, cores: bool = True
 ) -> tuple[list[LinearPairs[Tensor]], list[str]]:
     """Return how each layer is multiplied, and layers in a dtype that this takes: one, and float32 for float64."""
     chip, given = chip_of(layers[0].inputs[0].device), [None] * len(layers) if scales is None else scales
     ways = [
         way_of(layer, chip, scaled=scale is not None, sliced=sliced) for layer, scale in zip(layers, given, strict=True)
     ]
+    if not cores:
+        ways = ["tiles" if "core" in way else way for way in ways]
     return [_read_as(layer, way) for layer, way in zip(layers, ways, strict=True)], ways
 
 
@@ -223,11 +225,13 @@ def linear_sums(
 
     A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight and
     rounded to integers, to the others'. Where T is 1 an example's tile is one column times one row, or a part of a
-    product over all examples: see `dpcore_triton.slices`. Each of these four has a launch, the last one two.
+    product over all examples: see `dpcore_triton.slices`. Each of these four has a launch, the last one two. Words hold
+    integers up to `FARTHEST` only: where `longest` is beyond it, as without noise, or not known, all is float64.
     """
     check_layers(layers, scales)
     check_sums(layers, weights, out, longest)
-    layers, ways = _ways(layers, scales, sliced=longest is not None)
+    within = longest is not None and max(longest) <= FARTHEST
+    layers, ways = _ways(layers, scales, sliced=longest is not None, cores=within)
     exponents = [far_exponent_of(layer.point_weights) for layer in layers]
     given = layers_of(layers, scales, exponents, halves=True)
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)

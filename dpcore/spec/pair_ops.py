@@ -95,7 +95,7 @@ class PairOperations(Protocol[A]):
             One for each layer, contiguous; of integers.
         longest : sequence of floats, optional
             One for each layer: no ``|w_i| N_i`` exceeds it. A backend may then add a layer of one row by coarser
-            factors, and shortens what is longer.
+            factors, and shortens what is longer; and others in integers of 32 bits that hold no longer ones.
         overwrite : bool
             Whether the sums take the place of what `out` holds, whatever that is.
 

@@ -15,7 +15,8 @@ def linear_norms(
 
 def linear_sum(
     backend: Any, inputs: Any, gradients: Any, point_weights: Any, weights: Any, out: Any, *, scale: Any = None,
-    **options: Any,
+    longest: float | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Add the sum of one layer."""
-    backend.linear_sums([LinearPairs(inputs, gradients, point_weights, **options)], [weights], [out], [scale])
+    layer = LinearPairs(inputs, gradients, point_weights, **options)
+    backend.linear_sums([layer], [weights], [out], [scale], None if longest is None else [longest])

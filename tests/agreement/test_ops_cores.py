@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def test_what_an_example_adds_is_its_vector_and_within_its_norm(
     weights = 2.0**36 / norms
     for i in range(3):
         out = backend.from_numpy(np.zeros(p * q))
-        linear_sum(backend, a, e, points, backend.from_numpy(weights * (np.arange(3) == i)), out)
+        linear_sum(backend, a, e, points, backend.from_numpy(weights * (np.arange(3) == i)), out, longest=2.0**36)
         k = backend.to_numpy(out)
         np.testing.assert_array_equal(k, np.rint(k))
         assert np.linalg.norm(k) <= 2.0**36 + rounding_of_rows(p * q)
@@ -118,7 +119,7 @@ def test_what_is_not_finite_in_one_example_changes_that_one_only(
     before = backend.to_numpy(linear_norms(backend, a, e, point))
     weights = backend.from_numpy(2.0**36 / before * [1, 0, -1])
     whole = backend.from_numpy(np.zeros(72))
-    linear_sum(backend, a, e, point, weights, whole)
+    linear_sum(backend, a, e, point, weights, whole, longest=2.0**36)
     for side, value in ((a, np.nan), (e, np.inf), (a, 2.0**50)):
         a[0][1], e[0][1] = 1e-9, 1e-9
         side[0][1, 17, 3] = value
@@ -126,23 +127,60 @@ def test_what_is_not_finite_in_one_example_changes_that_one_only(
         assert np.isfinite(after).tolist() == [True, False, True]
         np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
         again = backend.from_numpy(np.zeros(72))
-        linear_sum(backend, a, e, point, weights, again)
+        linear_sum(backend, a, e, point, weights, again, longest=2.0**36)
         np.testing.assert_array_equal(*map(backend.to_numpy, (again, whole)))
 
 
 def test_many_examples_have_one_sum_in_any_batches(way: Callable[..., None]) -> None:
-    """Words of 23 bits and a sign leave room for 256 examples at a time; largest ones, all of one sign."""
+    """Words of 22 bits leave room for 256 examples at a time; largest ones, all of one sign."""
     way("core tiles")
     backend, rng = load_backend("triton"), np.random.default_rng(5)
     a, e = (backend.from_numpy(np.float32(rng.uniform(0.5, 1, (260, 2, n)))) for n in (3, 2))
-    weights = backend.from_numpy(np.where(np.arange(260) < 250, 2.0**44, -3.0))
+    weights = backend.from_numpy(np.where(np.arange(260) < 250, 2.0**40, -3.0))
     whole, apart = (backend.from_numpy(np.zeros(6)) for _ in range(2))
-    linear_sum(backend, [a], [e], [0.5], weights, whole)
+    linear_sum(backend, [a], [e], [0.5], weights, whole, longest=2.0**42)
     for some in (slice(0, 7), slice(7, 260)):
-        linear_sum(backend, [a[some]], [e[some]], [0.5], weights[some], apart)
+        linear_sum(backend, [a[some]], [e[some]], [0.5], weights[some], apart, longest=2.0**42)
     np.testing.assert_array_equal(*map(backend.to_numpy, (whole, apart)))
     v, _ = true([a], [e], [0.5])
     np.testing.assert_allclose(backend.to_numpy(whole), backend.to_numpy(weights) @ v, rtol=1e-5)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(-30, 30), st.floats(-20, 41))
+@example(1, 0, 41.0)
+@settings(max_examples=chosen(12, 200))
+def test_what_is_added_is_the_nearest_integer_of_the_exact_product(
+    way: Callable[..., None], seed: int, scale: int, size: float
+) -> None:
+    """Of numbers that a tensor core has exactly, and weights that are no powers of two; some products are halves."""
+    way("core tiles")
+    backend, rng = load_backend("triton"), np.random.default_rng(seed)
+    v = np.rint(rng.uniform(-1, 1, 64) * 2**12) * 2.0 ** (scale - 12)
+    v[:3] = np.float64([1.5, -2.5, 2.0**10 + 0.5]) * 2.0 ** (scale - 10)
+    weight = float(np.float32(2.0 ** (10 - scale) if seed % 2 else 2.0 ** (size - scale)))
+    a, e = np.zeros((1, 2, 1)), np.zeros((1, 2, 64))
+    a[0, 0], e[0, 0] = 1, v
+    out = backend.from_numpy(np.zeros(64))
+    sides = (backend.from_numpy(np.float32(side)) for side in (a, e))
+    linear_sum(
+        backend, *([side] for side in sides), [1.0], backend.from_numpy(np.array([weight])), out, longest=2.0**42
+    )
+    for found, x in zip(backend.to_numpy(out), v, strict=True):
+        # The interpreter rounds twice, by way of float64.
+        assert abs(Fraction(float(found)) - Fraction(x) * Fraction(weight)) <= Fraction(1, 2) + Fraction(1, 2**20)
+
+
+@pytest.mark.parametrize("longest", [None, 2.0**43, 2.0**80])
+def test_addends_that_words_do_not_hold_are_added_in_float64(way: Callable[..., None], longest: float | None) -> None:
+    """As in a run without noise, whose grid is 2^-80 of the clip norm."""
+    way("core tiles")
+    backend = load_backend("triton")
+    a, e = parts(3, [18], 8, "float32"), parts(4, [18], 9, "float32")
+    v, _ = true(a, e, [1.0])
+    weights = (longest or 2.0**60) / np.linalg.norm(v, axis=1)
+    out = backend.from_numpy(np.zeros(72))
+    linear_sum(backend, a, e, [1.0], backend.from_numpy(weights), out, longest=longest)
+    np.testing.assert_allclose(backend.to_numpy(out), weights @ v, rtol=1e-12, atol=1e-12 * (longest or 2.0**60))
 
 
 def test_a_tied_matrix_has_room_for_what_the_head_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

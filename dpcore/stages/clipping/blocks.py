@@ -60,8 +60,13 @@ class Block(Protocol):
         Not finite if the vector is not; at least the true norm otherwise.
         """
 
-    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
-        """Add each ``weights[i] v_i`` times `scale`, as integers, to `out` (d,) of float64; a weight of 0 adds 0."""
+    def add_sum(
+        self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None, longest: float | None = None
+    ) -> None:
+        """Add each ``weights[i] v_i`` times `scale`, as integers, to `out` (d,) of float64; a weight of 0 adds 0.
+
+        No ``weights[i] N_i`` exceeds `longest`, if it is given.
+        """
 
     def rows(self) -> Any:
         """Return the vectors, (B, d), for kinds without a formula."""
@@ -124,7 +129,9 @@ class Rows:
         """See `Block.norms`."""
         return backend.row_norms([self.values], [scale])
 
-    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+    def add_sum(
+        self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None, longest: float | None = None
+    ) -> None:
         """See `Block.add_sum`."""
         backend.weighted_sum([self.values], [weights], [out], [scale])
 
@@ -262,9 +269,15 @@ class Linear(_Pairs):
         """See `Block.norms`."""
         return backend.linear_norms([self.layer], [scale])[0]
 
-    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+    def add_sum(
+        self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None, longest: float | None = None
+    ) -> None:
         """See `Block.add_sum`."""
-        backend.linear_sums([self.layer], [weights], [out], [scale])
+        backend.linear_sums([self.layer], [weights], [out], [scale], self.bound(longest))
+
+    def bound(self, longest: float | None) -> list[float] | None:
+        """Return `longest` for the port, if it does not add the layer by coarser factors for it: those of one row."""
+        return None if longest is None or sum(part.shape[1] for part in self.inputs) == 1 else [longest]
 
     @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
@@ -313,7 +326,9 @@ class Embedding(_Pairs):
         """See `Block.norms`."""
         return backend.embedding_norms(self.indices, self.gradients, self.point_weights, self.size, scale=scale)
 
-    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+    def add_sum(
+        self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None, longest: float | None = None
+    ) -> None:
         """See `Block.add_sum`."""
         backend.embedding_sum(self.indices, self.gradients, self.point_weights, weights, out, scale=scale)
 
@@ -509,7 +524,9 @@ class Tied:
         pairs = head.inputs, head.gradients, head.point_weights
         return backend.tied_norms(*tokens, *pairs, table.size, exact=self.exact)
 
-    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+    def add_sum(
+        self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None, longest: float | None = None
+    ) -> None:
         """See `Block.add_sum`."""
         if scale is not None:
             Rows(self.rows()).add_sum(backend, weights, out, scale)
@@ -519,7 +536,8 @@ class Tied:
             self.linear.add_sum(backend, weights, out)
             return
         # As precise as the norms: they bound this sum, not that of the layer alone.
-        backend.linear_sums([self.linear.layer._replace(exact=self.exact)], [weights], [out])
+        layer, bound = self.linear.layer._replace(exact=self.exact), self.linear.bound(longest)
+        backend.linear_sums([layer], [weights], [out], None, bound)
 
     @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:
@@ -628,11 +646,13 @@ class Chunked:
         self.kept[:] = [piece.norms(backend, own) for piece, _, own in self.pieces(scale)]
         return backend.joined_norms([self.kept])[0]
 
-    def add_sum(self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None) -> None:
+    def add_sum(
+        self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None, longest: float | None = None
+    ) -> None:
         """See `Block.add_sum`; after `norms`, whose promise it keeps."""
         for (piece, place, own), norms in zip(self.pieces(scale), self.kept, strict=True):
             again = piece.norms(backend, own)
-            piece.add_sum(backend, weights * (again <= norms), out[place], own)
+            piece.add_sum(backend, weights * (again <= norms), out[place], own, longest)
 
     @np.errstate(all="ignore")  # a warning of an overflow would reveal one example
     def rows(self) -> Any:

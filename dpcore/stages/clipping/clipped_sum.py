@@ -77,7 +77,7 @@ def add_sums(
     if overwrite and others:
         backend.clear([totals[i] for i in others])
     for i in others:
-        blocks[i].add_sum(backend, weights[i], totals[i], scales[i])
+        blocks[i].add_sum(backend, weights[i], totals[i], scales[i], None if longest is None else longest[i])
 
 
 def _apart(blocks: Sequence[Block], members: Iterable[int]) -> tuple[list[int], dict[int, LinearPairs[Any]], list[int]]:
