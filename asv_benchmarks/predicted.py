@@ -87,7 +87,10 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
         operands = 2 * examples * times * (p + q) / bandwidth / MEMORY
         plain += 3 * (product / PLAIN + operands) + 28 * p * q / bandwidth / MEMORY
         private += 2 * (product / PLAIN + operands) + 40 * p * q / bandwidth / MEMORY
-        if times >= 24 and p * q <= 1.75 * times * (p + q):
+        factor = 5.0 if target == 90 else 3.6  # `dpcore_triton.linear.prefers_pairs`
+        rows = 2 * times / peak / PLAIN + 3 * 2 / bandwidth / MEMORY
+        pairs = times <= FEW and 2 * times / peak * factor < 0.9 * rows
+        if times >= 24 and p * q <= 1.75 * times * (p + q) and not pairs:
             private += product / PLAIN + operands + 3 * 2 * examples * p * q / bandwidth / MEMORY
             continue
         if times == 1:

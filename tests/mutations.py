@@ -295,6 +295,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
     ],
     "backends/dpcore_triton/linear.py": [
+        ("add in words what they do not hold", "cores=within)", "cores=True)",
+         "agreement/test_ops_cores.py::test_addends_that_words_do_not_hold_are_added_in_float64"),
         ("leave what a sum of no examples held", "not 0 < examples <= own.value", "own.value < examples", "agreement/test_ops_overwrite.py"),
         ("let batches add to what a sum held", "not 0 < examples <= own.value", "not examples", "agreement/test_ops_overwrite.py"),
         ("add layers to what their sums held", "    if not OVERWRITE:\n        sums +=", "    if True:\n        sums +=", "agreement/test_ops_overwrite.py"),
@@ -1085,6 +1087,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
     ],
     "dpcore/torch/make_private.py": [
+        ("keep pairs that are subtracted, in float64", "if isinstance(plan.method.query, Plain):", "if True:",
+         "unit/torch/test_explain.py::test_a_gpu_keeps_pairs_of_16_bits_where_they_are_cheaper_than_matrices"),
         ("find noise that is too large for its grid at the first step", "    rehearsal.check_grid()\n", "",
          "unit/torch/test_wrong_arguments.py::test_noise_too_large_for_the_grid_is_refused_before_a_ledger_knows_the_run"),
     ],

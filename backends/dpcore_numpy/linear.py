@@ -44,6 +44,11 @@ def linear_way(layer: LinearPairs[Any], device: Any, *, scaled: bool = False) ->
     return "inner products" if few or (layer.gram and not scaled) else "tiles"
 
 
+def prefers_pairs(layer: LinearPairs[Any], device: Any) -> bool:  # noqa: ARG001
+    """See `dpcore.spec.pair_ops.PairOperations.prefers_pairs`: the caller's rule was found on CPUs."""
+    return False
+
+
 def copies_halves(layer: LinearPairs[Any] | None, device: Any, *, scaled: bool = False) -> bool:  # noqa: ARG001
     """See `dpcore.spec.pair_ops.PairOperations.copies_halves`: they are read a piece at a time."""
     return False

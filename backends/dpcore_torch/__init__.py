@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dpcore.spec.repeating import repeat
 from dpcore_numpy.correlate import correlate
-from dpcore_numpy.linear import copies_halves, linear_way
+from dpcore_numpy.linear import copies_halves, linear_way, prefers_pairs
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
 from dpcore_torch.filter import recurrence
@@ -40,6 +40,7 @@ __all__ = [
     "linear_way",
     "name",
     "normal",
+    "prefers_pairs",
     "recurrence",
     "repeat",
     "row_norms",

@@ -48,6 +48,9 @@ FEW_POSITIONS = 8
 GRAM_POSITIONS = 256
 # Examples of one position whose rows are loaded together.
 TOGETHER = 2
+# Norms and sums of pairs of 16 bits, over a product at the peak; the shares of their peaks that torch's products and
+# memory have; and by how much pairs must be cheaper: all as `asv_benchmarks/predicted.py` has it, not measured.
+PAIRED, PAIRED_WIDE, PEAK, PEAK_BANDWIDTH, CHEAPER = 3.6, 5.0, 0.65, 0.85, 0.9
 # Bytes that pass through memory for a number of float32 and its factor: read, written, read again.
 MOVED = 8
 
@@ -120,6 +123,20 @@ def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
 def _reads_halves(layer: LinearPairs[Tensor], way: str) -> bool:
     """Return whether a way reads the layer's arrays of 16 bits as they are."""
     return ("core" in way or way == "slices") and not _split(layer)
+
+
+def prefers_pairs(layer: LinearPairs[Tensor], device: Any) -> bool:
+    """See `dpcore.spec.pair_ops.PairOperations.prefers_pairs`: arrays of 16 bits, and sums in one chain.
+
+    A formed matrix is a product by torch, and is written once and read twice.
+    """
+    chip, total, p, q = chip_of(device), sum(_counts(layer)), layer.inputs[0].shape[2], layer.gradients[0].shape[2]
+    if chip is None or not _chained(layer) or "core" not in way_of(layer, chip, scaled=False):
+        return False
+    product, tile = 2 * total / chip.bfloat16, core_linear.SUMS
+    filled = tile.number(p, q) * tile.high * tile.wide / (p * q)
+    pairs = product * filled * (PAIRED_WIDE if chip.wide else PAIRED)
+    return pairs < CHEAPER * (product / PEAK + 3 * 2 / chip.bandwidth / PEAK_BANDWIDTH)
 
 
 def copies_halves(layer: LinearPairs[Tensor] | None, device: Any, *, scaled: bool = False) -> bool:

@@ -52,6 +52,12 @@ class PairOperations(Protocol[A]):
         there is a scale.
         """
 
+    def prefers_pairs(self, layer: LinearPairs[A], device: Any) -> bool:
+        """Return whether a layer's norms and sum are cheaper as pairs than if each example's matrix is formed.
+
+        Looked at as by `linear_way`; false if that is not known.
+        """
+
     def copies_halves(self, layer: LinearPairs[A] | None, device: Any, *, scaled: bool = False) -> bool:
         """Return whether norms or sums of a layer, None for a table, copy its arrays of 16 bits to float32 as a whole.
 

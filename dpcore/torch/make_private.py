@@ -31,6 +31,7 @@ from dpcore.spec.layout import Layout
 from dpcore.spec.ops import Backend
 from dpcore.spec.waiting import told_if_slow
 from dpcore.stages.method import Method
+from dpcore.stages.queries import Plain
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import Data
 from dpcore.torch.data.loader import PrivateLoader
@@ -472,4 +473,6 @@ def assembled(
     loader = PrivateLoader(source, mechanism)
     engine = Engine(gradient, mechanism, working, microbatch_size)
     engine.views = source.views
+    if isinstance(plan.method.query, Plain):  # combined and scaled gradients take other ways as pairs
+        gradient.proved.prefers_pairs = backend.prefers_pairs
     return engine, loader, PrivateOptimizer(list(working.parameters) if params is None else params, engine)

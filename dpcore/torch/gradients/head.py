@@ -29,7 +29,7 @@ from dpcore.spec.check import read_as
 from dpcore.spec.contributions import FEW_ROWS, rounding_of_linear
 from dpcore.stages.clipping.blocks import CHUNK, Block, Chunked
 from dpcore.torch.gradients.axis import Axis, Op, name_of, order_of, shape_of
-from dpcore.torch.gradients.sources import MAKERS, SAME_ORDER, Source, is_zero, product, stacked
+from dpcore.torch.gradients.sources import MAKERS, SAME_ORDER, Source, formed, is_zero, product, stacked
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -171,7 +171,7 @@ class Softmax:
         with torch.no_grad(), nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
             gradients = self._gradients(inputs.to(self.weight.dtype), first, last).to(inputs.dtype)
             factors = inputs.new_ones(*inputs.shape[:2], 1) if self.of_bias else inputs
-            block = product(gradients, factors).weighted(self.point_weight)
+            block = formed(product(gradients, factors)).weighted(self.point_weight)
         return block.map(Tensor.numpy) if isinstance(self.inputs, np.ndarray) else block
 
     def _gradients(self, inputs: Tensor, first: int, last: int) -> Tensor:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotCaptured
 from dpcore.torch.gradients.head import without_logits
 from dpcore.torch.gradients.losses import Calls, ExampleLoss
-from dpcore.torch.gradients.sources import RESHAPED, Finder, Source, as_captured, lies_anyhow
+from dpcore.torch.gradients.sources import RESHAPED, Finder, Source, as_captured, formed, lies_anyhow
 from dpcore.torch.memory import Footprint
 from dpcore.torch.model import precision
 from dpcore.torch.model.functional import Values, local
@@ -45,6 +45,7 @@ _SQUEEZED = torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim
 _RUN: dict[Any, Any] = {**RESHAPED, **dict.fromkeys(_SQUEEZED, torch.ops.aten.squeeze.dims)}
 
 Gathers = Callable[[Graph, list[Node]], None]
+Prefers = Callable[..., bool] | None
 
 
 class Program:
@@ -54,7 +55,9 @@ class Program:
     operations that gather a sharded model's parameters.
     """
 
-    def __init__(self, captured: Captured, gathers: Gathers | None = None, lean: bool = False) -> None:
+    def __init__(
+        self, captured: Captured, gathers: Gathers | None = None, lean: bool = False, prefers_pairs: Prefers = None
+    ) -> None:
         graph, self.count, self.digest = captured.graph, captured.count, captured.digest
         places = captured.places
         first = len(places) - captured.batch
@@ -85,6 +88,7 @@ class Program:
         # A tensor in a closure belongs to one model.
         self.shareable = gathers is None and not any(node.op == "get_attr" for node in graph.nodes)
         self._device = places[0].meta["val"].device
+        self._prefers_pairs = prefers_pairs and partial(prefers_pairs, device=self._device)
         self._module = self._rewritten(captured, operands, marks)
         given = [node for node in self._module.graph.nodes if node.op == "placeholder"][1:]
         self.read = [bool(node.users) for node in given[captured.parameters : first]]  # of what the model holds
@@ -150,6 +154,7 @@ class Program:
         found: list[Block] = []
         for parameter, (shape, sources) in enumerate(zip(self.shapes, self.sources, strict=True)):
             made = [s.block([operands[self._number[v]] for v in s.values], examples) for s in sources]
+            made = [formed(block, self._prefers_pairs) for block in made]
             found.append(
                 joined(made) if made else Rows(torch.zeros(1, device=self._device).expand(examples, math.prod(shape)))
             )
@@ -277,6 +282,7 @@ class ProvedGradient:
         self._device = next(model.parameters()).device
         self._calls = 0
         self.lean = False  # whether heads are taken without their logits
+        self.prefers_pairs: Prefers = None  # see `dpcore.spec.pair_ops.PairOperations.prefers_pairs`
         self.compiled = False  # whether torch.compile makes kernels of the graphs
         self.precision: torch.dtype | None = None  # see `dpcore.torch.model.precision`
         self.changes_state = False  # whether the code changed anything lasting during the capture
@@ -311,7 +317,7 @@ class ProvedGradient:
     def _program(self, form: Hashable, batch: Tree) -> Program:
         known = self.programs.get(form)
         if known is None:
-            options = self.compiled, self.lean, self.precision
+            options = self.compiled, self.lean, self.precision, self.prefers_pairs
             key = *cache.equal_models(self.model, self.loss, self.values.names), form, *options
             known = cache.get(key, lambda: self._made(batch))
             if len(self.programs) >= _FORMS:
@@ -329,7 +335,7 @@ class ProvedGradient:
     def _proved(self, batch: Tree) -> Program:
         before, made = self._snapshot(), Made()
         found, classes = self._captured(batch, before, made)
-        program = Program(found, self.values.gathered(found), self.lean)
+        program = Program(found, self.values.gathered(found), self.lean, self.prefers_pairs)
         with self._undone(before, made), seeded(self._device, TRIAL), self.values.captured(), self._apart():
             found.check_numbers()
         program.classes = classes

@@ -285,14 +285,22 @@ def stacked(tensor: Tensor, mark: Axis, examples: int) -> Tensor:
 
 
 def product(rows: Tensor, columns: Tensor) -> Block:
-    """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, q) and (B, T, p).
-
-    Rows if they are small, as those of a vector always are; otherwise pairs.
-    """
+    """Return the block of a matrix whose gradient is ``sum_t rows_t columns_t^T``; (B, T, q) and (B, T, p)."""
     times, q, p = rows.shape[1], rows.shape[2], columns.shape[2]
-    if min(q, p) == 1 or (times >= _MANY and q * p <= _ROWS * times * (q + p)):
+    if min(q, p) == 1:
         return Rows((rows.mT @ columns).flatten(1))
     return Linear((columns,), (rows,), (1.0,), gram=times * (p + q) < p * q)
+
+
+def formed(block: Block, prefers_pairs: Callable[[Any], bool] | None = None) -> Block:
+    """Return small matrices of many rows as rows, unless the layer is one that `prefers_pairs`."""
+    if not isinstance(block, Linear) or len(block.inputs) > 1:
+        return block
+    (columns,), (rows,), (q, p) = block.inputs, block.gradients, block.shape
+    times = rows.shape[1]
+    if times < _MANY or q * p > _ROWS * times * (q + p) or (prefers_pairs is not None and prefers_pairs(block.layer)):
+        return block
+    return Rows((rows.mT @ columns).flatten(1))
 
 
 def _of_product(op: Op, _: int) -> Source:

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from dpcore import methods, use_backend
 from dpcore.errors import SpeedWarning
-from dpcore.sampling import PoissonSampler, UserSampler
+from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
 from dpcore.spec.backends import load_backend
 from dpcore.spec.pair_ops import LinearPairs
+from dpcore.torch import make_private
 from tests.unit.torch.models import Called
 from tests.unit.torch_runs import METHODS, Tied, model, start
 
@@ -91,6 +94,47 @@ def test_a_gpu_says_how_its_chip_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
     assert copies("L4", 512, (torch.float32, torch.bfloat16))  # which tensor cores take as two numbers each
     assert copies("L4", 1, both)  # its norm is float64
     assert copies(None, 512, both)
+
+    def prefers(
+        chip: str | None, time: int, *sizes: int, dtype: torch.dtype = torch.bfloat16, weights: Any = (1.0,)
+    ) -> bool:
+        monkeypatch.setattr(linear, "chip_of", lambda device: chip and chips.CHIPS[chip])
+        a, e = (torch.empty(2, time, width, dtype=dtype, device="meta") for width in sizes)
+        layer = LinearPairs([a] * len(weights), [e] * len(weights), weights)
+        return triton.prefers_pairs(layer, torch.device("cuda"))
+
+    # The layers of ViT-S, T = 197, whose matrices are large for the memory of an L4.
+    found = {chip: prefers(chip, 197, 384, 1536) for chip in ("H200", "A100", "L4", "4090", None)}
+    assert found == {"H200": False, "A100": True, "L4": True, "4090": True, None: False}
+    assert not prefers("L4", 1024, 768, 768)  # not in one chain
+    assert not prefers("L4", 197, 384, 1536, dtype=torch.float32)
+    assert not prefers("L4", 64, 384, 1536, weights=(1.0, -1.0))
+    assert not prefers("L4", 64, 24, 16)  # a tile would be empty but for these
+
+
+@pytest.mark.parametrize(("name", "pairs"), [("dp_sgd", True), ("disk", False)])
+def test_a_gpu_keeps_pairs_of_16_bits_where_they_are_cheaper_than_matrices(
+    monkeypatch: pytest.MonkeyPatch, name: str, pairs: bool
+) -> None:
+    """The same step as with matrices, but for what is rounded; DiSK subtracts points, which tensor cores do not."""
+    linear, chips = (import_module(f"dpcore_triton.{each}") for each in ("linear", "chips"))
+    monkeypatch.setattr(linear, "chip_of", lambda device: chips.CHIPS["L4"])
+    found = []
+    for chosen in (linear.prefers_pairs, lambda layer, device: False):
+        monkeypatch.setattr(load_backend("triton"), "prefers_pairs", chosen)
+        torch.manual_seed(0)
+        model, data = nn.Linear(64, 128), (torch.randn(4, 32, 64), torch.randn(4, 32, 128))
+        method = getattr(methods, name)(lr=1.0, noise_multiplier=1.0, batch_size=4)
+        with use_backend("triton"):
+            private = make_private(
+                model, data, method, steps=1, loss=F.mse_loss, precision="bf16", key=bytes(32), exact_key=True,
+                sampling=FixedOrderSampler(dataset_size=4, batch_size=4, shuffle=False),
+            )  # fmt: skip
+        for batch in private.loader:
+            private.step(batch)
+        found.append((private.explain().layers[0].rule.startswith("pairs"), model.weight.detach()))
+    assert [kind for kind, _ in found] == [pairs, False]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-4)
 
 
 def test_points_that_cancel_are_taken_in_float64_and_held_for_every_point() -> None:
