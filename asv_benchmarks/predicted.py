@@ -6,8 +6,8 @@ Nothing was run on a GPU. Counted are the linear layers of a model in bfloat16, 
 and embedding. Plain is three products a layer, at 0.65 of the peak; what goes through memory is the operands of each
 in 16 bits, and 28 bytes a parameter for the update. Private has two of these products; a norm and a sum by our
 kernels, or rows where the engine keeps them (`dpcore.torch.gradients.sources`): a third product, and B p q numbers
-written once and read twice; 40 bytes a parameter, 16 of them for the sum. A kernel of ours takes as long as the longest
-of
+written once and read twice, by kernels that take as long as memory, their instructions or their float64; 40 bytes a
+parameter, 16 of them for the sum. A kernel of ours on pairs takes as long as the longest of
 
 - its products, at 0.65 of the peak, too;
 - the instructions that a scheduler starts for them, one each cycle; what stands outside of the loop counts once an
@@ -54,6 +54,8 @@ MODELS: dict[str, Any] = {
     "MLP of 2048 x 2048, B=4096": (1, 4096, [(2048, 2048)]),
 }
 PLAIN, MEMORY = 0.65, 0.85
+#: Threads that a multiprocessor starts an instruction of in a cycle; numbers of a thread in the loop that sums rows.
+LANES, SUMMED = 128, 8
 #: Positions up to which a sum is one chain, and inner products are taken.
 FEW = 256
 REGISTERS = 65536
@@ -88,10 +90,18 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
         plain += 3 * (product / PLAIN + operands) + 28 * p * q / bandwidth / MEMORY
         private += 2 * (product / PLAIN + operands) + 40 * p * q / bandwidth / MEMORY
         factor = 5.0 if target == 90 else 3.6  # `dpcore_triton.linear.prefers_pairs`
-        rows = 2 * times / peak / PLAIN + 3 * 2 / bandwidth / MEMORY
+        rows = 2 * times / peak / PLAIN + (3.6 if target == 90 else 3) * 2 / bandwidth / MEMORY
         pairs = times <= FEW and 2 * times / peak * factor < 0.9 * rows
         if times >= 24 and p * q <= 1.75 * times * (p + q) and not pairs:
-            private += product / PLAIN + operands + 3 * 2 * examples * p * q / bandwidth / MEMORY
+            passed, cycles = 2 / bandwidth / MEMORY, peak / (2 * per_cycle)
+            squares, loop = (
+                figures[f"{title}, bfloat16, sm_{target}"] for title in ("row_norms: squares", "weighted_sum")
+            )
+            squared = squares["all instructions an element"] / LANES / cycles
+            squared = max(squared, 2 * squares["double instructions an element"] / wide_peak)
+            summed = loop["instructions of the loop"] / SUMMED / LANES / cycles
+            read = max(passed, squared) + max(passed, summed)
+            private += product / PLAIN + operands + examples * p * q * (passed + read)
             continue
         if times == 1:
             # Four products of bytes, twice as many in a cycle; a number's two bytes are those of the tiles' operands.

@@ -125,6 +125,7 @@ def weighted_sum(
     weights: Sequence[Floats],
     out: Sequence[Floats],
     scale: Scales = None,
+    longest: Sequence[float] | None = None,  # noqa: ARG001
     *,
     overwrite: bool = False,
 ) -> None:

@@ -99,6 +99,7 @@ def weighted_sum(
     weights: Sequence[torch.Tensor],
     out: Sequence[torch.Tensor],
     scale: Scales = None,
+    longest: Sequence[float] | None = None,  # noqa: ARG001
     *,
     overwrite: bool = False,
     add: Callable[..., None] | None = None,

@@ -13,11 +13,13 @@ import triton.language as tl
 
 from dpcore.spec import ops
 from dpcore.spec.check_rows import check_combined, check_factors, check_weighted_sum
+from dpcore_triton.cores import BATCH, FARTHEST, WORD, words_of
 from dpcore_triton.described import address, described, pattern, present
 from dpcore_triton.grid import nearest
 from dpcore_triton.kept import Kept
 from dpcore_triton.launch import (
     COLUMNS,
+    INTERPRETED,
     ROWS,
     Table,
     common_device,
@@ -48,9 +50,11 @@ Tensor = torch.Tensor
 
 AUTOMATIC_STABILITY = tl.constexpr(ops.AUTOMATIC_STABILITY)
 PSAC_STABILITY = tl.constexpr(ops.PSAC_STABILITY)
-LEAST_FACTOR = tl.constexpr(ops.LEAST_FACTOR)
+LEAST_FACTOR, LEADING_BITS = tl.constexpr(ops.LEAST_FACTOR), tl.constexpr(ops.LEADING_BITS)
 # Examples of a program that computes factors: one a thread, since a quotient in float64 takes long.
 EXAMPLES = COLUMNS // 4
+# Examples and coordinates of a program that sums: on the device 8 numbers a thread.
+SUMMED_ROWS, SUMMED_COLUMNS = (ROWS, COLUMNS) if INTERPRETED else (1, 1024)
 LARGEST = tl.constexpr(float(np.finfo(np.float64).max))
 
 
@@ -110,6 +114,7 @@ def _factors_kernel(norms, numbers, weights, groups, examples, RULE: tl.constexp
         raised = tl.load(norms + at, mask=mask, other=0.0) * raising
         factor = factor_of(RULE, raised, bound, lowered)
         weight = tl.minimum(factor / tl.load(numbers), LARGEST)
+        weight = (weight.to(tl.int64, bitcast=True) & LEADING_BITS).to(tl.float64, bitcast=True)
         tl.store(weights + at, tl.where(finite & (factor >= LEAST_FACTOR), weight, 0.0), mask=mask)
         at += examples
         group += 1
@@ -138,10 +143,15 @@ def weighted_sum(
     weights: Sequence[Tensor],
     out: Sequence[Tensor],
     scale: Scales = None,
+    longest: Sequence[float] | None = None,
     *,
     overwrite: bool = False,
 ) -> None:
-    """See `dpcore.spec.ops.Backend.weighted_sum`."""
+    """See `dpcore.spec.ops.Backend.weighted_sum`.
+
+    By words of 22 bits (`dpcore_triton.cores.words_of`) where `longest` allows it, and in float64 elsewhere: chips for
+    other uses have hardly any.
+    """
     # Arrays seen before are checked by their description only. Most groups have the same weights.
     given, different = present(scale), {id(vector): vector for vector in weights}
     number = {place: index for index, place in enumerate(different)}
@@ -158,8 +168,12 @@ def weighted_sum(
         if key is not None and not lent:
             _kept.put(key, made)
     device, (on_device, row_of, programs), kind = made
-    shape = {"SCALED": bool(given), "KIND": kind, "OVERWRITE": overwrite, "ROWS": ROWS, "COLUMNS": COLUMNS}
-    launch(_sum_kernel, (programs,), device, on_device, row_of, rows[0].shape[0], **shape)
+    shape = {"KIND": kind, "OVERWRITE": overwrite, "ROWS": SUMMED_ROWS, "COLUMNS": SUMMED_COLUMNS}
+    given_ = (programs,), device, on_device, row_of, rows[0].shape[0]
+    if longest is not None and max(longest) <= FARTHEST and not given:
+        launch(_words_kernel, *given_, **shape)
+    else:
+        launch(_sum_kernel, *given_, SCALED=bool(given), **shape)
 
 
 def _sums(
@@ -173,7 +187,7 @@ def _sums(
         list(map(Tensor.data_ptr, blocks)), strides, widths, [factors[id(vector)].data_ptr() for vector in weights],
         list(map(Tensor.data_ptr, out)), list(map(address, scales)), kinds_of(blocks),
     ]  # fmt: skip
-    made = table(np.array(columns, dtype=np.int64).T, [-(-width // COLUMNS) for width in widths], device)
+    made = table(np.array(columns, dtype=np.int64).T, [-(-width // SUMMED_COLUMNS) for width in widths], device)
     return made, copies([*blocks, *factors.values(), *scales], [*rows, *weights, *(scale or ())])
 
 
@@ -205,6 +219,52 @@ def _sum_kernel(
     if not OVERWRITE:
         found += tl.load(total, mask=inside, other=0.0)
     tl.store(total, found, mask=inside)
+
+
+@kernel("examples")
+def _words_kernel(
+    rows, row_of, examples, KIND: tl.constexpr, OVERWRITE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    row, columns = locate_columns(tl.program_id(0), rows, row_of, 8, COLUMNS)
+    block, weights, kind = tl.load(row + 1), tl.load(row + 4).to(tl.pointer_type(tl.float64)), tl.load(row + 7)
+    stride, inside = tl.load(row + 2), columns < tl.load(row + 3)
+    found, start = tl.zeros((COLUMNS,), tl.float64), 0
+    while start < examples:
+        highs, lows = tl.zeros((ROWS, COLUMNS), tl.int32), tl.zeros((ROWS, COLUMNS), tl.int32)
+        stop = tl.minimum(start + BATCH, examples)
+        while start < stop:
+            example = (start + tl.arange(0, ROWS)).to(tl.int64)
+            weight = tl.load(weights + example, mask=example < stop, other=0.0)
+            # A row of weight 0 is not read: its entries cannot matter, not even NaN.
+            used = weight.to(tl.int64, bitcast=True) != 0
+            mask = used[:, None] & inside[None, :]
+            values = numbers_at(block, kind, example[:, None] * stride + columns[None, :], mask, KIND)
+            up, factor = apart(weight)
+            high, low = words_of(values * up[:, None], factor[:, None])
+            highs += high
+            lows += low
+            start += ROWS
+        found += tl.sum(highs, axis=0).to(tl.float64) * WORD + tl.sum(lows, axis=0).to(tl.float64)
+    total = tl.load(row + 5).to(tl.pointer_type(tl.float64)) + columns
+    if not OVERWRITE:
+        found += tl.load(total, mask=inside, other=0.0)
+    tl.store(total, found, mask=inside)
+
+
+@jit
+def apart(weight):
+    """Return a power of two and a number of float32, whose product is the weight, of 24 bits.
+
+    The power is 1 where float32 has the weight. Elsewhere it is as large as float32 has it: a larger weight meets zeros
+    only, since the product is bounded, and a smaller one nothing that is rounded to more than 0.
+    """
+    bits = weight.to(tl.int64, bitcast=True)
+    high, mantissa = (bits >> 32).to(tl.int32), (bits >> 29).to(tl.int32) & 0x7FFFFF
+    exponent = (high >> 20 & 2047) - 1023
+    up = tl.minimum(tl.maximum(exponent - 100, 0), 127) + tl.maximum(tl.minimum(exponent + 100, 0), -126)
+    rest = tl.minimum(tl.maximum(exponent - up, -126), 127)
+    factor = (high & -(1 << 31)) | (rest + 127) << 23 | mantissa
+    return ((up + 127) << 23).to(tl.float32, bitcast=True), factor.to(tl.float32, bitcast=True)
 
 
 def combine(first: Sequence[Tensor], second: Sequence[Tensor], weights: tuple[float, float]) -> list[Tensor]:

@@ -128,7 +128,8 @@ def _reads_halves(layer: LinearPairs[Tensor], way: str) -> bool:
 def prefers_pairs(layer: LinearPairs[Tensor], device: Any) -> bool:
     """See `dpcore.spec.pair_ops.PairOperations.prefers_pairs`: arrays of 16 bits, and sums in one chain.
 
-    A formed matrix is a product by torch, and is written once and read twice.
+    A formed matrix is a product by torch, and is written once and read twice, by more instructions than a wide chip has
+    time for.
     """
     chip, total, p, q = chip_of(device), sum(_counts(layer)), layer.inputs[0].shape[2], layer.gradients[0].shape[2]
     if chip is None or not _chained(layer) or "core" not in way_of(layer, chip, scaled=False):
@@ -136,7 +137,8 @@ def prefers_pairs(layer: LinearPairs[Tensor], device: Any) -> bool:
     product, tile = 2 * total / chip.bfloat16, core_linear.SUMS
     filled = tile.number(p, q) * tile.high * tile.wide / (p * q)
     pairs = product * filled * (PAIRED_WIDE if chip.wide else PAIRED)
-    return pairs < CHEAPER * (product / PEAK + 3 * 2 / chip.bandwidth / PEAK_BANDWIDTH)
+    passes = 3.6 if chip.wide else 3.0
+    return pairs < CHEAPER * (product / PEAK + 2 * passes / chip.bandwidth / PEAK_BANDWIDTH)
 
 
 def copies_halves(layer: LinearPairs[Tensor] | None, device: Any, *, scaled: bool = False) -> bool:

@@ -15,6 +15,7 @@ from dpcore_triton.described import address, described, pattern, present
 from dpcore_triton.kept import Kept
 from dpcore_triton.launch import (
     COLUMNS,
+    INTERPRETED,
     KINDS,
     ROWS,
     common_device,
@@ -28,6 +29,10 @@ from dpcore_triton.launch import (
 )
 
 Tensor = torch.Tensor
+# Examples and coordinates of a program that squares: on the device 16 numbers a thread, all of one row.
+SQUARED_ROWS, SQUARED_COLUMNS = (ROWS, COLUMNS) if INTERPRETED else (1, 2048)
+# Squares that are added in float32: they are off by 16 roundings of 2^-24 at most, and so the norm by half of that.
+RUN, RAISING = tl.constexpr(16), tl.constexpr(1 + 2.0**-20)
 Scales = Sequence[Tensor | None] | None
 
 
@@ -79,23 +84,23 @@ def _norms(rows: Sequence[Tensor], groups: Sequence[int] | None, scale: Scales) 
     examples, device = rows[0].shape[0], made.device
     partial = torch.empty((examples, made.parts), dtype=torch.float64, device=device)
     norms = torch.empty((made.group_count, examples), dtype=torch.float64, device=device)
-    shape = {"ROWS": ROWS, "COLUMNS": COLUMNS}
-    programs = -(-examples // ROWS)
+    programs = -(-examples // SQUARED_ROWS)
     # One axis: the others of a grid end at 65,535, which a large full batch would pass.
     launch(
         _squares_kernel, (made.parts * programs,), device, made.rows, made.row_of, partial, examples,
-        SCALED=bool(given), KIND=made.kind, **shape,
+        SCALED=bool(given), KIND=made.kind, ROWS=SQUARED_ROWS, COLUMNS=SQUARED_COLUMNS,
     )  # fmt: skip
     launch(
         _norms_kernel,
-        (made.group_count * programs,),
+        (made.group_count * -(-examples // ROWS),),
         device,
         made.groups,
         partial,
         norms,
         examples,
         made.parts,
-        **shape,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
     )
     return norms
 
@@ -107,7 +112,7 @@ def _made(
     order = sorted(range(len(rows)), key=groups.__getitem__)
     blocks, strides, widths = dense([rows[index] for index in order])
     scales = vectors(scale, order)
-    parts_of = [-(-width // COLUMNS) for width in widths]
+    parts_of = [-(-width // SQUARED_COLUMNS) for width in widths]
     columns = [list(map(Tensor.data_ptr, blocks)), strides, widths, list(map(address, scales)), kinds_of(blocks)]
     on_device, row_of, parts = table(np.array(columns, dtype=np.int64).T, parts_of, device)
     parts_of_groups = [0] * (max(groups) + 1)
@@ -173,11 +178,28 @@ def _squares_kernel(
     example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     mask = (example < examples)[:, None] & (columns < tl.load(row + 3))[None, :]
     place = example[:, None] * tl.load(row + 2) + columns[None, :]
-    values = numbers_at(tl.load(row + 1), tl.load(row + 5), place, mask, KIND).to(tl.float64)
+    values = numbers_at(tl.load(row + 1), tl.load(row + 5), place, mask, KIND)
     if SCALED:
-        values *= scale_at(row + 4, columns, tl.load(row + 3)).to(tl.float64)[None, :]
-    squares = tl.sum(values * values, axis=1)
+        values = values.to(tl.float64) * scale_at(row + 4, columns, tl.load(row + 3)).to(tl.float64)[None, :]
+        squares = tl.sum(values * values, axis=1)
+    else:
+        squares = squares_of(values, ROWS, COLUMNS)
     tl.store(partial + example * parts + part, squares, mask=example < examples)
+
+
+@jit
+def squares_of(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return each row's sum of squares in float64, of runs that are added in float32, relative to the row's largest.
+
+    Off by `RUN` roundings: of each square, and of fewer additions. Squares that underflow are less than `COLUMNS` times
+    2^-126 of the largest, or all are 0.
+    """
+    exponent = tl.max(tl.abs(x), axis=1).to(tl.int32, bitcast=True) >> 23
+    exponent = tl.minimum(tl.maximum(exponent, 1), 253)
+    x *= ((254 - exponent) << 23).to(tl.float32, bitcast=True)[:, None]
+    unit = (exponent << 23).to(tl.float32, bitcast=True).to(tl.float64)
+    runs = tl.sum(tl.reshape(x * x, (ROWS, RUN, COLUMNS // RUN)), axis=1)
+    return tl.sum(runs.to(tl.float64), axis=1) * (unit * unit)
 
 
 @jit
@@ -228,4 +250,4 @@ def _norms_kernel(firsts, partial, norms, examples, parts, ROWS: tl.constexpr, C
         squares += tl.load(partial + example[:, None] * parts + part[None, :], mask=mask, other=0.0)
         start += COLUMNS
     at = norms + group.to(tl.int64) * examples + example
-    tl.store(at, tl.sqrt(tl.sum(squares, axis=1)), mask=example < examples)
+    tl.store(at, tl.sqrt(tl.sum(squares, axis=1)) * RAISING, mask=example < examples)

@@ -27,6 +27,8 @@ CLIP_RULES: Final = ("standard", "automatic", "automatic_v", "normalized", "psac
 AUTOMATIC_STABILITY: Final = 0.01
 PSAC_STABILITY: Final = 0.1
 LEAST_FACTOR: Final = 2.0**-1000
+# The bits of a float64 number that a weight keeps where arrays are float32: the first 24 of its mantissa.
+LEADING_BITS: Final = -(1 << 29)
 # Update rule -> number of state vectors: momentum; first and second moment; the sum of squares; the sequences z and y.
 UPDATE_RULES: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2, "adagrad": 1, "accelerated": 2}
 # Rules with a second moment, and its place among the state vectors.
@@ -250,7 +252,8 @@ class Backend(PairOperations[A], Protocol[A]):
         an example's addend is at most as long as the clip norm. N is first raised by its own error bound (``1 + (d +
         8) 2^-53``), and ``C - r u`` replaces C, lowered by 2^-50 of itself for later roundings. "standard" is exactly
         1 / u if the raised N is at most that. An example with a non-finite norm in *any* group has weight 0 in all, and
-        one with a factor below `LEAST_FACTOR` has weight 0 in that group.
+        one with a factor below `LEAST_FACTOR` has weight 0 in that group. A backend of float32 arrays may drop all of a
+        weight but its `LEADING_BITS`, so that its product with an entry needs no rounding in float64.
         """
 
     def weighted_sum(
@@ -259,6 +262,7 @@ class Backend(PairOperations[A], Protocol[A]):
         weights: Sequence[A],
         out: Sequence[A],
         scale: Sequence[A | None] | None = None,
+        longest: Sequence[float] | None = None,
         *,
         overwrite: bool = False,
     ) -> None:
@@ -272,6 +276,9 @@ class Backend(PairOperations[A], Protocol[A]):
             Contiguous; of integers.
         scale : sequence of (d_l,) arrays or None, optional
             Float32 or float64. A scaled entry is a product in float64, exact for float32, here as in `row_norms`.
+        longest : sequence of floats, optional
+            One for each block: no ``w_i N_i`` exceeds it. A backend of float32 arrays may then do without float64,
+            which adds the same integers for weights of its `clip_factors`.
         overwrite : bool
             Whether the sums take the place of what `out` holds, whatever that is.
 

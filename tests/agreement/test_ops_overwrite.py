@@ -45,13 +45,13 @@ def both(backend: Any, size: int, add: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("examples", [0, 3, 70])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_rows(backend: Any, examples: int, scaled: bool) -> None:
+@pytest.mark.parametrize(("scaled", "longest"), [(False, None), (False, [2.0**40]), (True, None)])
+def test_rows(backend: Any, examples: int, scaled: bool, longest: Any) -> None:
     rows, weights = array(backend, examples, 1030), backend.from_numpy(1e9 * rng.random(examples))
     scale = [array(backend, 1030)] if scaled else None
 
     def add(out: Any, overwrite: bool) -> None:
-        backend.weighted_sum([rows], [weights], [out], scale, overwrite=overwrite)
+        backend.weighted_sum([rows], [weights], [out], scale, longest, overwrite=overwrite)
 
     zeros, held = both(backend, 1030, add)
     np.testing.assert_array_equal(zeros, held)

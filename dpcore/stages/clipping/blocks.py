@@ -133,7 +133,7 @@ class Rows:
         self, backend: Backend[Any], weights: Any, out: Any, scale: Any = None, longest: float | None = None
     ) -> None:
         """See `Block.add_sum`."""
-        backend.weighted_sum([self.values], [weights], [out], [scale])
+        backend.weighted_sum([self.values], [weights], [out], [scale], None if longest is None else [longest])
 
     def rows(self) -> Any:
         """See `Block.rows`."""
@@ -529,11 +529,11 @@ class Tied:
     ) -> None:
         """See `Block.add_sum`."""
         if scale is not None:
-            Rows(self.rows()).add_sum(backend, weights, out, scale)
+            Rows(self.rows()).add_sum(backend, weights, out, scale, longest)
             return
         self.embedding.add_sum(backend, weights, out)
         if isinstance(self.linear, Rows):
-            self.linear.add_sum(backend, weights, out)
+            self.linear.add_sum(backend, weights, out, None, longest)
             return
         # As precise as the norms: they bound this sum, not that of the layer alone.
         layer, bound = self.linear.layer._replace(exact=self.exact), self.linear.bound(longest)

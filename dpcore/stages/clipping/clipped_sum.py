@@ -65,15 +65,15 @@ def add_sums(
     """
     rows, layers, others = _apart(blocks, range(len(blocks)))
 
-    def of(kind: Iterable[int]) -> tuple[list[Any], list[Any], list[Any]]:
+    def of(kind: Iterable[int]) -> tuple[list[Any], list[Any], list[Any], list[float] | None]:
         chosen = list(kind)
-        return [weights[i] for i in chosen], [totals[i] for i in chosen], [scales[i] for i in chosen]
+        bounds = None if longest is None else [longest[i] for i in chosen]
+        return [weights[i] for i in chosen], [totals[i] for i in chosen], [scales[i] for i in chosen], bounds
 
     if rows:
         backend.weighted_sum([blocks[i].rows() for i in rows], *of(rows), overwrite=overwrite)
     if layers:
-        bounds = None if longest is None else [longest[i] for i in layers]
-        backend.linear_sums([*layers.values()], *of(layers), bounds, overwrite=overwrite)
+        backend.linear_sums([*layers.values()], *of(layers), overwrite=overwrite)
     if overwrite and others:
         backend.clear([totals[i] for i in others])
     for i in others:

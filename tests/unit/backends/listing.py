@@ -77,15 +77,19 @@ class Listing:
         return len(found), sum(found)
 
     def product_loop(self) -> Counter[str]:
-        """Return the instructions of the shortest loop that has tensor-core instructions; none without one."""
-        return min(self._product_loops(), key=Counter.total, default=Counter())
+        """Return the instructions of the shortest loop that has tensor-core instructions, or else that loads."""
+        return min(self._product_loops() or self._loops(["LDG"]), key=Counter.total, default=Counter())
 
     def _product_loops(self) -> list[Counter[str]]:
+        return self._loops(PIPES["tensor"].split())
+
+    def _loops(self, names: list[str]) -> list[Counter[str]]:
+        """Return the instructions of the loops that have one of these."""
         found: list[Counter[str]] = []
         for place, instruction in enumerate(self.instructions):
             first = self.labels.get(instruction.target or "", place)
             loop = Counter(each.name for each in self.instructions[first : place + 1] if each.name != "NOP")
-            found += [loop] if first < place and any(loop[name] for name in PIPES["tensor"].split()) else []
+            found += [loop] if first < place and any(loop[name] for name in names) else []
         return found
 
     def around_product_loop(self) -> int:

@@ -107,8 +107,14 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
 
     def of_rows(title: str, kernel: Any, types_: dict[str, Any], **chosen: Any) -> list[Any]:
         kinds = {"": language.float32, ", bfloat16": language.bfloat16, ", mixed": None}
+        sizes = {
+            clip._combine_kernel: (launch.ROWS, launch.COLUMNS),
+            row_norms._squares_kernel: (row_norms.SQUARED_ROWS, row_norms.SQUARED_COLUMNS),
+        }
+        rows, columns = sizes.get(kernel, (clip.SUMMED_ROWS, clip.SUMMED_COLUMNS))
+        own = {"ROWS": rows, "COLUMNS": columns}
         return [
-            (title.replace("{}", word), kernel, types_, {"KIND": kind, **chosen, **tile}, tiled)
+            (title.replace("{}", word), kernel, types_, {"KIND": kind, **chosen, **own}, rows * columns)
             for word, kind in kinds.items()
         ]
 
@@ -156,12 +162,13 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         ("normal", noise._normal_kernel, {**TABLE, "tables": "*i32", **CIPHER, "bits": "i32"},
          {"RNG": "chacha20", **blocks}, block),
         ("words", stream._words_kernel, {**TABLE, **CIPHER, "part": "i32"}, {"RNG": "chacha20", **blocks}, block),
-        *of_rows("row_norms: squares{}", row_norms._squares_kernel, squares, SCALED=True),
+        *of_rows("row_norms: squares{}", row_norms._squares_kernel, squares, SCALED=False),
+        of_rows("row_norms: squares{}, scale", row_norms._squares_kernel, squares, SCALED=True)[0],
         ("row_norms: norms", row_norms._norms_kernel, norms, tile, tiled),
         ("clip_factors", clip._factors_kernel, factors, {"RULE": "standard", "EXAMPLES": clip.EXAMPLES},
          clip.EXAMPLES),
-        *of_rows("weighted_sum{}", clip._sum_kernel, {**TABLE, **batch}, SCALED=False, OVERWRITE=False),
-        of_rows("weighted_sum{}, overwriting", clip._sum_kernel, {**TABLE, **batch}, SCALED=False, OVERWRITE=True)[0],
+        *of_rows("weighted_sum{}", clip._words_kernel, {**TABLE, **batch}, OVERWRITE=False),
+        of_rows("weighted_sum{}, overwriting", clip._words_kernel, {**TABLE, **batch}, OVERWRITE=True)[0],
         *of_rows("combine{}", clip._combine_kernel, {**TABLE, **batch, **dict.fromkeys(BOTH, "fp32")}),
         *of_rows("weighted_sum{}, scale", clip._sum_kernel, {**TABLE, **batch}, SCALED=True, OVERWRITE=False),
         (

@@ -105,11 +105,12 @@ def test_a_gpu_says_how_its_chip_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
 
     # The layers of ViT-S, T = 197, whose matrices are large for the memory of an L4.
     found = {chip: prefers(chip, 197, 384, 1536) for chip in ("H200", "A100", "L4", "4090", None)}
-    assert found == {"H200": False, "A100": True, "L4": True, "4090": True, None: False}
+    assert found == {"H200": True, "A100": True, "L4": True, "4090": True, None: False}
+    assert not prefers("H200", 197, 64, 64)  # a tile would be empty but for these
     assert not prefers("L4", 1024, 768, 768)  # not in one chain
     assert not prefers("L4", 197, 384, 1536, dtype=torch.float32)
     assert not prefers("L4", 64, 384, 1536, weights=(1.0, -1.0))
-    assert not prefers("L4", 64, 24, 16)  # a tile would be empty but for these
+    assert not prefers("L4", 64, 24, 16)
 
 
 @pytest.mark.parametrize(("name", "pairs"), [("dp_sgd", True), ("disk", False)])
