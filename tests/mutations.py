@@ -634,6 +634,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/stages/test_blocks.py unit/mechanism/test_sources.py"),
         ("sum a tied matrix by another arithmetic than its norm's", "_replace(exact=self.exact)", "_replace(exact=False)",
          "unit/stages/test_blocks.py"),
+        ("bound a part of a tied matrix by both together", "            longest /= CANCELLATION\n", "            pass\n",
+         "unit/stages/test_blocks.py::test_a_part_of_a_tied_matrix_may_be_longer_than_both_together"),
         ("forget the rows of a tied matrix", "            self.linear.add_sum(backend, weights, out, None, longest)\n", "",
          "unit/stages/test_blocks.py::test_a_large_table_stays_one_beside_rows"),
         ("forget the table of a tied matrix", "        self.embedding.add_sum(backend, weights, out)\n        if isinstance", "        if isinstance",

@@ -19,7 +19,7 @@ import numpy as np
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.check import read_as
 from dpcore.spec.check_rows import check_rows
-from dpcore.spec.contributions import rounding_of_linear, rounding_of_rows
+from dpcore.spec.contributions import CANCELLATION, rounding_of_linear, rounding_of_rows
 from dpcore.spec.ops import Backend
 from dpcore.spec.pair_ops import LinearPairs
 
@@ -531,6 +531,8 @@ class Tied:
         if scale is not None:
             Rows(self.rows()).add_sum(backend, weights, out, scale, longest)
             return
+        if longest is not None:  # the norm is that of both parts together, of which each may be longer
+            longest /= CANCELLATION
         self.embedding.add_sum(backend, weights, out)
         if isinstance(self.linear, Rows):
             self.linear.add_sum(backend, weights, out, None, longest)

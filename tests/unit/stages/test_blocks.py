@@ -319,6 +319,22 @@ def test_a_tied_matrix_is_summed_as_its_norm_was_taken(table: float, head: float
     assert asked == [exact, exact]
 
 
+def test_a_part_of_a_tied_matrix_may_be_longer_than_both_together() -> None:
+    """Sixteen times, since the norm counts as no less; and a layer of one row is not cut for a bound."""
+    asked = list[Any]()
+
+    def sums(first: list[Any], weights: Any, out: Any, scales: Any, longest: Any) -> None:
+        asked.append(longest)
+
+    port: Any = SimpleNamespace(linear_sums=sums, weighted_sum=sums, embedding_sum=lambda *_, **__: None)
+    table, head = block_of("embedding", 0, (2,)), block_of("linear", 0, (2,))
+    one = replace(head, inputs=(head.inputs[0][:, :1],), gradients=(head.gradients[0][:, :1],))
+    for part in (head, Rows(head.rows()), one):
+        Tied(table, part).add_sum(port, np.ones(EXAMPLES), None, None, 3.0)
+        part.add_sum(port, np.ones(EXAMPLES), None, None, 3.0)
+    assert asked == [[48.0], [3.0], [48.0], [3.0], None, None]
+
+
 def test_rows_are_taken_quickly_or_left_to_the_long_way() -> None:
     values = [np.ones((4, size), np.float32) for size in (3, 5)]
     assert as_rows(values, [3, 5]) == as_blocks(values, [3, 5]) == [Rows(value) for value in values]
