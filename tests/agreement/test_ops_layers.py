@@ -127,7 +127,7 @@ def test_the_launches_of_a_micro_batch_do_not_grow_with_the_layers(
     from dpcore_triton import launch
 
     monkeypatch.setattr(launch.Launch, "start", lambda _: None)  # they are counted only
-    of_rows = ["clip._factors_kernel", "clip._sum_kernel", "row_norms._norms_kernel", "row_norms._squares_kernel",
+    of_rows = ["clip._factors_kernel", "clip._words_kernel", "row_norms._norms_kernel", "row_norms._squares_kernel",
                "joined._joined_kernel"]  # fmt: skip
     few_, many = ["tiles", "inner products", "one", "scale"], [*FORMS] * 5
     expected = sorted([

@@ -15,12 +15,14 @@ from dpcore.stages.clipping.clipped_sum import add_sums
 pytest.importorskip("triton")
 
 import torch
+import triton.language as tl
 
-from dpcore_triton import chips, linear
-from dpcore_triton.cores import BATCH
-from dpcore_triton.slices import BATCH as BYTES_BATCH
+from dpcore_triton import chips, core_linear, linear, slices
+from dpcore_triton.launch import INTERPRETED
 
 rng = np.random.default_rng(0)
+# More examples than a program adds up, which are four, or 64 of bytes, in the interpreter.
+MANY, MANY_BYTES = (6, 70) if INTERPRETED else (257, 2049)
 
 
 @pytest.fixture(params=["triton", "torch", "numpy"])
@@ -60,9 +62,9 @@ def test_rows(backend: Any, examples: int, scaled: bool, longest: Any) -> None:
 
 # The way of a sum on a chip, T, and examples: fewer and more than a program adds up where programs share a number.
 WAYS = [
-    ("bytes", 1, 3), ("bytes", 1, BYTES_BATCH.value + 1), ("one row, float64", 1, 3), ("few rows", 5, 3),
-    ("tiles", 30, 3), ("scaled", 30, 3), ("16 bits, one chain", 30, 3), ("16 bits, one chain", 30, BATCH.value + 1),
-    ("16 bits, in chunks", 300, 2), ("split", 30, 3), ("split", 30, BATCH.value + 1),
+    ("bytes", 1, 3), ("bytes", 1, MANY_BYTES), ("one row, float64", 1, 3), ("few rows", 5, 3),
+    ("tiles", 30, 3), ("scaled", 30, 3), ("16 bits, one chain", 30, 3), ("16 bits, one chain", 30, MANY),
+    ("16 bits, in chunks", 300, 2), ("split", 30, 3), ("split", 30, MANY),
 ]  # fmt: skip
 
 
@@ -70,13 +72,17 @@ WAYS = [
 def test_layers(backend: Any, monkeypatch: pytest.MonkeyPatch, way: str, time: int, examples: int) -> None:
     plain = way in ("one row, float64", "few rows", "tiles", "scaled")
     monkeypatch.setattr(linear, "chip_of", lambda device: None if plain else chips.CHIPS["L4"])
+    if INTERPRETED:
+        for module, batch in ((linear, 4), (core_linear, 4), (slices, 64)):
+            monkeypatch.setattr(module, "BATCH", tl.constexpr(batch))
     kind = "bfloat16" if way.startswith("16 bits") and backend.arrays == "torch" else "float32"
     p, q = 9, 66
     layer = LinearPairs(
         [array(backend, examples, time, p, kind=kind)], [array(backend, examples, time, q, kind=kind)], [1.0]
     )
     weights = backend.from_numpy(1e6 * rng.random(examples))
-    scales, longest = ([array(backend, q * p)] if way == "scaled" else [None]), [1e8] if way == "bytes" else None
+    scales = [array(backend, q * p)] if way == "scaled" else [None]
+    longest = {"bytes": [1e8], "16": [2.0**40], "split": [2.0**40]}.get(way.split(maxsplit=1)[0])
     if backend.name == "triton":
         words = {"by": "8 bits", "sp": "3 products", "16": "one product"}.get(way[:2], "float64")
         assert words in linear.linear_way(layer, None, scaled=way == "scaled")

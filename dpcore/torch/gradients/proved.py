@@ -154,7 +154,10 @@ class Program:
         found: list[Block] = []
         for parameter, (shape, sources) in enumerate(zip(self.shapes, self.sources, strict=True)):
             made = [s.block([operands[self._number[v]] for v in s.values], examples) for s in sources]
-            made = [formed(block, self._prefers_pairs) for block in made]
+            made = [
+                formed(each, self._prefers_pairs) if s.operation == "linear" else each
+                for s, each in zip(sources, made, strict=True)
+            ]
             found.append(
                 joined(made) if made else Rows(torch.zeros(1, device=self._device).expand(examples, math.prod(shape)))
             )
