@@ -89,10 +89,7 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
         operands = 2 * examples * times * (p + q) / bandwidth / MEMORY
         plain += 3 * (product / PLAIN + operands) + 28 * p * q / bandwidth / MEMORY
         private += 2 * (product / PLAIN + operands) + 40 * p * q / bandwidth / MEMORY
-        factor = 5.0 if target == 90 else 3.6  # `dpcore_triton.linear.prefers_pairs`
-        rows = 2 * times / peak / PLAIN + (3.6 if target == 90 else 3) * 2 / bandwidth / MEMORY
-        pairs = times <= FEW and 2 * times / peak * factor < 0.9 * rows
-        if times >= 24 and p * q <= 1.75 * times * (p + q) and not pairs:
+        if times >= 24 and p * q <= 1.75 * times * (p + q) and not prefers_pairs(chip, times):
             passed, cycles = 2 / bandwidth / MEMORY, peak / (2 * per_cycle)
             squares, loop = (
                 figures[f"{title}, bfloat16, sm_{target}"] for title in ("row_norms: squares", "weighted_sum")
@@ -115,6 +112,14 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
         sums = slowed("sums in one chain" if times <= FEW else "sums", long)
         private += operands + norm + product * long / times * sums
     return round(private / plain, 3)
+
+
+def prefers_pairs(chip: str, times: int) -> bool:
+    """Return `dpcore_triton.linear.prefers_pairs` of a layer that fills its tiles."""
+    peak, bandwidth, target, *_ = CHIPS[chip]
+    norms_and_sums, passes = (5.0, 3.6) if target == 90 else (3.6, 3.0)
+    rows = 2 * times / peak / PLAIN + 2 * passes / bandwidth / MEMORY
+    return times <= FEW and 2 * times / peak * norms_and_sums < 0.9 * rows
 
 
 def ratios(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

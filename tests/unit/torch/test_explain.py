@@ -2,6 +2,7 @@
 
 import json
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from asv_benchmarks import predicted
 from dpcore import methods, use_backend
 from dpcore.errors import SpeedWarning
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler
@@ -108,6 +110,8 @@ def test_a_gpu_says_how_its_chip_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == {"H200": True, "A100": True, "L4": True, "4090": True, None: False}
     assert not prefers("H200", 197, 64, 64)  # a tile would be empty but for these
     assert not prefers("L4", 1024, 768, 768)  # not in one chain
+    for chip, time in product(predicted.CHIPS, (24, 64, 128, 197, 256, 257)):
+        assert prefers(chip, time, 384, 1536) == predicted.prefers_pairs(chip, time)
     assert not prefers("L4", 197, 384, 1536, dtype=torch.float32)
     assert not prefers("L4", 64, 384, 1536, weights=(1.0, -1.0))
     assert not prefers("L4", 64, 24, 16)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
+from asv_benchmarks.rounding_by_others import Recurrent
 from dpcore.methods import dp_sgd
 from dpcore.sampling import UserSampler
 from dpcore.sampling import sampler as make_sampler
@@ -48,24 +48,11 @@ def test_what_is_filled_up_adds_nothing(way: str) -> None:
     assert torch.allclose(*map(finish, runs), rtol=1e-5, atol=1e-7)
 
 
-class Unstable(nn.Module):
-    """A recurrent network whose gradients explode: after 100 steps the last digit has become the first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent, self.out = nn.RNN(8, 64, batch_first=True), nn.Linear(64, 2)
-        with torch.no_grad():
-            self.recurrent.weight_hh_l0.copy_(3 / 8 * torch.randn(64, 64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.recurrent(x)[0][:, -1])
-
-
 @pytest.mark.parametrize("count", [2, 16])
 def test_one_example_more_leaves_the_others_bits_even_where_a_digit_decides(count: int) -> None:
     torch.manual_seed(0)
     data = torch.randn(100, 100, 8), torch.randint(0, 2, (100,))
-    run = make_private(Unstable(), data, dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=16), steps=9)
+    run = make_private(Recurrent(), data, dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=16), steps=9)
 
     def total(first: int, last: int) -> Any:
         add_up(run, tuple(part[first:last] for part in data))
