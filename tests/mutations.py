@@ -842,8 +842,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/hosts/hugging_face.py": [
         ("evaluate the training data", "        if any(overlapping(self.train_dataset, each) for each in named):\n", "        if False:\n",
          "end_to_end/test_hosts_hugging_face.py::test_evaluation_prediction_and_the_card"),
-        ("tell the epsilon of a number of steps that results decided", "spent = {} if private.stopped_by_results else {",
-         "spent = {", "end_to_end/test_hosts_hugging_face.py::test_it_stops_early_and_loads_the_best"),
+        ("take the stop of a callback for the plan's", "private.stopped_by_results = by_callback and", "private.stopped_by_results = False and",
+         "end_to_end/test_hosts_hugging_face.py::test_it_stops_early_and_loads_the_best"),
         ("let all read the keys", "save_state(Path(output_dir) / FILE, whole)", "torch.save(whole, Path(output_dir) / FILE)",
          "end_to_end/test_hosts_hugging_face.py::test_a_checkpoint_goes_on"),
         ("go on from the average", "            value.copy_(saved[\"parameters\"][name])", "            pass",
@@ -1081,6 +1081,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "block = strategy.columns(pattern[first : first + _CHUNK], steps)[first_row:, -1:]", "unit/plan/test_plan.py"),
     ],
     "dpcore/torch/run.py": [
+        ("tell the epsilon of a number of steps that results decided", "planned = planned or self.stopped_by_results", "",
+         "unit/torch/test_held_out.py::test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_best_state"),
         ("say nothing of a stop that results decided", "if not self.stopped_by_results or", "if True or",
          "unit/torch/test_held_out.py::test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_best_state"),
         ("say that results may stop a run for what it spent so far", "self.event_after(self.plan.steps if planned else self.steps_taken)",
@@ -1421,6 +1423,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take the Q-mass of remove for its P-mass", "    p = ratio * q\n", "    p = q\n", "unit/accounting/test_random_allocation.py"),
     ],
     "dpcore/statement/build.py": [
+        ("count the steps taken where results decided to stop", "plan.steps if stopped_by_results else steps_taken", "steps_taken",
+         "unit/torch/test_held_out.py"),
         ("count no draws of abandoned steps", "steps, square = plan.steps + abandoned,", "steps, square = plan.steps,",
          "unit/statement/test_forgery.py::test_abandoned_steps_have_draws_too"),
         ("state the law's distance of one run for that of a selection", "law[0] * noise[\"grid\"][\"law_distance\"]", "noise[\"grid\"][\"law_distance\"]",

@@ -405,14 +405,21 @@ class Mechanism:
         )
 
     def statement(
-        self, delta: float, *, caveats: tuple[str, ...] = (), note: str = "", software: dict[str, str] | None = None
+        self,
+        delta: float,
+        *,
+        stopped_by_results: bool = False,
+        caveats: tuple[str, ...] = (),
+        note: str = "",
+        software: dict[str, str] | None = None,
     ) -> Statement:
-        """Return the privacy statement for all releases so far."""
+        """Return the privacy statement for all releases so far, or for the whole plan if they decided to stop."""
         return state(
             self.plan,
             delta,
             steps_taken=self.step,
             abandoned=self.abandoned,
+            stopped_by_results=stopped_by_results,
             keys=self.keys,
             backend=self.backend.name,
             rng=self.rng,

@@ -92,6 +92,7 @@ def state(
     keys: Provenance,
     backend: str,
     abandoned: Sequence[Rows] | int = (),
+    stopped_by_results: bool = False,
     rng: str = "chacha20",
     layout: Layout | None = None,
     dimension: int | None = None,
@@ -105,9 +106,14 @@ def state(
 
     `abandoned` is as in `Plan.event_after`; with `caller_noise` nothing is private. `dimension` is the layout's by
     default.
+
+    The epsilon of a number of steps requires that this number was fixed beforehand. With `stopped_by_results` the
+    releases decided it: what is known in the end is a function of the whole plan's releases, of which those up to the
+    stop decide it and the rest is left out. So the event is that of the plan.
     """
     delta, ledger = non_negative(delta=delta), ledger or {}
-    event, planned = (plan.event_after(steps, abandoned) for steps in (steps_taken, plan.steps))
+    counted = plan.steps if stopped_by_results else steps_taken
+    event, planned = (plan.event_after(steps, abandoned) for steps in (counted, plan.steps))
     if caller_noise:
         event = planned = CALLER_NOISE
     if rng != "chacha20":

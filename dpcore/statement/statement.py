@@ -58,13 +58,13 @@ class Statement:
     method : dict
         Name and settings of the optimization method.
     steps_planned, steps_taken : int
-        Optimizer steps. The guarantee is for the steps taken.
+        Optimizer steps.
     delta : float
         The delta at which epsilon is stated.
     epsilon : dict
-        Epsilon by accountant, after the steps taken; ``inf`` (or "inf") means that there is no guarantee.
+        Epsilon by accountant, of `event`; ``inf`` (or "inf") means that there is no guarantee.
     event : dict
-        The event that was accounted.
+        The event that was accounted: of the steps taken, or of all planned steps if results decided to stop.
     randomness : dict
         Generator, origin of the key, and whether it is cryptographic.
     caveats : sequence of str
@@ -151,6 +151,11 @@ class Statement:
     def private(self) -> bool:
         """Whether anything is guaranteed at all."""
         return math.isfinite(self.best_epsilon)
+
+    @property
+    def steps_counted(self) -> int:
+        """Number of steps that `event` is of: all planned ones if it is theirs, as after a stop by results."""
+        return self.steps_planned if self.event == self.event_planned else self.steps_taken
 
     @property
     def dataset_size(self) -> int | None:

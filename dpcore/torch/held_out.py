@@ -57,7 +57,7 @@ class HeldOut:
     -----
     "epsilon" is that of the steps so far, and holds if their number was fixed beforehand. If results decide when to
     stop, or which state to keep, "epsilon_planned", of all planned steps, holds whatever they decide: the run to the
-    end would have released more. Once `stop` is True, the statement of the run says so.
+    end would have released more. Once `stop` is True, "epsilon" and the statement of the run are those of the plan.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class PrivateRun:
     loader : PrivateLoader
         Yields one epoch of drawn batches per iteration.
     stopped_by_results : bool
-        Set it if results decided to stop before the plan's end: statements then give the whole plan's epsilon.
+        Set it if results decided to stop before the plan's end: `epsilon` and statements are then the whole plan's.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class PrivateRun:
         return self._engine.mechanism.clip_norms
 
     def epsilon(self, delta: float | None = None, *, accountant: str | None = None, planned: bool = False) -> float:
-        """Return the epsilon of all releases so far, abandoned steps included.
+        """Return the epsilon of all releases so far, abandoned steps included; of the plan if results decided to stop.
 
         Parameters
         ----------
@@ -237,6 +237,7 @@ class PrivateRun:
         planned : bool
             Return the epsilon of the whole plan instead, which holds even if results decide when to stop.
         """
+        planned = planned or self.stopped_by_results
         chosen, event = self._delta(delta), self.event_after(self.plan.steps if planned else self.steps_taken)
         if accountant is not None:
             return accounting.epsilon(event, chosen, accountant)
@@ -247,8 +248,9 @@ class PrivateRun:
         chosen = self._delta(delta)
         statement = self._engine.mechanism.statement(
             chosen,
+            stopped_by_results=self.stopped_by_results,
             caveats=self._caveats,
-            note=" ".join(part for part in (note, self._stop(chosen), self._rates()) if part),
+            note=" ".join(part for part in (note, self._stop(), self._rates()) if part),
             software={"torch": torch.__version__},
         )
         return replace(statement, date=datetime.now(UTC).date().isoformat())
@@ -263,20 +265,13 @@ class PrivateRun:
             f"{' and '.join(f'{rate:.6g}' for rate in present)}. The guarantee does not depend on it."
         )
 
-    def _stop(self, delta: float) -> str:
-        """Return a note on the epsilon that holds after a stop that results decided.
-
-        The epsilon of a number of steps requires that this number was fixed beforehand. If the releases decide it, all
-        that is known in the end is a function of the whole plan's releases: those up to the stop decide it, and the
-        rest is left out. So the epsilon of the plan holds.
-        """
+    def _stop(self) -> str:
+        """Return a note on why a stop that results decided costs the whole plan."""
         if not self.stopped_by_results or self.steps_taken >= self.plan.steps:
             return ""
-        planned = format_epsilon(self.epsilon(delta, planned=True))
         return (
-            f"Results decided to stop after {self.steps_taken:,} of {counted(self.plan.steps, 'planned step')}: the "
-            f"epsilon that holds then is that of all planned steps, {planned}, and not "
-            "that of the steps taken, which is of a number fixed beforehand."
+            f"Results decided to stop after {self.steps_taken:,} of {counted(self.plan.steps, 'planned step')}, so "
+            "epsilon counts all planned steps: the epsilon of fewer requires that their number was fixed beforehand."
         )
 
     def any_process(self, condition: bool) -> bool:

@@ -227,9 +227,11 @@ class Training:
     def statement(self, steps: int, note: str = "") -> Statement:
         """Return the statement for the first `steps` steps and everything else that may have been released by now."""
         now: Statement = self.private.statement(note=note)
-        event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
         begun = () if self.settings.weights is None and self.settings.model_dir is None else (BEGUN,)
         caveats = (*now.caveats, HELD_OUT, *begun)
+        if steps == now.steps_taken:
+            return replace(now, caveats=caveats)
+        event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
         return replace(now, steps_taken=steps, caveats=caveats, **guarantee(event, planned, now.delta))
 
     def accuracy(self, inputs: Any, targets: Any) -> float:

@@ -135,8 +135,8 @@ def _ledger_total(statement: Statement) -> Iterator[Finding]:
         yield Finding(name, FAILED, f"is stated at delta = {total['delta']}, and the run at {statement.delta}")
     elif all(figure >= own * (1 - ROUNDING) for figure in figures):
         yield Finding(name, OK, f"epsilon = {format_epsilon(min(figures))}, not below that of this run")
-    elif statement.note.startswith(WRITTEN_BEFORE):
-        yield Finding(name, TRUSTED, "is from before the steps that are counted here")
+    elif statement.note.startswith(WRITTEN_BEFORE) or statement.steps_counted > statement.steps_taken:
+        yield Finding(name, TRUSTED, "is without some of the steps that are counted here")
     else:
         words = (
             f"epsilon = {min(figures):.4g} for all runs is below epsilon = {own:.4g} of this one, which is one of them"
@@ -169,6 +169,7 @@ def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
         statement.delta,
         steps_taken=statement.steps_taken,
         abandoned=statement.rows_abandoned or statement.steps_abandoned,
+        stopped_by_results=statement.steps_counted > statement.steps_taken,  # or both events are one
         keys=Provenance(OPERATING_SYSTEM if said["key"] == NO_KEY else said["key"], said["forks"]),
         backend="",
         rng=said["rng"],
@@ -269,7 +270,7 @@ def _assumptions(statement: Statement, derived: Statement) -> Iterator[Finding]:
 def _events(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:
     """Both events follow from sampler, noise and steps; those that cannot are compared by their parts."""
     abandoned = statement.steps_abandoned
-    for name, steps in (("event", statement.steps_taken), ("event_planned", statement.steps_planned)):
+    for name, steps in (("event", statement.steps_counted), ("event_planned", statement.steps_planned)):
         label, stated, follows = name.replace("_", " "), getattr(statement, name), getattr(derived, name)
         words = f"{stated.get('event')}, {steps:,} steps" + (f" and {abandoned:,} abandoned" if abandoned else "")
         finding = _field(label, stated, follows, words)

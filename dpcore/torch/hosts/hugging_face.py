@@ -436,13 +436,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """Return epsilon and delta, in the first process: it has the ledger, and it is the one that logs.
 
         "epsilon" is of the steps so far, and holds if their number was fixed beforehand. After a stop that depends on
-        results it is left out: then "epsilon_planned" holds.
+        results it is that of the plan.
         """
         delta = self._chosen.get("target_delta")
         if delta is None or not self.is_world_process_zero():
             return {}
-        spent = {} if private.stopped_by_results else {"epsilon": private.epsilon()}
-        return {**spent, "epsilon_planned": private.epsilon(planned=True), "delta": delta}
+        return {"epsilon": private.epsilon(), "epsilon_planned": private.epsilon(planned=True), "delta": delta}
 
     def _finish(self, private: PrivateRun) -> TrainOutput:
         """Leave the method's output, or the best checkpoint, in the model, and end the run's account."""

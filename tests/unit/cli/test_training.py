@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("typer")
 pytest.importorskip("torch")
+from dpcore import accounting
 from dpcore.cli.datasets import Dataset
 from dpcore.cli.interrupt import Interruption
 from dpcore.cli.train.run_folder import RunFolder
@@ -18,6 +19,7 @@ from dpcore.cli.train.settings import Settings
 from dpcore.cli.train.train import train_to_end as train
 from dpcore.cli.train.training import Autosave, Training, cost, every
 from dpcore.errors import DivergenceError
+from dpcore.statement.verify import holds, verify
 
 
 def training(factor: float = 1.0, model: str = "logistic", **more: Any) -> Training:
@@ -54,13 +56,16 @@ def test_a_run_that_diverges_ends_with_what_it_spent_and_no_model(
     stated = json.loads((folder.path / "statement.json").read_text())
     assert stated["steps_taken"] == 5 < stated["steps_planned"] == 12
     assert "diverged" in stated["note"]
-    assert "Results decided to stop after 5 of 12 planned steps: the epsilon that holds then" in stated["note"]
+    assert "Results decided to stop after 5 of 12 planned steps, so epsilon counts all planned steps" in stated["note"]
+    assert stated["epsilon"] == stated["epsilon_planned"]
+    assert holds(verify(stated))
     assert not {path.name for path in folder.path.iterdir()} & {"model.safetensors", "README.md"}
     sentence = str(caught.value)
     assert "after 5 of 12 steps the parameters are no longer finite; lower --lr (0.5)" in sentence
     spent = float(sentence.partition("epsilon = ")[2].split(maxsplit=1)[0])
     planned = run.private.epsilon(planned=True)
-    assert run.private.epsilon() < planned <= spent <= planned * 1.001
+    assert accounting.smallest_epsilon(run.private.event_after(5), stated["delta"])[0] < planned
+    assert run.private.epsilon() == planned <= spent <= planned * 1.001
     assert str(folder.path) in sentence
 
 

@@ -224,6 +224,10 @@ def failed(content: Any) -> list[str]:
     return [finding.words for finding in verify(content) if finding.status == "failed"]
 
 
+def whole(statement: Statement) -> Event:
+    return Event.from_dict(statement.event_planned)
+
+
 def said_mine(statement: Statement) -> list[str]:
     words = "The sampler me.Mine is the caller's: that its batches are what its event says is taken on trust."
     return [*statement.caveats, words]
@@ -256,7 +260,9 @@ def test_a_sampler_of_an_unknown_name_says_whose_it_is() -> None:
 @pytest.mark.parametrize("event", [Composed(()), SelfComposed(PoissonSampledGaussian(0.01, 9.0, 11), 0)])
 def test_an_event_of_nothing_is_not_that_of_steps_taken(event: Event) -> None:
     renamed = {"sampler.sampler": "mine", "caveats": said_mine(plain()), "adjacency": "none"}
-    assert any("releases nothing, and 11 steps" in words for words in failed(forged(plain(), event, **renamed)))
+    assert any(
+        "releases nothing, and 11 steps" in words for words in failed(forged(plain(), event, whole(plain()), **renamed))
+    )
 
 
 def test_parts_are_compared_however_deep_they_are() -> None:
@@ -265,14 +271,21 @@ def test_parts_are_compared_however_deep_they_are() -> None:
     deep = Composed((Composed((SelfComposed(PoissonSampledGaussian(rate, 2.4, 11), 1),)),))
     assert any("another noise multiplier" in words for words in failed(forged(plain(), deep, **renamed)))
     twice = SelfComposed(PoissonSampledGaussian(rate, 1.2, 11), 2)
-    assert any("has 22 steps, and 11" in words for words in failed(forged(plain(), twice, **renamed)))
+    assert any(
+        "has 22 steps, and 11" in words for words in failed(forged(plain(), twice, SelfComposed(twice, 2), **renamed))
+    )
+    # Twice as many steps as were taken are those planned, which a statement may count after a stop by results.
+    assert holds(verify(forged(plain(), twice, twice, **renamed)))
+    assert any("has 11 steps, and 22" in words for words in failed(forged(plain(), twice.repeated, **renamed)))
 
 
 def test_abandoned_steps_of_an_own_sampler_are_counted_whole_or_not_at_all() -> None:
     statement = plain(Coins(**SIZES), abandoned=3)
     for steps in (10, 12, 13, 15):
         event = PoissonSampledGaussian(POISSON.sample_rate, 1.2, steps)
-        assert any(f"has {steps} steps, and 11" in words for words in failed(forged(statement, event)))
+        assert any(
+            f"has {steps} steps, and 11" in words for words in failed(forged(statement, event, whole(statement)))
+        )
 
 
 def test_how_many_examples_an_own_sampler_draws_is_said_to_be_on_trust() -> None:
@@ -286,7 +299,9 @@ def test_how_many_examples_an_own_sampler_draws_is_said_to_be_on_trust() -> None
 def test_a_list_of_batches_counts_every_cycle_and_is_not_sampled() -> None:
     statement = plain(FixedBatches([[0, 1], [2, 3]]))
     few = Gaussian(1.2, 1, "zero-out")  # type: ignore[arg-type]
-    assert any("counts an example once in 11 steps" in words for words in failed(forged(statement, few)))
+    assert any(
+        "counts an example once in 11 steps" in words for words in failed(forged(statement, few, whole(statement)))
+    )
     sampled = PoissonSampledGaussian(0.01, 1.2, 11)
     assert any("is sampled, Poisson" in words for words in failed(forged(statement, sampled)))
     left = plain(FixedBatches([[0, 1], [2, 3]]), abandoned=3)

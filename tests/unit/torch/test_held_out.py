@@ -1,6 +1,7 @@
 """Metrics on held-out data, and early stopping."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from dpcore.averaging import UniformAverage
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
+from dpcore.cli.reports.verify import ledger_findings
 from dpcore.errors import ArgumentError, ArgumentTypeError
-from dpcore.statement.text import format_epsilon
+from dpcore.ledger import Ledger
 from dpcore.statement.verify import holds, verify
 from dpcore.torch import HeldOut
 from tests.refused import refused
@@ -65,18 +67,36 @@ def test_stops_after_so_many_evaluations_without_a_better_value_and_keeps_the_be
     assert len(states) == 4
     best = torch.cat([value.flatten() for value in (held_out.best_state or {}).values()])
     assert torch.equal(best, states[1])
-    note = run.statement().note
+    told = run.statement()
     total = run.plan.steps
     assert total > 4
-    assert note.startswith(f"Results decided to stop after 4 of {total} planned steps: ")
-    assert f"that of all planned steps, {format_epsilon(run.epsilon(planned=True))}, " in note
-    assert run.statement(note="Mine.").note == f"Mine. {note}"
-    assert holds(verify(run.statement().to_dict()))
+    assert told.note.startswith(f"Results decided to stop after 4 of {total} planned steps, so epsilon counts all ")
+    assert run.statement(note="Mine.").note == f"Mine. {told.note}"
+    # No figure is of the steps taken: their number is a result.
+    assert (told.steps_taken, told.steps_counted, told.event) == (4, total, run.plan.event.to_dict())
+    assert told.best_epsilon == run.epsilon() == run.plan.epsilon(told.delta)
+    assert held_out.history[-1]["epsilon"] == run.epsilon() > held_out.history[-2]["epsilon"]
+    assert holds(verify(told.to_dict()))
     finish(run)  # goes on all the same: then both are one
     assert run.statement().note == ""
     run, found = start(model()), iter([3.0, 2.0, 1.0])
     held_out = HeldOut(run, HELD, {"loss": lambda output, labels: next(found)}, patience=1, larger_is_better=False)
     assert not any((held_out.evaluate(), held_out.stop)[1] for _ in range(3))
+
+
+def test_a_ledger_gets_the_rest_back_and_agrees_with_the_statement(tmp_path: Path) -> None:
+    file = tmp_path / "people.ledger"
+    Ledger.create(file)
+    run = start(model(), ledger=file)
+    finish(run, stop=2)
+    run.stopped_by_results = True
+    run.close()
+    told = run.statement()
+    assert told.steps_counted == run.plan.steps > told.steps_taken == 2
+    assert told.ledger["total"]["epsilon_if_fixed_beforehand"] < told.best_epsilon  # of the two steps
+    findings = {found.check: found for found in [*verify(told.to_dict()), *ledger_findings(told.to_dict(), file)]}
+    assert holds(findings.values())
+    assert findings["ledger: event"].words == "is that of the whole plan, of which the ledger has 2 steps"
 
 
 BIG = torch.rand(40, 5), torch.arange(40) % 3
