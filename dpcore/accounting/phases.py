@@ -55,8 +55,8 @@ from dpcore.spec import validate
 
 # Binomial probabilities by the incomplete beta function.
 #
-# Relative errors stay below 1e-9 for n up to 2^53. (`scipy.special.bdtr` is NaN from n = 2^31 on, and differences of
-# `gammaln` have lost all digits at n = 1e15.)
+# Relative errors against 60 digits: 3e-11 at most for n up to 1e8, 1.4e-8 at n = 1e9 and a mean of 10, 3e-7 at one of
+# 5e9. (`scipy.special.bdtr` is NaN from n = 2^31 on, and differences of `gammaln` have lost all digits at n = 1e15.)
 
 
 def at_most(k: int, n: int, p: float) -> float:
