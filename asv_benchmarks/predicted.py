@@ -17,8 +17,8 @@ parameter, 16 of them for the sum. A kernel of ours on pairs takes as long as th
 - instructions and products, one after the other, divided by the programs that have room in the registers: a program
   waits for its products.
 
-An MLP has one position: norms are three float64 operations a number, sums four products of bytes, at twice the rate,
-with factors that are written once and read once. Launches are not counted.
+An MLP has one position: norms take as long as memory, their instructions or their float64; sums are four products of
+bytes, at twice the rate, with factors that are written once and read once. Launches are not counted.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ MODELS: dict[str, Any] = {
     "MLP of 2048 x 2048, B=4096": (1, 4096, [(2048, 2048)]),
 }
 PLAIN, MEMORY = 0.65, 0.85
-#: Threads that a multiprocessor starts an instruction of in a cycle; numbers of a thread in the loop that sums rows.
-LANES, SUMMED = 128, 8
+#: Threads that a multiprocessor starts an instruction of in a cycle; numbers of a thread in the loop that sums rows,
+#: and in that of the norms of one position.
+LANES, SUMMED, SQUARED = 128, 8, 64
 #: Positions up to which a sum is one chain, and inner products are taken.
 FEW = 256
 REGISTERS = 65536
@@ -89,8 +90,9 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
         operands = 2 * examples * times * (p + q) / bandwidth / MEMORY
         plain += 3 * (product / PLAIN + operands) + 28 * p * q / bandwidth / MEMORY
         private += 2 * (product / PLAIN + operands) + 40 * p * q / bandwidth / MEMORY
+        cycles = peak / (2 * per_cycle)
         if times >= 24 and p * q <= 1.75 * times * (p + q) and not prefers_pairs(chip, times):
-            passed, cycles = 2 / bandwidth / MEMORY, peak / (2 * per_cycle)
+            passed = 2 / bandwidth / MEMORY
             squares, loop = (
                 figures[f"{title}, bfloat16, sm_{target}"] for title in ("row_norms: squares", "weighted_sum")
             )
@@ -102,8 +104,13 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
             continue
         if times == 1:
             # Four products of bytes, twice as many in a cycle; a number's two bytes are those of the tiles' operands.
-            sums = 2 * product * slowed("sums of bytes", examples, 2)
-            private += sums + 3 * examples * (p + q) / wide_peak + 4 * operands
+            sums, loop = (
+                2 * product * slowed("sums of bytes", examples, 2),
+                figures[f"pairs: lengths, bfloat16, sm_{target}"],
+            )
+            issued = loop["instructions of the loop"] / SQUARED / LANES / cycles
+            squared = max(issued, 2 * loop["float64 of the loop"] / SQUARED / wide_peak)
+            private += sums + max(operands, examples * (p + q) * squared) + 3 * operands
             continue
         long = filled(64)
         grams = examples * long * (long + 64) * (p + q) / peak * slowed("inner products", p + q)

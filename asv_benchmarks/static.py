@@ -86,6 +86,7 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     loop = record["product_loop"]
     products = {"16-bit products": ("HMMA", "HGMMA"), "8-bit products": ("IMMA", "IGMMA")}
     products["float64 products"] = "DMMA", "DFMA"
+    products["float64"] = "DADD", "DMUL", "DFMA", "F2F"
     found |= {f"{name} of the loop": float(sum(loop.get(one, 0) for one in names)) for name, names in products.items()}
     return {**found, "instructions of the loop": float(sum(loop.values())), "around it": float(record["around_loop"])}
 

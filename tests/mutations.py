@@ -294,7 +294,14 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("read the positions of the layer before", "stop - total, address(scale))", "max(0, stop - total - 1), address(scale))",
          "agreement/test_ops_layers.py::test_layers_of_all_forms_have_the_bits_that_they_have_alone"),
     ],
+    "backends/dpcore_triton/gram.py": [
+        ("trust squares of one position that float32 has added", "(tl.sqrt(square) * RAISING * (tl.sqrt(other) * RAISING))", "(tl.sqrt(square) * tl.sqrt(other))",
+         "agreement/test_ops_pairs.py::test_norms_of_one_position_are_upper_bounds"),
+        ("square the first columns of a long row", "        start += COLUMNS\n    return sums\n", "        start += width\n    return sums\n",
+         "agreement/test_ops_pairs.py::test_norms_of_one_position_are_upper_bounds"),
+    ],
     "backends/dpcore_triton/linear.py": [
+        ("read two bytes of a number of four", "way == (\"one\" if norms else \"slices\")", "way in (\"one\", \"slices\")", "agreement/test_halves.py"),
         ("add in words what they do not hold", "cores=within)", "cores=True)",
          "agreement/test_ops_cores.py::test_addends_that_words_do_not_hold_are_added_in_float64"),
         ("leave what a sum of no examples held", "not 0 < examples <= own.value", "own.value < examples", "agreement/test_ops_overwrite.py"),

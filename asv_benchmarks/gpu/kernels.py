@@ -38,6 +38,7 @@ def parts(setting: Setting) -> list[Part]:
         Part("normal, philox", partial(operations.normals, rng="philox")),
         Part("row_norms", operations.row_norms),
         Part("weighted_sum", operations.weighted_sum),
+        Part("linear_norms, one position", operations.norms_of_one),
         Part("linear_sums, one position", operations.sliced_sums),
         Part("clip_factors", operations.clip_factors),
         Part("host: Backend.step", host.step_alone),

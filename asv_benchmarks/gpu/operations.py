@@ -123,6 +123,19 @@ def weighted_sum(setting: Setting) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def norms_of_one(setting: Setting) -> dict[str, Any]:
+    """Norms of 4,096 gradients of a layer of one position, in bfloat16."""
+    ops, (examples, p, q) = load_backend("triton"), (70, 65, 130) if setting.small else (4096, 2048, 2048)
+    a, e = (torch.randn((examples, 1, width), device=setting.device).bfloat16() for width in (p, q))
+    layer = LinearPairs([a], [e], [1.0])
+    expected = a[:, 0].double().norm(dim=1) * e[:, 0].double().norm(dim=1)
+    found = near(ops.linear_norms([layer])[0], expected, 2.0**-18)
+    return measured(
+        lambda: ops.linear_norms([layer])[0], setting, a.nbytes + e.nbytes, "read: both sides in bfloat16",
+        coordinates=a.numel() + e.numel(), largest_distance=found,
+    )  # fmt: skip
+
+
 def sliced_sums(setting: Setting) -> dict[str, Any]:
     """Weighted sum of 4,096 gradients of a layer of one position: by bytes, or float64 on a chip that is not known."""
     ops, sliced = load_backend("triton"), chip_of(setting.device) is not None

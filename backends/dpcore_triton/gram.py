@@ -8,16 +8,21 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
-from dpcore_triton.launch import ROWS, jit, kernel
+from dpcore_triton.launch import jit, kernel
 from dpcore_triton.layers import Layers, layer_at, located, sizes_of
-from dpcore_triton.pairs import DEPTH, POSITIONS, WIDTH, dot, rows_at, weights_at
+from dpcore_triton.pairs import DEPTH, POSITIONS, dot, rows_at, weights_at
+from dpcore_triton.row_norms import RAISING, SQUARED_COLUMNS, SQUARED_ROWS, squares_of
 
 
 def fill_lengths(layers: Layers, lengths: torch.Tensor, chosen: Sequence[bool]) -> None:
-    """Put the norm of each term, |weight| |e_t| |a_t|, to its place: (B, T) of the chosen layers."""
+    """Put the norm of each term, |weight| |e_t| |a_t|, to its place: (B, T) of the chosen layers.
+
+    Squares are added as in `row_norms`: each of two norms is raised, and so no less than that of its row.
+    """
     units = [row.total if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
-    copies, own = -(-layers.parts.examples // ROWS), [(0, 0)] * len(units)
-    layers.start(_lengths_kernel, units, copies, own, lengths, layers.parts.examples, ROWS=ROWS, COLUMNS=WIDTH)
+    copies, own = -(-layers.parts.examples // SQUARED_ROWS), [(0, 0)] * len(units)
+    meta = {"ROWS": SQUARED_ROWS, "COLUMNS": SQUARED_COLUMNS, "warps": 1}
+    layers.start(_lengths_kernel, units, copies, own, lengths, layers.parts.examples, **meta)
 
 
 def fill_gram(layers: Layers, squares: torch.Tensor, units: Sequence[int], places: Sequence[int]) -> None:
@@ -38,7 +43,8 @@ def signed_roundings(p: int, q: int, total: int) -> int:
 
 @kernel("examples")
 def _lengths_kernel(
-    rows, row_of, layers, layer_of, lengths, examples, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    rows, row_of, layers, layer_of, lengths, examples,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: ARG001
 ):  # fmt: skip
     groups = (examples + ROWS - 1) // ROWS
     unit = tl.program_id(0) // groups
@@ -47,24 +53,24 @@ def _lengths_kernel(
     time = unit - tl.load(layer)
     example = (tl.program_id(0) % groups * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     mask, position = example < examples, first + time + example * 0
-    square = squares_of(rows_at(rows, row_of, example, position, mask, 1), mask, p, ROWS, COLUMNS)
-    other = squares_of(rows_at(rows, row_of, example, position, mask, 4), mask, q, ROWS, COLUMNS)
+    square = squares_at(rows_at(rows, row_of, example, position, mask, 1, KIND), mask, p, ROWS, COLUMNS)
+    other = squares_at(rows_at(rows, row_of, example, position, mask, 4, KIND), mask, q, ROWS, COLUMNS)
     weight = tl.abs(weights_at(rows, row_of, position, mask))
     at = lengths + (tl.load(layer + 4) * examples + example * (end - first) + time)
-    tl.store(at, weight * (tl.sqrt(square) * tl.sqrt(other)), mask=mask)
+    tl.store(at, weight * (tl.sqrt(square) * RAISING * (tl.sqrt(other) * RAISING)), mask=mask)
 
 
 @jit
-def squares_of(at, mask, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the sum of squares of each row."""
-    sums, start = tl.zeros((ROWS, COLUMNS), tl.float64), 0
+def squares_at(at, mask, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the sum of squares of each row: see `squares_of`."""
+    sums, start = tl.zeros((ROWS,), tl.float64), 0
     while start < width:
         column = start + tl.arange(0, COLUMNS)
         inside = mask[:, None] & (column < width)[None, :]
-        values = tl.load(at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float64)
-        sums += values * values
+        values = tl.load(at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        sums += squares_of(values, ROWS, COLUMNS)
         start += COLUMNS
-    return tl.sum(sums, axis=1)
+    return sums
 
 
 @kernel("examples")

@@ -64,7 +64,7 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     """
     check_layers(layers, scales)
     exponents = [exponent_of(layer.point_weights) for layer in layers]
-    layers, ways = _ways(layers, scales)
+    layers, ways = _ways(layers, scales, norms=True)
     given = layers_of(layers, scales, exponents, halves=True)
     units = [_units(row, layer, way) for row, layer, way in zip(given.rows, layers, ways, strict=True)]
     places = [stop - own for stop, own in zip(accumulate(units), units, strict=True)]
@@ -92,14 +92,14 @@ def linear_way(layer: LinearPairs[Tensor], device: Any, *, scaled: bool = False)
         return f"{words}, {'3 products' if _split(layer) else 'one product'} of 16 bits"
     words = {"one": "one position", "gram": "inner products", "tiles": "tiles"}[ways[0]]
     if ways[1] == "slices":
-        return f"{words} in float64, sum of 8 bits"
+        return f"{words}, sum of 8 bits"
     reasons = {"scaled": scaled, "points subtracted": layer.exact, "chip unknown": chip is None}
     why = next((reason for reason, holds in reasons.items() if holds), "cheaper")
     return f"{words} in float64: {why}"
 
 
 def _ways(
-    layers: Sequence[LinearPairs[Tensor]], scales: Scales, *, sliced: bool = False, cores: bool = True
+    layers: Sequence[LinearPairs[Tensor]], scales: Scales, *, norms: bool, sliced: bool = False, cores: bool = True
 ) -> tuple[list[LinearPairs[Tensor]], list[str]]:
     """Return how each layer is multiplied, and layers in a dtype that this takes: one, and float32 for float64."""
     chip, given = chip_of(layers[0].inputs[0].device), [None] * len(layers) if scales is None else scales
@@ -108,21 +108,21 @@ def _ways(
     ]
     if not cores:
         ways = ["tiles" if "core" in way else way for way in ways]
-    return [_read_as(layer, way) for layer, way in zip(layers, ways, strict=True)], ways
+    return [_read_as(layer, way, norms=norms) for layer, way in zip(layers, ways, strict=True)], ways
 
 
-def _read_as(layer: LinearPairs[Tensor], way: str) -> LinearPairs[Tensor]:
+def _read_as(layer: LinearPairs[Tensor], way: str, *, norms: bool) -> LinearPairs[Tensor]:
     """Return the layer with its arrays of 16 bits in float32, where the way reads no others."""
-    if _reads_halves(layer, way):
+    if _reads_halves(layer, way, norms=norms):
         return layer
     # Float64 is left for the refusal.
     sides = [[x.float() if x.dtype in KINDS else x for x in side] for side in (layer.inputs, layer.gradients)]
     return layer._replace(inputs=sides[0], gradients=sides[1])
 
 
-def _reads_halves(layer: LinearPairs[Tensor], way: str) -> bool:
+def _reads_halves(layer: LinearPairs[Tensor], way: str, *, norms: bool) -> bool:
     """Return whether a way reads the layer's arrays of 16 bits as they are."""
-    return ("core" in way or way == "slices") and not _split(layer)
+    return ("core" in way or way == ("one" if norms else "slices")) and not _split(layer)
 
 
 def prefers_pairs(layer: LinearPairs[Tensor], device: Any) -> bool:
@@ -146,8 +146,8 @@ def copies_halves(layer: LinearPairs[Tensor] | None, device: Any, *, scaled: boo
     if layer is None:
         return True
     chip = chip_of(device)
-    ways = (way_of(layer, chip, scaled=scaled, sliced=sliced) for sliced in (False, True))
-    return not all(_reads_halves(layer, way) for way in ways)
+    ways = {norms: way_of(layer, chip, scaled=scaled, sliced=not norms) for norms in (True, False)}
+    return not all(_reads_halves(layer, way, norms=norms) for norms, way in ways.items())
 
 
 def _split(layer: LinearPairs[Tensor]) -> bool:
@@ -159,7 +159,7 @@ def _split(layer: LinearPairs[Tensor]) -> bool:
 def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool, sliced: bool = False) -> str:
     """Return how a layer's norms are taken. Where it is on tensor cores, so are its sums.
 
-    If sums may be `sliced`, return how one position is added; its norms are float64 all the same.
+    If sums may be `sliced`, return how one position is added; its norm is a product of two norms all the same.
 
     It follows from shapes, dtype and chip, and not from the number of examples. Scaled layers, whose terms' norms take
     as many products as v itself, one position, and what is to be exact are float64.
@@ -224,7 +224,7 @@ def _bound(row: Layer, layer: LinearPairs[Tensor], way: str) -> Bound:
             gram_bound(summed, row.p, row.q, blocks, split=split) if way == "core gram" else tiles_bound(rho + summed)
         )
     if way == "one":
-        # |v| = S, rounded p + q + 16 times at most; the product with a weight included.
+        # |v| = S, whose squares `fill_lengths` sees to, rounded in float64 p + q + 16 times at most.
         return Bound(0.0, 1 + 2 * (row.p + row.q + 16) * UNIT, 0.0)
     if way == "gram":
         return bound(row.total, signed=signed_roundings(row.p, row.q, row.total))
@@ -250,7 +250,7 @@ def linear_sums(
     check_layers(layers, scales)
     check_sums(layers, weights, out, longest)
     within = longest is not None and max(longest) <= FARTHEST
-    layers, ways = _ways(layers, scales, sliced=longest is not None, cores=within)
+    layers, ways = _ways(layers, scales, norms=False, sliced=longest is not None, cores=within)
     exponents = [far_exponent_of(layer.point_weights) for layer in layers]
     given = layers_of(layers, scales, exponents, halves=True)
     common_device(layers=[layers[0].inputs[0]], weights=weights, out=out)

@@ -26,6 +26,7 @@ AGREEMENT: Final = {
     "clip_factors": Agreement("bitwise", 0, "the same float64 operations in the same order, each correctly rounded"),
     "weighted_sum": Agreement("bitwise", 0, "integers, each of one float64 product, or two with a scale"),
     "linear_norms": Agreement("ulps", 1, "certified bounds, each about as tight as float64 arithmetic allows"),
+    "linear_norms, one position": Agreement("ulps", 64, "as row_norms, whose squares are added in float32"),
     "linear_sums": Agreement(
         "terms", 1024, "integers of products whose T additions round in any order, below 1024 in the tests", 52
     ),

@@ -26,6 +26,8 @@ import torch
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 Arrays = Sequence[np.ndarray]
+# How far a norm of one position is above the true one at most: two norms, each raised by 2^-20.
+ONE, RAISED = "linear_norms, one position", 2.0**-18
 
 # Across the edges of tiles (32 rows and columns), of blocks of positions (16) and of what a product adds up (16).
 examples = st.sampled_from([0, 1, 3])
@@ -66,8 +68,8 @@ def operation_of(backend: Any, name: str) -> Callable[..., Any]:
     return partial(of_one[name], backend) if name in of_one else getattr(backend, name)
 
 
-def assert_norms_agree(operation: str, *arguments: Any, **options: Any) -> np.ndarray:
-    """Hold Triton's norms to those of the reference in float64."""
+def assert_norms_agree(operation: str, *arguments: Any, demand: str = "", **options: Any) -> np.ndarray:
+    """Hold Triton's norms to those of the reference in float64, as the operation or another entry demands."""
     backend = load_backend("triton")
     given_ = {name: sent(value) for name, value in options.items()}
     got = backend.to_numpy(operation_of(backend, operation)(*map(sent, arguments), **given_))
@@ -79,7 +81,7 @@ def assert_norms_agree(operation: str, *arguments: Any, **options: Any) -> np.nd
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(np.isfinite(got), finite)
     with np.errstate(over="ignore"):
-        assert_agree(operation, got[finite].astype(np.float32), expected[finite].astype(np.float32))
+        assert_agree(demand or operation, got[finite].astype(np.float32), expected[finite].astype(np.float32))
     return got
 
 
@@ -114,7 +116,8 @@ def test_linear_maps_agree(seed: int, count: int, lengths: list[int], p: int, q:
     points = [data.draw(point_weights) for _ in lengths]
     scale = floats(rng, q * p) if data.draw(st.booleans()) else None
     chosen = {"scale": scale, "gram": data.draw(st.booleans()), "exact": data.draw(st.booleans())}
-    assert_norms_agree("linear_norms", inputs, gradients, points, **chosen)
+    demand = ONE if sum(lengths) == 1 and scale is None else ""
+    assert_norms_agree("linear_norms", inputs, gradients, points, demand=demand, **chosen)
     out = floats(rng, q * p).astype(np.float64)
     assert_sums_agree("linear_sums", inputs, gradients, points, factors(rng, inputs), out, scale=scale)
 
@@ -135,9 +138,27 @@ def test_many_examples_of_one_position_agree(count: int) -> None:
     """More than a program takes together, and some that a clip left out."""
     rng = np.random.default_rng(count)
     inputs, gradients = [floats(rng, count, 1, 33, special=True)], [floats(rng, count, 1, 2)]
-    assert_norms_agree("linear_norms", inputs, gradients, [-3.0])
+    assert_norms_agree("linear_norms", inputs, gradients, [-3.0], demand=ONE)
     weights, out = factors(rng, inputs), floats(rng, 66).astype(np.float64)
     assert_sums_agree("linear_sums", inputs, gradients, [-3.0], weights, out, scale=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_of_one_position_are_upper_bounds(dtype: torch.dtype) -> None:
+    """Of numbers whose squares float32 rounds down, loses, or cannot hold, and of rows longer than a program takes."""
+    rng, sizes = np.random.default_rng(4), 10.0 ** np.array([-44, -30, -20, -12, -7, -3, 0, 2, 4, 15, 19, 25, 34, 37])
+    down = np.full(2085, 1 + 2027 * 2.0**-23)
+    a = torch.tensor(sizes[:, None, None] * np.concatenate([down[None], rng.standard_normal((13, 2085))])[:, None])
+    e = torch.tensor(sizes[::-1, None, None] * down[:1050])
+    a, e = (x.to(torch.float32).to(dtype) for x in (a, e))
+    got = load_backend("triton").linear_norms([LinearPairs([a], [e], [-0.7])])[0].numpy()
+    with np.errstate(invalid="ignore"):  # infinite times 0
+        exact = 0.7 * np.prod([np.linalg.norm(x[:, 0].double().numpy(), axis=1) for x in (a, e)], axis=0)
+    finite = np.isfinite(exact)
+    np.testing.assert_array_equal(np.isfinite(got), finite)
+    assert finite.sum() == (14 if dtype != torch.float16 else 4)
+    assert (got[finite] >= exact[finite] * (1 - 1e-12)).all()
+    assert (got[finite] <= exact[finite] * (1 + RAISED) + 1e-80).all()
 
 
 @few
@@ -363,8 +384,11 @@ def test_lengths_of_terms_are_their_norms() -> None:
     gram.fill_lengths(given_, got, [True, False])
     linear._fill_scaled_lengths(given_, got)
     terms = 1.5 * np.einsum("btq,btp->btqp", wide(e), wide(a))
-    for found, factor in zip(backend.to_numpy(got).reshape(2, 2, 18), (1, wide(scale).reshape(34, 33)), strict=True):
-        np.testing.assert_allclose(found, np.linalg.norm(terms * factor, axis=(2, 3)), rtol=1e-12)
+    plain, scaled = backend.to_numpy(got).reshape(2, 2, 18)
+    exact = np.linalg.norm(terms, axis=(2, 3))
+    assert ((plain >= exact * (1 - 1e-12)) & (plain <= exact * (1 + RAISED))).all()
+    exact = np.linalg.norm(terms * wide(scale).reshape(34, 33), axis=(2, 3))
+    np.testing.assert_allclose(scaled, exact, rtol=1e-12)
     index, parts = rng.integers(-1, 33, (2, 18)), pairs.parts_of([sent(a)], [sent(e)], [-1.5], got.device, [0])
     expected = 1.5 * np.linalg.norm(wide(e) * wide(scale).reshape(33, 34)[index], axis=2) * (index >= 0)
     _, got = embedding.tokens_of(parts, sent(index), 34, 33, sent(scale))

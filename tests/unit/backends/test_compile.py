@@ -110,6 +110,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
         sizes = {
             clip._combine_kernel: (launch.ROWS, launch.COLUMNS),
             row_norms._squares_kernel: (row_norms.SQUARED_ROWS, row_norms.SQUARED_COLUMNS),
+            gram._lengths_kernel: (row_norms.SQUARED_ROWS, row_norms.SQUARED_COLUMNS),
         }
         rows, columns = sizes.get(kernel, (clip.SUMMED_ROWS, clip.SUMMED_COLUMNS))
         own = {"ROWS": rows, "COLUMNS": columns}
@@ -127,6 +128,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
     block_of = {"POSITIONS": pairs.POSITIONS, "DEPTH": pairs.DEPTH}
     narrow, narrowed = {"ROWS": launch.ROWS, "COLUMNS": pairs.WIDTH}, launch.ROWS * pairs.WIDTH
     layers, batch = {**TABLE, "layers": "*i64", "layer_of": "*i32"}, {"examples": "i32"}
+    of_lengths = {**layers, "lengths": "*fp64", **batch}
 
     def linear_sum(title: str, **chosen: bool) -> Any:
         constants = {"SCALED": False, "ONE": False, "OVERWRITE": False, **square, "TOGETHER": linear.TOGETHER, **chosen}
@@ -180,7 +182,7 @@ def cases() -> list[tuple[str, Any, dict[str, Any], dict[str, Any], int]]:
             {"numbers": "*i64", "squares": "*fp64", "lengths": "*fp64", "norms": "*fp64", "examples": "i32"},
             narrow, narrowed,
         ),
-        ("pairs: lengths", gram._lengths_kernel, {**layers, "lengths": "*fp64", **batch}, narrow, narrowed),
+        *of_rows("pairs: lengths{}", gram._lengths_kernel, of_lengths, ALIGNED=True, warps=1)[:2],
         (
             "pairs: inner products", gram._gram_kernel, {**layers, "squares": "*fp64", **batch},
             block_of, pairs.POSITIONS**2,

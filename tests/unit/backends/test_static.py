@@ -103,6 +103,8 @@ def test_predicted_tiles_are_those_of_the_kernels() -> None:
         "sums of bytes": (slices.SIDE, slices.SIDE, int(slices.DEPTH.value), 4),
     } == predicted.TILES
     assert predicted.FEW == cores.CHAIN == linear.GRAM_POSITIONS
+    lengths = json.loads(static.RECORDED.with_name("compiled.json").read_text())["pairs: lengths, bfloat16, sm_90"]
+    assert lengths["elements_a_thread"] == predicted.SQUARED
 
 
 def run(*command: str, folder: Path) -> str:

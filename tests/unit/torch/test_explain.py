@@ -82,7 +82,7 @@ def test_a_gpu_says_how_its_chip_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
     assert words("L4", 64, torch.bfloat16) == "inner products, one product of 16 bits"
     assert words("L4", 64, scaled=True) == "tiles in float64: scaled"
     assert words("L4", 64, exact=True) == "tiles in float64: points subtracted"
-    assert words("H200", 1) == "one position in float64, sum of 8 bits"
+    assert words("H200", 1) == "one position, sum of 8 bits"
     assert words(None, 1) == "one position in float64: chip unknown"
 
     def copies(chip: str | None, time: int, dtypes: tuple[torch.dtype, torch.dtype], **options: Any) -> bool:
@@ -94,7 +94,7 @@ def test_a_gpu_says_how_its_chip_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
     assert not copies("L4", 512, both)
     assert copies("L4", 512, both, scaled=True)
     assert copies("L4", 512, (torch.float32, torch.bfloat16))  # which tensor cores take as two numbers each
-    assert copies("L4", 1, both)  # its norm is float64
+    assert not copies("L4", 1, both)
     assert copies(None, 512, both)
 
     def prefers(
