@@ -30,7 +30,8 @@ SIZES = {
     "BLOCKS": (128, "noise", "step", "stream"),
     "ELEMENTS": (512, "correlate", "filter", "update"),
     "COLUMNS": (512, "clip", "joined", "row_norms"),
-    "ROWS": (4, "clip", "core_linear", "embedding", "gram", "pairs", "row_norms"),
+    "ROWS": (4, "clip", "core_linear", "embedding", "pairs", "row_norms"),
+    "SQUARED_ROWS": (1, "gram", "row_norms"),
 }
 
 
