@@ -18,7 +18,8 @@ parameter, 16 of them for the sum. A kernel of ours on pairs takes as long as th
   waits for its products.
 
 An MLP has one position: norms take as long as memory, their instructions or their float64; sums are four products of
-bytes, at twice the rate, with factors that are written once and read once. Launches are not counted.
+bytes, at twice the rate; and their factors, read in 16 bits, written and read in two bytes, as long as memory or the
+instructions that make them, the second rounding of few examples included. Launches are not counted.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ TILES = {
     "sums in one chain": (64, 128, 64, 8),
     "sums in one chain, wide": (128, 128, 64, 8),
     "sums of bytes": (64, 64, 64, 4),
+    "sums of bytes, wide": (128, 64, 64, 8),
 }
 #: Positions, examples, layers of a block (p, q): all blocks of a model are alike.
 MODELS: dict[str, Any] = {
@@ -54,9 +56,9 @@ MODELS: dict[str, Any] = {
     "MLP of 2048 x 2048, B=4096": (1, 4096, [(2048, 2048)]),
 }
 PLAIN, MEMORY = 0.65, 0.85
-#: Threads that a multiprocessor starts an instruction of in a cycle; numbers of a thread in the loop that sums rows,
-#: and in that of the norms of one position.
-LANES, SUMMED, SQUARED = 128, 8, 64
+#: Threads that a multiprocessor starts an instruction of in a cycle; numbers of a thread in the loop that sums rows, in
+#: that of the norms of one position, and in those that make factors; and columns of the latter.
+LANES, SUMMED, SQUARED, FACTORED, FACTORED_COLUMNS = 128, 8, 64, 16, 256
 #: Positions up to which a sum is one chain, and inner products are taken.
 FEW = 256
 REGISTERS = 65536
@@ -104,13 +106,15 @@ def ratio(model: str, chip: str, figures: dict[str, dict[str, float]]) -> float:
             continue
         if times == 1:
             # Four products of bytes, twice as many in a cycle; a number's two bytes are those of the tiles' operands.
-            sums, loop = (
-                2 * product * slowed("sums of bytes", examples, 2),
-                figures[f"pairs: lengths, bfloat16, sm_{target}"],
-            )
+            sums = 2 * product * slowed("sums of bytes", examples, 2)
+            titles = "pairs: lengths, bfloat16", "sliced factors, bf16"
+            loop, factors = (figures[f"{title}, sm_{target}"] for title in titles)
             issued = loop["instructions of the loop"] / SQUARED / LANES / cycles
             squared = max(issued, 2 * loop["float64 of the loop"] / SQUARED / wide_peak)
-            private += sums + max(operands, examples * (p + q) * squared) + 3 * operands
+            loops, rows = factors["instructions of loops that read"], (p + q) / 2 / FACTORED_COLUMNS
+            made = (loops + (factors["instructions"] - loops) / rows) / 2 / FACTORED / LANES / cycles
+            private += sums + operands + max(operands, examples * (p + q) * squared)
+            private += max(2 * operands, examples * (p + q) * made)
             continue
         long = filled(64)
         grams = examples * long * (long + 64) * (p + q) / peak * slowed("inner products", p + q)

@@ -88,6 +88,7 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     products["float64 products"] = "DMMA", "DFMA"
     products["float64"] = "DADD", "DMUL", "DFMA", "F2F"
     found |= {f"{name} of the loop": float(sum(loop.get(one, 0) for one in names)) for name, names in products.items()}
+    found |= {"instructions of loops that read": float(sum(record["reading_loops"]))}
     return {**found, "instructions of the loop": float(sum(loop.values())), "around it": float(record["around_loop"])}
 
 

@@ -348,6 +348,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "agreement/test_ops_slices.py::test_the_kernels_add_the_integers_of_the_reference"),
         ("multiply bytes of more examples than 32 bits hold", "BATCH = tl.constexpr(2048)", "BATCH = tl.constexpr(1 << 17)",
          "agreement/test_ops_slices.py::test_many_examples_have_one_sum_in_any_order_and_batches"),
+        ("read lower bytes where those of narrow tiles lie", "_, e_lower = stride_of(examples, q, HIGH)", "_, e_lower = stride_of(examples, q, WIDE)",
+         "agreement/test_ops_slices.py::test_the_kernels_add_the_integers_of_the_reference"),
         ("forget a product of an upper and a lower byte", "        middle = tl.dot(e2, a1, middle, out_dtype=tl.int32)\n", "",
          "agreement/test_ops_slices.py::test_the_kernels_add_the_integers_of_the_reference"),
     ],

@@ -188,7 +188,8 @@ def _sliced_is_faster(p: int, q: int, chip: Chip | None) -> bool:
     """Return whether four products of bytes, at twice the rate of bfloat16, are, and their factors' memory."""
     if chip is None or 0 in (p, q) or max(p, q) > WIDEST_SLICED:
         return False
-    wide, high = (-(-size // slices.SIDE) * slices.SIDE for size in (p, q))
+    tile = slices.WIDE_SUMS if chip.wide else slices.SUMS
+    wide, high = -(-p // tile.wide) * tile.wide, -(-q // tile.high) * tile.high
     factors = MOVED * (p + q) / 2 / chip.bandwidth
     wide_one, high_one = (-(-size // SIDE) * SIDE for size in (p, q))
     # Four operations of float64, none of which is a product with an addition.
@@ -263,8 +264,9 @@ def linear_sums(
         clear([total for total, own in zip(out, most, strict=True) if own and not 0 < examples <= own.value])
     chains = [_chained(layer) if "core" in way else None for layer, way in zip(layers, ways, strict=True)]
     chip = chip_of(given.parts.device)
-    core_linear.add_sums(given, chains, own, wide=chip is not None and chip.wide, overwrite=overwrite)
-    slices.add_sums(given, [way == "slices" for way in ways], own, longest or (), overwrite=overwrite)
+    meta_of_cores = {"wide": chip is not None and chip.wide, "overwrite": overwrite}
+    core_linear.add_sums(given, chains, own, **meta_of_cores)
+    slices.add_sums(given, [way == "slices" for way in ways], own, longest or (), **meta_of_cores)
     for one in (False, True):
         chosen = [
             row if way != "slices" and "core" not in way and one == (way == "one") else None

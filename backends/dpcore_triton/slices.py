@@ -15,15 +15,16 @@ import torch
 import triton.language as tl
 
 from dpcore.spec import contributions
-from dpcore_triton.core_linear import corners, counted
+from dpcore_triton.core_linear import Tile, corners, counted
 from dpcore_triton.launch import INTERPRETED, current_stream, jit, kernel, numbers
 from dpcore_triton.layers import Layers, layer_at, sizes_of
 from dpcore_triton.pairs import rows_at, weights_at
 
-# Rows and columns of a tile of the sum, and the examples that are multiplied at once; the memory of factors is padded
-# to multiples of both. What lies behind a matrix's last row meets no number that is stored; an example too many is 0.
-SIDE = 64
+# Examples that are multiplied at once. The memory of factors is padded to multiples of them, and of a tile's rows on
+# both sides. What lies behind a matrix's last row meets no number that is stored; an example too many is 0.
 DEPTH = tl.constexpr(64)
+SUMS, WIDE_SUMS = Tile(64, 64, 64, 4), Tile(128, 64, 64, 8)
+"""Of a sum; the wide one on a chip whose tensor cores would wait for the operands of smaller tiles."""
 # Examples of a program: of sums, fewer than 2^16; and of factors, with so many columns at a time.
 BATCH = tl.constexpr(2048)
 EXAMPLES, COLUMNS = 64 if INTERPRETED else 8, 1024 if INTERPRETED else 256
@@ -34,18 +35,19 @@ NOT_FINITE = tl.constexpr(0x7F800000)
 
 
 def add_sums(
-    layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float], *, overwrite: bool
-) -> None:
+    layers: Layers, chosen: Sequence[bool], own: Sequence[tuple[int, int]], longest: Sequence[float],
+    *, wide: bool, overwrite: bool,
+) -> None:  # fmt: skip
     """Add the chosen layers' sums; `own` are the addresses of weights and sums, `longest` bounds in steps.
 
     To `overwrite` sums of several batches, clear them before.
     """
     if not any(chosen):
         return
-    device, examples = layers.parts.device, layers.parts.examples
+    device, examples, tile = layers.parts.device, layers.parts.examples, WIDE_SUMS if wide else SUMS
     padded = -(-examples // DEPTH.value) * DEPTH.value
     sizes = [
-        2 * SIDE * (-(-row.p // SIDE) + -(-row.q // SIDE)) * padded if one else 0
+        2 * tile.high * (-(-row.p // tile.high) + -(-row.q // tile.high)) * padded if one else 0
         for row, one in zip(layers.rows, chosen, strict=True)
     ]
     slices = torch.empty(sum(sizes), dtype=torch.int8, device=device)
@@ -54,25 +56,25 @@ def add_sums(
     on_device = numbers(multiples, device, current_stream(device), "float64")
     to_factors = [(weights, place) for (weights, _), place in zip(own, places, strict=True)]
     to_sums = [(out, place) for (_, out), place in zip(own, places, strict=True)]
-    shape = {"SIDE": SIDE, "EXAMPLES": EXAMPLES, "COLUMNS": COLUMNS}
+    shape = {"PADDED": tile.high, "EXAMPLES": EXAMPLES, "COLUMNS": COLUMNS}
     layers.start(_factors_kernel, list(map(int, chosen)), padded // EXAMPLES, to_factors, on_device, examples, **shape)
-    tiles = [-(-row.p // SIDE) * -(-row.q // SIDE) * one for row, one in zip(layers.rows, chosen, strict=True)]
+    tiles = [tile.number(row.p, row.q) * one for row, one in zip(layers.rows, chosen, strict=True)]
     copies = -(-examples // BATCH.value)
-    shape = {"OVERWRITE": overwrite and copies == 1, "SIDE": SIDE}
+    shape = {"OVERWRITE": overwrite and copies == 1, "HIGH": tile.high, "WIDE": tile.wide, "warps": tile.warps}
     layers.start(_sum_kernel, tiles, copies, to_sums, on_device, examples, **shape)
 
 
 @jit
-def stride_of(examples, width, SIDE: tl.constexpr):
+def stride_of(examples, width, PADDED: tl.constexpr):
     """Return how far the factors of neighboring columns lie apart, and the lower bytes from the upper ones."""
     stride = ((examples + DEPTH - 1) // DEPTH * DEPTH).to(tl.int64)
-    return stride, (width + SIDE - 1) // SIDE * SIDE * stride
+    return stride, (width + PADDED - 1) // PADDED * PADDED * stride
 
 
 @kernel("examples")
 def _factors_kernel(
     rows, row_of, layers, layer_of, multiples, examples,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, EXAMPLES: tl.constexpr, COLUMNS: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, PADDED: tl.constexpr, EXAMPLES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     blocks = (examples + DEPTH - 1) // DEPTH * (DEPTH // EXAMPLES)
     unit = tl.program_id(0) // blocks
@@ -95,7 +97,7 @@ def _factors_kernel(
     # Of 1/2 a coordinate for rounding, and a little for numbers that underflow on the way.
     a_room, e_room = 0.501 * tl.sqrt(p.to(tl.float64)), 0.501 * tl.sqrt(q.to(tl.float64))
     to = tl.multiple_of(tl.load(layer + 7).to(tl.pointer_type(tl.int8)), 16) + example
-    stride, lower = stride_of(examples, p, SIDE)
+    stride, lower = stride_of(examples, p, PADDED)
     scale = (1 / (a_root + a_room) * LARGEST).to(tl.float32)
     square = put(a, used, p, a_up, scale, used, to, stride, lower, ALIGNED, False, EXAMPLES, COLUMNS)
     length = tl.abs(weight) * ((a_root - a_room) * power(-a_up)) * ((e_root - e_room) * power(-e_up))
@@ -106,7 +108,7 @@ def _factors_kernel(
     sign = tl.where(weight < 0, -1.0, 1.0).to(tl.float64)
     scale = (sign * shorter / (e_root + e_room)).to(tl.float32)
     to += 2 * lower
-    stride, lower = stride_of(examples, q, SIDE)
+    stride, lower = stride_of(examples, q, PADDED)
     square = put(e, used, q, e_up, scale, used, to, stride, lower, ALIGNED, False, EXAMPLES, COLUMNS)
     longer = square > length * length
     if tl.max(longer.to(tl.int32), axis=0) > 0:
@@ -204,20 +206,20 @@ def put(
 @kernel("examples")
 def _sum_kernel(
     rows, row_of, layers, layer_of, multiples, examples,  # noqa: ARG001
-    OVERWRITE: tl.constexpr, SIDE: tl.constexpr,
+    OVERWRITE: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     batches = (examples + BATCH - 1) // BATCH
     unit = tl.program_id(0) // batches
     layer = layer_at(unit, layers, layer_of)
     p, q, _, _ = sizes_of(layer)
-    row, column = corners((unit - tl.load(layer)).to(tl.int32), p, SIDE, SIDE)
+    row, column = corners((unit - tl.load(layer)).to(tl.int32), p, HIGH, WIDE)
     begin, slices = tl.program_id(0) % batches * BATCH, tl.load(layer + 7).to(tl.pointer_type(tl.int8))
-    stride, a_lower = stride_of(examples, p, SIDE)
-    _, e_lower = stride_of(examples, q, SIDE)
+    stride, a_lower = stride_of(examples, p, HIGH)
+    _, e_lower = stride_of(examples, q, HIGH)
     slices = tl.multiple_of(slices, 16)
     a, e = slices + (column * stride)[None, :], slices + 2 * a_lower + (row * stride)[:, None]
-    high, middle = tl.zeros((SIDE, SIDE), tl.int32), tl.zeros((SIDE, SIDE), tl.int32)
-    low = tl.zeros((SIDE, SIDE), tl.int32)
+    high, middle = tl.zeros((HIGH, WIDE), tl.int32), tl.zeros((HIGH, WIDE), tl.int32)
+    low = tl.zeros((HIGH, WIDE), tl.int32)
     for start in range(counted(begin), counted(tl.minimum(begin + BATCH, examples)), DEPTH):
         some = start + tl.arange(0, DEPTH)
         a1, a2 = tl.load(a + some[:, None]), tl.load(a + a_lower + some[:, None])

@@ -40,6 +40,7 @@ kinds = st.sampled_from(
     [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float32")]
 )
 bounds = st.sampled_from([1.0, 2.0**30, C, 1e11, 2.0**48])
+tiles = st.sampled_from(["L4", "H200"])  # of 64 rows, and of 128
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,12 +83,13 @@ def summed(a: torch.Tensor, e: torch.Tensor, point: float, weights: Any, longest
     return backend.to_numpy(out).reshape(e.shape[1], a.shape[1])
 
 
-@given(st.integers(0, 2**32 - 1), batches, widths, widths, kinds, bounds, st.sampled_from([1.0, -3.7]))
-@example(1, 65, 257, 65, ("float32", "float32"), C, -3.7)
-@example(2, 2, 8, 1025, ("bfloat16", "bfloat16"), 2.0**48, 1.0)
+@given(st.integers(0, 2**32 - 1), batches, widths, widths, kinds, bounds, st.sampled_from([1.0, -3.7]), tiles)
+@example(1, 65, 257, 65, ("float32", "float32"), C, -3.7, "L4")
+@example(2, 2, 8, 1025, ("bfloat16", "bfloat16"), 2.0**48, 1.0, "L4")
+@example(3, 65, 65, 129, ("bfloat16", "bfloat16"), C, 1.0, "H200")
 @settings(max_examples=chosen(12, 200))
 def test_the_kernels_add_the_integers_of_the_reference(
-    seed: int, examples: int, p: int, q: int, kind: tuple[str, str], longest: float, point: float
+    seed: int, examples: int, p: int, q: int, kind: tuple[str, str], longest: float, point: float, name: str
 ) -> None:
     rng, backend = np.random.default_rng(seed), load_backend("triton")
     a, e = (
@@ -102,7 +104,9 @@ def test_the_kernels_add_the_integers_of_the_reference(
     weights = weights_of(rng, x, y, longest) / point
     expected = np.zeros((q, p))
     add_slices(x, y, weights * point, expected, longest)
-    np.testing.assert_array_equal(summed(a, e, point, weights, longest), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "chip_of", lambda device: chips.CHIPS[name])
+        np.testing.assert_array_equal(summed(a, e, point, weights, longest), expected)
 
 
 def whole(factors: Any) -> list[list[int]]:

@@ -97,6 +97,10 @@ class Listing:
         totals = [loop.total() for loop in self._product_loops()]
         return max(totals, default=0) - min(totals, default=0)
 
+    def reading_loops(self) -> list[int]:
+        """Return the instructions of each loop that reads global memory, in their order."""
+        return [loop.total() for loop in self._loops(["LDG"])]
+
     def loads_together(self) -> float:
         """Return how many loads stand between two stores, where any do: the median."""
         runs, run = [], 0

@@ -340,7 +340,7 @@ def compile_and_measure(
         "elements_a_thread": elements // threads, "warps_resident": warps_resident,
         "fused": counted["DFMA"], "executed": by_pipe(listing.executed(), elements // threads),
         "loads_together": listing.loads_together(), "product_loop": listing.product_loop(), "moved": listing.moved(),
-        "around_loop": listing.around_product_loop(),
+        "around_loop": listing.around_product_loop(), "reading_loops": listing.reading_loops(),
     }  # fmt: skip
 
 
@@ -357,8 +357,10 @@ def core_cases(chip: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]
     layers, batch = {**TABLE, "layers": "*i64", "layer_of": "*i32"}, {"examples": "i32"}
     squares, lengths = {**layers, "squares": "*fp64", **batch}, {**layers, "lengths": "*fp64", **batch}
     rows = {"ROWS": launch.ROWS, "COLUMNS": pairs.WIDTH}
-    of_slices, square = {**layers, "multiples": "*fp64", **batch}, {"SIDE": slices.SIDE}
-    tile, made = {**square, "EXAMPLES": slices.EXAMPLES, "COLUMNS": slices.COLUMNS}, slices.EXAMPLES * slices.COLUMNS
+    of_slices, summed = {**layers, "multiples": "*fp64", **batch}, slices.WIDE_SUMS if chip == 90 else slices.SUMS
+    tile = {"PADDED": summed.high, "EXAMPLES": slices.EXAMPLES, "COLUMNS": slices.COLUMNS}
+    made, shape = slices.EXAMPLES * slices.COLUMNS, summed.settings()
+    del shape["DEPTH"]
     found = list[Any]()
     for kind in (tl.bfloat16, tl.float32):
         chosen: dict[str, Any] = {"KIND": kind, "ALIGNED": True}
@@ -387,7 +389,8 @@ def core_cases(chip: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]
             chain, of_chain = f"core sums in one chain, {kind}", {"chained": True, "wide": chip == 90}
             found += [of_sums(chain, **of_chain), of_sums(f"{chain}, overwriting", **of_chain, overwrite=True)]
     for title, overwrite in (("sliced sums", False), ("sliced sums, overwriting", True)):
-        found.append((title, slices._sum_kernel, of_slices, {**square, "OVERWRITE": overwrite}, slices.SIDE**2))
+        made = summed.high * summed.wide
+        found.append((title, slices._sum_kernel, of_slices, {**shape, "OVERWRITE": overwrite}, made))
     return found
 
 

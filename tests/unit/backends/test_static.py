@@ -100,11 +100,14 @@ def test_predicted_tiles_are_those_of_the_kernels() -> None:
         "sums": sums(chained=False, wide=True),
         "sums in one chain": sums(chained=True, wide=False),
         "sums in one chain, wide": sums(chained=True, wide=True),
-        "sums of bytes": (slices.SIDE, slices.SIDE, int(slices.DEPTH.value), 4),
+        "sums of bytes": slices.SUMS,
+        "sums of bytes, wide": slices.WIDE_SUMS,
     } == predicted.TILES
+    assert {slices.SUMS.depth, slices.WIDE_SUMS.depth} == {int(slices.DEPTH.value)}
     assert predicted.FEW == cores.CHAIN == linear.GRAM_POSITIONS
-    lengths = json.loads(static.RECORDED.with_name("compiled.json").read_text())["pairs: lengths, bfloat16, sm_90"]
-    assert lengths["elements_a_thread"] == predicted.SQUARED
+    compiled = json.loads(static.RECORDED.with_name("compiled.json").read_text())
+    assert compiled["pairs: lengths, bfloat16, sm_90"]["elements_a_thread"] == predicted.SQUARED
+    assert compiled["sliced factors, bf16, sm_90"]["elements_a_thread"] == predicted.FACTORED
 
 
 def run(*command: str, folder: Path) -> str:
