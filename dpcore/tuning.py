@@ -296,7 +296,7 @@ def _run_all(run: Callable[[dict[str, Any]], Outcome], path: Path, state: dict[s
             _check_event(outcome, event)
         if outcome is not None and (best is None or (outcome.score, coin) > (best["score"], best["coin"])):
             result = b64encode(outcome.result).decode()
-            best = {"settings": settings, "score": float(outcome.score), "coin": coin, "result": result}
+            best = {"settings": settings, "score": outcome.score, "coin": coin, "result": result}
             state["best"] = best
     del state["left"]
     _write(path, state)

@@ -924,6 +924,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/data/remarks.py": [
         ("say nothing of values that are not finite", "        if not look.finite:", "        if False:", "unit/torch/test_training_warnings.py"),
     ],
+    "dpcore/cli/compare/report.py": [
+        ("say that one ledger counts what two paid for", "charged = len(ledgers) == 1 and None", "charged = len(ledgers) > 0 and None", "unit/cli/test_comparison.py"),
+    ],
     "dpcore/cli/train/training.py": [
         ("read each augmented image once", "augmentations=settings.augmentations or 1", "augmentations=1", "unit/cli/test_examples.py"),
         ("let a statement be silent on weights of a file", "() if self.settings.weights is None and self.settings.model_dir is None else (BEGUN,)", "()", "unit/cli/test_training.py"),

@@ -119,8 +119,10 @@ def _start(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; never lets a traceback out unless ``--debug`` is among the arguments."""
-    debug, as_json = "--debug" in arguments, "--json" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, rest = arguments[:end], arguments[end:]  # what follows -- is a script's
+    debug, as_json = "--debug" in own, "--json" in own
+    arguments = [*(argument for argument in own if argument != "--debug"), *rest]
     try:
         app = application(*set(COMMANDS).intersection(arguments))
         status = app(args=arguments, prog_name="dpcore", standalone_mode=False)
@@ -158,9 +160,8 @@ def _fail(sentence: str, status: int, debug: bool, as_json: bool) -> int:
     return status
 
 
-def _usage_sentence(error: Exception) -> str:
-    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
-    message = " ".join(message.split()).rstrip(".")
+def _usage_sentence(error: Any) -> str:
+    message = " ".join(str(error.format_message()).split()).rstrip(".")
     given, possible = getattr(error, "option_name", None), getattr(error, "possibilities", None)
     if given:  # click lists all that resemble it a little, in no order
         near = nearest(given, possible or ())

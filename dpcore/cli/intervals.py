@@ -30,8 +30,7 @@ class Estimate(NamedTuple):
 
 def mean_interval(values: npt.ArrayLike) -> Estimate:
     """Return the mean of independent values with Student's interval, ``t s / sqrt(n)``; one value has none."""
-    center, variance, freedom = _mean(values)
-    return _estimate(center, variance, freedom)
+    return _estimate(*_mean(values))
 
 
 def difference_interval(first: npt.ArrayLike, second: npt.ArrayLike) -> Estimate:

@@ -254,6 +254,6 @@ def _options(table: type) -> dict[str, tuple[Any, OptionInfo]]:
 
 
 def _switch(value: Any) -> bool:
-    if not isinstance(value, bool):
+    if str(value).lower() not in ("true", "false"):
         raise typer.BadParameter(f"{value!r} must be true or false")
-    return value
+    return str(value).lower() == "true"

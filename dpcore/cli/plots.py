@@ -1,8 +1,8 @@
 """All pictures: of a comparison, a filter and released gradients.
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
-picture puts it in `path` in one move (the path's ending decides the format), writes `title` as its first line, and
-returns the path; DpcoreError if matplotlib is not installed. Arrays of one picture have one shape, (m,).
+picture puts it in `path` in one move (the path's ending decides the format), with `title` as its first line;
+DpcoreError if matplotlib is not installed. Arrays of one picture have one shape, (m,).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def drawing(path: PathLike, size: tuple[float, float], title: str = "") -> Itera
             figure.savefig(file, format=target.suffix.lower().lstrip("."))
 
 
-def label(axes: Axes, x: str, y: str, title: str = "", /, **style: Any) -> None:
+def label(axes: Axes, x: str, y: str, title: str = "", /) -> None:
     """Write a title and the names of both axes."""
-    axes.set_title(title, **{"fontsize": 10, **style})
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
 
@@ -74,13 +74,6 @@ def note(axes: Axes, text: str, *, x: float | None = None, y: float | None = Non
         at, offset, frame = (0.99, y), (0, 3), ("axes fraction", "data")
     style: Any = {"ha": "right", "color": GRAY, "fontsize": 8}
     axes.annotate(text, at, xycoords=frame, xytext=offset, textcoords="offset points", **style)
-
-
-def whole_epochs(axes: Axes) -> None:
-    """Put ticks at whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def frequency_axes(axes: Axes, x: Array) -> None:
@@ -103,7 +96,7 @@ class Curves(NamedTuple):
     accuracy: npt.ArrayLike
 
 
-def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> Path:
+def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, title: str = "") -> None:
     """Draw a column for each panel, by title: accuracy by epoch above, the final runs below.
 
     A contestant has the same color in every panel.
@@ -134,7 +127,6 @@ def by_epsilon(path: PathLike, panels: Mapping[str, Mapping[str, Curves]], *, ti
             end.set_xlabel("held-out accuracy at the end (%)")
         axes[0][0].set_ylabel("held-out accuracy (%)")
         axes[0][0].legend(loc="lower right", fontsize=8)
-    return Path(path)
 
 
 def _style(index: int) -> tuple[str, str]:
@@ -142,6 +134,8 @@ def _style(index: int) -> tuple[str, str]:
 
 
 def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     color, marker = _style(index)
     values, x = 100 * np.asarray(curves.accuracy, float), np.asarray(curves.epochs, float) + aside
     intervals = [mean_interval(column) for column in values.T]
@@ -150,7 +144,7 @@ def _way(axes: Axes, index: int, name: str, curves: Curves, aside: float) -> Non
     axes.plot(x, mean, color=color, marker=marker, markersize=3.5, linewidth=1.6, label=name)
     # With few seeds the interval can be wider than the range of an accuracy.
     axes.vlines(x, np.clip(mean - half, 0, 100), np.clip(mean + half, 0, 100), color=color, linewidth=1.2, alpha=0.5)
-    whole_epochs(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(x) > 1:
         axes.margins(x=0.02)
     else:
@@ -186,7 +180,7 @@ def filter_picture(
     cutoff: float | None = None,
     limiting_noise_factor: float | None = None,
     title: str = "",
-) -> Path:
+) -> None:
     """Draw a filter: its memory, its start, the noise it leaves and the frequencies it passes.
 
     kappa by age, c_t and the share of white noise's variance in the output after each step have shape (T,). `power` is
@@ -214,7 +208,6 @@ def filter_picture(
         if np.isfinite(left).any():
             noise.set_ylim(0, 1.12 * max(left[np.isfinite(left)].max(), 1e-3))
         _response(spectrum, np.asarray(frequencies, float), np.asarray(power, float), cutoff)
-    return Path(path)
 
 
 def gradient_picture(
@@ -226,7 +219,7 @@ def gradient_picture(
     floor: float = 0.0,
     negative_share: npt.ArrayLike = (),
     title: str = "",
-) -> Path:
+) -> None:
     """Draw the power spectral density of released gradients, and the share of negative second moments.
 
     The density is per coordinate, at positive frequencies in cycles per step, shape (F,); `floor` is s^2, that of the
@@ -259,7 +252,6 @@ def gradient_picture(
             panels[1].set_ylim(0, max(55.0, min(100.0, 110 * float(np.nanmax(share)))))
             panels[1].axhline(50, **DOTTED)
             label(panels[1], "steps taken", "share of coordinates (%)", "Second moments below zero")
-    return Path(path)
 
 
 def _response(axes: Axes, x: Array, passed: Array, cutoff: float | None) -> None:

@@ -17,7 +17,6 @@ from dpcore import accounting, sampling
 from dpcore.accounting import (
     OPACUS_ASSUMPTIONS,
     Adjacency,
-    CyclicPoissonSampledGaussian,
     Event,
     Gaussian,
     PoissonSampledGaussian,
@@ -79,7 +78,7 @@ class EventOptions:
                 )
             if not 0 < self.sample_rate <= 1:
                 raise ArgumentError(f"sample_rate={self.sample_rate!r}: must be greater than 0 and at most 1")
-            if self.sampling not in ("poisson", "truncated-poisson", "cyclic-poisson"):
+            if self.sampling not in ("poisson", "truncated-poisson"):
                 raise ArgumentError(f"sample_rate: is not for --sampling {self.sampling}; {self._sizes}")
         for name, kind in {"max_batch_size": "truncated-poisson", "groups": "cyclic-poisson"}.items():
             if getattr(self, name) is not None and self.sampling != kind:
@@ -100,7 +99,10 @@ class EventOptions:
         sampler, sigma = self.sampler(), self.noise_multiplier
         if self.strategy is not None:
             if sampler is None:
-                raise ArgumentError(f"strategy={self.strategy!r}: needs --dataset-size and --batch-size")
+                raise ArgumentError(
+                    f"strategy={self.strategy!r}: needs --dataset-size and --batch-size, and a --sampling other than "
+                    "full-batch"
+                )
             named: Any = sampler  # frozen: it can be looked up
             unit: Any = _correlated(self.strategy, named, self.steps_in_all)
             event: Event = replace(unit, noise_multiplier=sigma)
@@ -110,9 +112,7 @@ class EventOptions:
         if self.sample_rate is None:
             return Gaussian(sigma, self.steps_in_all, Adjacency.ZERO_OUT)
         # The rate is not rounded to a multiple of 2^-32, as that of a run is.
-        if self.groups is None:
-            return PoissonSampledGaussian(self.sample_rate, sigma, self.steps_in_all)
-        return CyclicPoissonSampledGaussian(self.sample_rate, self.groups, sigma, 1.0, self.steps_in_all)
+        return PoissonSampledGaussian(self.sample_rate, sigma, self.steps_in_all)
 
     @property
     def words(self) -> str:
@@ -138,7 +138,7 @@ class EventOptions:
         sampler = self.sampler()
         if sampler is not None:
             return sampler.steps_per_epoch
-        return 1 if self.sample_rate is None else math.ceil(round((self.groups or 1) / self.sample_rate, 9))
+        return 1 if self.sample_rate is None else math.ceil(round(1 / self.sample_rate, 9))
 
     @property
     def steps_in_all(self) -> int:
@@ -152,10 +152,10 @@ class EventOptions:
             raise ArgumentError("groups: give --groups, the number of groups that take turns")
         if self.sampling == "full-batch":
             return None
-        if rate is not None and (self.sampling == "cyclic-poisson" or (self.sampling == "poisson" and size is None)):
+        if self.sampling == "poisson" and rate is not None and size is None:
             return None
         if size is None or (batch is None and rate is None):
-            name = "sample_rate" if self.sampling in ("poisson", "cyclic-poisson") else "dataset_size"
+            name = "sample_rate" if self.sampling == "poisson" else "dataset_size"
             raise ArgumentError(f"{name}: {self._sizes}")
         return sampling.sampler(
             self.sampling,
@@ -181,7 +181,6 @@ _WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling"
 _SIZES = {
     "poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "truncated-poisson": "give --dataset-size, with --batch-size or --sample-rate",
-    "cyclic-poisson": "give --sample-rate, or --dataset-size with --batch-size",
     "full-batch": "give --steps",
 }
 

@@ -15,6 +15,8 @@ from dpcore.stages.strategies import Strategy, Workload, workloads
 from dpcore.stages.strategies.search.optimize import KINDS, WITH_BANDS
 from dpcore.statement.text import counted
 
+NO_BOUND = "its distance from the best is not known for this number of steps"
+
 strategy = Commands()  # its help is in dpcore.cli.app
 
 WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
@@ -83,7 +85,7 @@ def optimize_command(
     best = strategies.optimal(kind, wanted, epochs=epochs, bands=bands, buffers=buffers, keep=not no_cache)
     if out is not None:
         strategies.save(out, best.strategy)
-    near = "its distance from the best is not known for this number of steps"
+    near = NO_BOUND
     if best.lower_bound is not None:
         near = f"no mechanism is below {best.lower_bound:.6g}: this one is at most {best.above:.2%} above the best"
     write_answer(
@@ -120,17 +122,18 @@ def compare_command(
     for name in ("square-root", "tree-optimal", "identity"):
         chosen = strategies.strategy(name, steps)
         compared[name] = chosen, strategies.error_of(chosen, wanted, epochs)
-    bound = strategies.lower_bound(wanted, epochs=epochs)
+    bound = _bound_of(wanted, epochs)
+    above = {name: None if bound is None else error / bound - 1 for name, (_, error) in compared.items()}
     title = f"{wanted.name}, {counted(steps, 'step')}, {counted(epochs, 'epoch')}"
     costs = {name: strategies.streaming_cost(chosen, steps) for name, (chosen, _) in compared.items()}
     write_answer(
         as_json,
         {"workload": wanted.name, "steps": steps, "epochs": epochs, "lower_bound": bound, "errors":
-            {name: {"error": error, "above": error / bound - 1, "state_vectors": chosen.order,
+            {name: {"error": error, "above": above[name], "state_vectors": chosen.order,
                     "streaming": asdict(costs[name])} for name, (chosen, error) in compared.items()}},
-        f"{title}; no mechanism is below {bound:.5g}",
+        title if bound is None else f"{title}; no mechanism is below {bound:.5g}",
         f"{'strategy':<18}{'error':>10}{'above the best':>16}  streaming",
-        *(f"{name:<18}{error:>10.5g}{error / bound - 1:>16.2%}  {costs[name].words}"
+        *(f"{name:<18}{error:>10.5g}{_share(above[name]):>16}  {costs[name].words}"
           for name, (_, error) in sorted(compared.items(), key=lambda item: item[1][1])),
     )  # fmt: skip
 
@@ -150,17 +153,30 @@ def show_command(
     length = int(chosen.steps or 0) if steps is None else steps
     wanted, epochs = _Wanted(**given).over(length), given["epochs"]
     strategies.check_steps(chosen, length)
-    error, bound = strategies.error_of(chosen, wanted, epochs), strategies.lower_bound(wanted, epochs=epochs)
+    error, bound = strategies.error_of(chosen, wanted, epochs), _bound_of(wanted, epochs)
+    above = None if bound is None else error / bound - 1
+    near = NO_BOUND if above is None else f"{above:.2%} above the best of all"
     cost, title = strategies.streaming_cost(chosen, length), f"{chosen.describe()['kind']}, {counted(length, 'step')}"
     write_answer(
         as_json,
         {"strategy": _described(chosen), "steps": length, "workload": wanted.name, "epochs": epochs,
-            "error": error, "lower_bound": bound, "above": error / bound - 1, "state_vectors": chosen.order,
+            "error": error, "lower_bound": bound, "above": above, "state_vectors": chosen.order,
             "streaming": asdict(cost)},
         title,
         f"streams with {cost.words}",
-        f"error of {wanted.name} at mu = 1: {error:.6g} clip norms, {error / bound - 1:.2%} above the best of all",
+        f"error of {wanted.name} at mu = 1: {error:.6g} clip norms, {near}",
     )  # fmt: skip
+
+
+def _bound_of(wanted: Workload, epochs: int) -> float | None:
+    try:
+        return strategies.lower_bound(wanted, epochs=epochs)
+    except ArgumentError:  # none is known for so many steps
+        return None
+
+
+def _share(above: float | None) -> str:
+    return "not known" if above is None else f"{above:.2%}"
 
 
 @strategy.command("recommend", example="dpcore strategy recommend --steps 2350 --epochs 10 --workload momentum")

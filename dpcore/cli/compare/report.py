@@ -104,7 +104,8 @@ def tuning(log: Log, plans: Plans) -> dict[str, Any]:
     """
     stated = [record.statement for record in log.records if record.statement is not None]
     searched = sum(record.run.role != FINAL for record in log.records)
-    charged = bool(stated) and all(statement.ledger for statement in stated)
+    ledgers = {statement.ledger.get("ledger") for statement in stated}
+    charged = len(ledgers) == 1 and None not in ledgers  # of two, neither counts all
     counts = f"{len(stated)}, of them {searched} in search of settings"
     together, unknown = composed(log, plans)
     cost = unknown if together is None else f"epsilon = {format_epsilon(together)}"

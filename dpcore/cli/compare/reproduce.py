@@ -125,6 +125,9 @@ def run_command(
         raise ArgumentError(f"weights={weights!r}: must be left out, since {one.name} {why}")
     changed: dict[str, Any] = {"weights": weights}
     if tiny:
+        known = ("digits", *IDX_SETS, *cifar.FILES, "image-folder", *text.TASKS)
+        if (data := one.settings["data"].value) not in known:
+            raise ArgumentError(f"--tiny: makes up {', '.join(known)}, and not data={data!r}; leave it out")
         changed = {"epsilon": one.comparison().epsilon[:1], **_TINY}
         if isinstance(rates := one.settings["lr"].value if "lr" in one.settings else None, list):
             changed["lr"] = rates[:2]
@@ -135,7 +138,7 @@ def run_command(
         if one.settings["model"].value in PRETRAINED:
             changed |= {"model": "pretrained", "max_length": made_up_text.LENGTH}
             model_dir = str(out / "model")
-        data_dir = None if one.settings["data"].value == "digits" else str(out / "data")
+        data_dir = None if data == "digits" else str(out / "data")
         changed["weights"] = str(out / "weights.safetensors")
     comparison = one.comparison(1 if tiny and seeds is None else seeds, data_dir, model_dir, **changed)
     _begin(one, out)

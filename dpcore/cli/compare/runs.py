@@ -41,7 +41,7 @@ from dpcore.errors import ArgumentError, BudgetError, DataError, DpcoreError, Pr
 from dpcore.ledger import Ledger
 from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import plain, read_json_file
-from dpcore.spec.validate import choice
+from dpcore.spec.validate import choice, integer
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import format_number
 
@@ -115,8 +115,7 @@ class Comparison:
                 raise ArgumentError(f"{name}={values!r}: has a value twice")
         if not 1 <= self.seeds <= FIRST_SEARCH_SEED:
             raise ArgumentError(f"seeds={self.seeds!r}: must lie between 1 and {FIRST_SEARCH_SEED}")
-        if self.search_seeds < 1:
-            raise ArgumentError(f"search_seeds={self.search_seeds!r}: must be at least 1")
+        integer(1, search_seeds=self.search_seeds)
         choice((EPOCHS, GRADIENTS), equal=self.equal)
         if self.baseline is not None and self.baseline not in self._named:
             raise ArgumentError(f"baseline={self.baseline!r}: must be a contestant: {', '.join(self._named)}")
@@ -339,7 +338,7 @@ class Log:
         if records is not None:
             return cls(RunFolder(path, kind=COMPARISON, existing=True), comparison, records)
         folder = RunFolder(path, overwrite=overwrite, kind=COMPARISON)
-        folder.write_config(_settings(comparison), ledger)
+        folder.write_config(plain(comparison.to_dict()), ledger)
         log = cls(folder, comparison, [])
         log.write()
         return log
@@ -397,7 +396,7 @@ def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrit
             f"ledger=None: the runs in {path} are paid for by the ledger {paid}; add --ledger {paid}, or name another "
             "folder"
         )
-    present = _settings(comparison)
+    present = plain(comparison.to_dict())
     for name in {**saved, **present}:
         there, here = saved.get(name), present.get(name)
         # Contestants in another order are another comparison.
@@ -407,10 +406,6 @@ def earlier(path: Path, comparison: Comparison, ledger: Path | None, *, overwrit
                 f"{json.dumps(here)} here); name another folder, or add --overwrite to start again"
             )
     return records
-
-
-def _settings(comparison: Comparison) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(plain(comparison.to_dict()))))
 
 
 def _saved(path: Path) -> tuple[dict[str, Any], list[Record]]:

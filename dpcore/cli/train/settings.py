@@ -34,6 +34,7 @@ from dpcore.methods import BASES, METHODS, VARIANTS, keywords
 from dpcore.plan.plan import Plan
 from dpcore.sampling import NAMES as SAMPLINGS
 from dpcore.spec.backends import available_backends, chosen_backend
+from dpcore.spec.ops import CLIP_RULES
 from dpcore.spec.validate import choice, decay, integer, positive
 from dpcore.stages.clipping import AdaptiveClip
 from dpcore.stages.filters import NAMED_FILTERS
@@ -55,7 +56,6 @@ PRETRAINED: dict[str, tuple[str, int, int] | None] = {
 }  # fmt: skip
 MODELS = ("logistic", "mlp", "cnn-5", "cnn-5-torch", *SCALED_MODELS, *PRETRAINED)
 PRECISIONS = ("float32", "bf16")
-CLIPPING = ("standard", "automatic", "automatic_v", "normalized", "psac")
 DATA, METHOD, PRIVACY, RUN = "Data and model", "Method", "Privacy", "Run"
 UPDATE, CORRELATED, SCALED = "Update", "Correlated noise", "Scaled gradients (dp_adam, dp_adagrad)"
 
@@ -103,21 +103,22 @@ class Settings:
     max_length: Annotated[_Count, option(count, "N",
         f"Tokens of a text, longer ones are cut; {MAX_LENGTH} if not given.", DATA)] = None
     lora: Annotated[_Count, option(count, "RANK",
-        "Of --model-dir train adapters of this rank, and a new head, by peft.", DATA)] = None
+        "Train adapters of this rank and a new head, not the whole model of --model-dir (needs peft).", DATA)] = None
     seed: Annotated[int, option(whole, "N", "Seed of the initial weights. The noise is never seeded.", DATA)] = 0
     epsilon: Annotated[_Real, option(real, "EPSILON", "Target epsilon; the noise is calibrated to it.", PRIVACY)] = None
     delta: Annotated[float, option(real, "DELTA", "Delta, well below 1/n.", PRIVACY)] = 1e-5
     noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA", "Noise, instead of --epsilon.", PRIVACY)] = None
     max_grad_norm: Annotated[float, option(real, "C", "Clip norm.", PRIVACY)] = 1.0
-    clipping: Annotated[_Text, option(one_of(CLIPPING), "RULE",
-        f"{', '.join(CLIPPING)}; if not given: the method's own.", PRIVACY)] = None
+    clipping: Annotated[_Text, option(one_of(CLIP_RULES), "RULE",
+        f"{', '.join(CLIP_RULES)}; if not given: the method's own.", PRIVACY)] = None
     clipping_groups: Annotated[str | dict[str, float], option(group_norms, "GROUPS",
         "flat, per_layer, per_tensor, or norms by pattern: '0.*=0.5,2.*=1'.", PRIVACY)] = "flat"
     clip_quantile: Annotated[_Real, option(real, "Q",
         "Adapt the clip norm to this quantile of the norms, beginning at --max-grad-norm.", PRIVACY)] = None
     clip_lr: Annotated[_Real, option(real, "RATE", "For --clip-quantile: its rate; 0.2 if not given.", PRIVACY)] = None
     bit_noise: Annotated[_Real, option(real, "STD",
-        "For --clip-quantile: noise on the count; batch size / 20 if not given.", PRIVACY)] = None
+        "For --clip-quantile: standard deviation of the noise on the count of clipped norms; batch size / 20 if not "
+        "given.", PRIVACY)] = None
     sampling: Annotated[_Text, option(one_of(SAMPLINGS), "NAME",
         f"{', '.join(SAMPLINGS)}; if not given: fixed-order if the method needs it, else poisson.", PRIVACY)] = None
     max_batch_size: Annotated[_Count, option(count, "N",
@@ -153,8 +154,10 @@ class Settings:
     weight_decay: Annotated[_Real, option(real, "W", "Weight decay.", UPDATE)] = None
     radius: Annotated[_Real, option(real, "R", "Keep the parameters in this ball around 0.", UPDATE)] = None
     schedule: Annotated[_Text, option(one_of(("cosine", "doubling")), "NAME",
-        "Of the learning rate: cosine, down to 0 at the last step; doubling, which finds it.", UPDATE)] = None
-    warmup_steps: Annotated[_Count, option(count, "N", "For --schedule: steps of linear warm-up.", UPDATE)] = None
+        "cosine: the learning rate falls to 0 at the last step; doubling: it is found from released gradients (SGD).",
+        UPDATE)] = None
+    warmup_steps: Annotated[_Count, option(count, "N", "For --schedule cosine: steps of linear warm-up.",
+        UPDATE)] = None
     ema: Annotated[_Real, option(real, "DECAY", "Decay of an average of the parameters, which is evaluated and saved.",
         UPDATE)] = None
     galore_rank: Annotated[_Count, option(count, "R",
@@ -163,8 +166,10 @@ class Settings:
         "if not given.", UPDATE)] = None
     strategy: Annotated[_Text, option(name_or_file(STRATEGIES, ENDINGS), "NAME",
         f"{', '.join(STRATEGIES)}, or a file of dpcore strategy optimize or with a matrix ({', '.join(ENDINGS)}); "
-        "needs --sampling fixed-order or shuffled.", CORRELATED)] = None
-    bands: Annotated[_Count, option(count, "N", "Number of bands of the banded strategy.", CORRELATED)] = None
+        "needs --sampling fixed-order, shuffled or random-allocation; banded ones also cyclic-poisson.",
+        CORRELATED)] = None
+    bands: Annotated[_Count, option(count, "N", "Bands of --strategy banded-inverse-square-root, which needs it.",
+        CORRELATED)] = None
     decay: Annotated[_Real, option(real, "C", "srg_memf: decay of the earlier gradient.", CORRELATED)] = None
     scale_eps: Annotated[_Real, option(real, "E", "Added to the root of the second moment.", SCALED)] = None
     max_scaled_norm: Annotated[_Real, option(real, "C", "Clip norm of scaled gradients.", SCALED)] = None
@@ -172,11 +177,11 @@ class Settings:
         SCALED)] = None
     scaled_steps: Annotated[_Count, option(count, "N", "delayed_preconditioner: steps with a frozen scale.",
         SCALED)] = None
-    unscaled_lr_factor: Annotated[_Real, option(real, "F", "delayed_preconditioner: on the rate of unscaled steps.",
+    unscaled_lr_factor: Annotated[_Real, option(real, "F", "delayed_preconditioner: times the rate in unscaled steps.",
         SCALED)] = None
     max_update_norm: Annotated[_Real, option(real, "U", "dp_adam, dp_adagrad: largest move over the learning rate.",
         UPDATE)] = None
-    joint_scale: Annotated[_Real, option(real, "K", "joint_moments: scale of the square.", SCALED)] = None
+    joint_scale: Annotated[_Real, option(real, "K", "joint_moments: c of the released (g, c g^2).", SCALED)] = None
     backend: Annotated[str, option(one_of(available_backends), "NAME",
         "torch (CPU), triton (CUDA) or numpy (the reference).",
         RUN)] = field(default_factory=lambda: chosen_backend() or "torch")
@@ -199,8 +204,6 @@ class Settings:
             )
         if self.epsilon is not None:
             positive(epsilon=self.epsilon)
-        if self.epochs < 1:
-            raise ArgumentError(f"epochs={self.epochs!r}: must be at least 1")
         for name in KEYWORDS:
             if getattr(self, name) is not None:
                 self._check_taken(name)
@@ -225,7 +228,7 @@ class Settings:
                     raise ArgumentError(f"{name}={given!r}: is only for the models {_listed(list(PRETRAINED))}")
                 if least:
                     integer(least, **{name: given})
-        for name in ("record_gradients", "augmentations", "image_size"):
+        for name in ("epochs", "record_gradients", "augmentations", "image_size"):
             if getattr(self, name) is not None:
                 integer(1, **{name: getattr(self, name)})
         if self.data in text.TASKS:

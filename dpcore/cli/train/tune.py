@@ -170,7 +170,7 @@ def secret_of(folder: Path) -> Path:
 
 def forget(secret: Path) -> None:
     """Delete a selection's secret folder."""
-    for name in ("selection.json", "lock"):
+    for name in ("selection.json", ".selection.json.draft", "lock"):  # a killed process leaves the draft
         (secret / name).unlink(missing_ok=True)
     if secret.exists():
         secret.rmdir()
@@ -181,7 +181,8 @@ def opened(place: Path, *, overwrite: bool) -> RunFolder:
     secret = secret_of(place)
     if holds(place, SELECTION):
         if overwrite:
-            forget(secret)
+            with locked(place):  # not while another command makes its runs
+                forget(secret)
         elif not secret.exists():
             remark(f"the selection's secret part, {secret}, is missing: it begins again, and is paid again")
         return RunFolder(place, existing=True)

@@ -201,3 +201,17 @@ def test_one_value_has_no_interval_and_none_is_refused():
     assert difference_interval([0.5, 0.5], [0.5, 0.5]).half_width == 0
     assert not difference_interval([0.5, 0.5], [0.5, 0.5]).excludes_zero
     refused(ArgumentError, "at least one value", mean_interval, [])
+
+
+def test_a_comparison_that_two_ledgers_paid_for_is_counted_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "composed", lambda log, plans: (None, "not known"))
+
+    def accounted(*ledgers: str) -> Any:
+        stated = [SimpleNamespace(ledger={"ledger": name} if name else {}) for name in ledgers]
+        records = [SimpleNamespace(statement=each, run=SimpleNamespace(role=runs.FINAL)) for each in stated]
+        return report.tuning(SimpleNamespace(records=records), None)["accounted_for"]  # type: ignore[arg-type]
+
+    assert accounted("a", "a")
+    assert not accounted("a", "b")
+    assert not accounted("a", "")
+    assert not accounted()

@@ -53,7 +53,7 @@ def test_every_keyword_of_every_method_is_an_option():
 def test_commands_take_the_settings_by_their_names():
     assert set(SETTINGS) <= options_of("train")
     # One value of these is not enough for a comparison, or it decides them itself.
-    assert set(SETTINGS) - options_of("compare") == {"method", "noise_multiplier", "seed"}
+    assert set(SETTINGS) - options_of("compare") == {"allow_nonprivate", "method", "noise_multiplier", "seed"}
 
 
 @pytest.mark.parametrize("name", app.COMMANDS)
