@@ -60,11 +60,6 @@ class Branches:
         """Return them with a new branch that leaves `parent` before `row`, and is the present one."""
         return Branches(name, {**self.known, name: Branch(parent, row, row)})
 
-    def renamed(self, name: str) -> Branches:
-        """Return them with the whole way to the present as one branch `name`; abandoned rows stay separate."""
-        apart = {f"{name}/{number}": Branch("", *rows) for number, rows in enumerate(self.abandoned)}
-        return Branches(name, {name: Branch(), **apart})
-
 
 def count(ranges: Iterable[Rows]) -> int:
     """Return the number of rows in all ranges."""

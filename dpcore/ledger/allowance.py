@@ -265,8 +265,9 @@ class LedgerRun:
 
     @property
     def tree(self) -> dict[str, Branch]:
-        """All branches of this run, as of the last time that the file was read."""
-        return self._book.known(self.run_id, self.branch_id)[0].branches.copy()
+        """All branches of this run, those of other processes included."""
+        with self._book.reading():
+            return self._book.known(self.run_id, self.branch_id)[0].branches.copy()
 
     def reserve(self, row: int) -> None:
         """Return once row `row` may be released: it, and some rows after it, are then on disk as released.

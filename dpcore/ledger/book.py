@@ -29,7 +29,7 @@ class Book:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.state, self.seal = State(), START
-        self._process, self._lock = os.getpid(), threading.RLock()
+        self._process, self._lock, self._busy = os.getpid(), threading.RLock(), False
         with self.reading():
             pass
 
@@ -85,9 +85,17 @@ class Book:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if os.getpid() != self._process:  # a fork: the parent's threads are gone, and so must be their lock
-            self._process, self._lock = os.getpid(), threading.RLock()
+            self._process, self._lock, self._busy = os.getpid(), threading.RLock(), False
         with self._lock:
-            yield
+            if self._busy:
+                raise PrivacyError(
+                    f"ledger {self.path}: a signal's handler used it in the middle of another use; use it after"
+                )
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
         """Read the entries of other processes, and check that the entries read before are still there."""

@@ -13,7 +13,7 @@ from dpcore.accounting.branches import Rows
 from dpcore.accounting.events import check_event
 from dpcore.accounting.gaussian import analytic_noise_multiplier
 from dpcore.errors import BudgetError, DpcoreError, PrivacyError
-from dpcore.ledger.privacy_filter import PrivacyFilter, add
+from dpcore.ledger.privacy_filter import DEFAULT_ORDER, PrivacyFilter, add
 from dpcore.ledger.state import START, Entry, Run, State, affords, number_in, number_out, seal, write
 from dpcore.ledger.storage import Storage
 from dpcore.spec import validate
@@ -342,7 +342,5 @@ def _check_budget(state: State) -> list[str]:
 
 
 def _filter(state: State) -> PrivacyFilter:
-    order = state.order
-    if order is None:  # nothing was reserved, and nothing costs nothing at any order
-        return PrivacyFilter(state.header["composition"])
-    return PrivacyFilter(state.header["composition"], order)
+    # Without an order nothing was reserved, and nothing costs nothing at any order.
+    return PrivacyFilter(state.header["composition"], state.order or DEFAULT_ORDER)

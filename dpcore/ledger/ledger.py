@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
+from dpcore.accounting.branches import Rows
 from dpcore.accounting.events import check_event
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import checks
@@ -177,9 +179,10 @@ class Ledger:
         description: Any,
         key_digest: str,
         dataset: str = "",
-        left: bool = False,
+        left: int = 0,
+        abandoned: Sequence[Rows] = (),
     ) -> LedgerRun:
-        """Write down a new run before it releases anything.
+        """Write down a new run before it releases anything, or one that released rows before this ledger knew of it.
 
         Parameters
         ----------
@@ -198,19 +201,20 @@ class Ledger:
             Of the noise key, never the key; empty if unknown.
         dataset : str
             Fingerprint of the data.
-        left : bool
-            Whether rows of it left before this ledger knew of it: others may have been chosen by their results, and
-            none of them is fixed beforehand any more.
+        left, abandoned : int, sequence of (first, stop)
+            Rows that left before this ledger knew of the run: on the way to its present parameters, and on branches
+            that it left. They are charged whatever the budget; beyond it nothing is granted any more. Other runs may
+            have been chosen by their results, so that none of these is fixed beforehand.
 
         Raises
         ------
         BudgetError
-            If not even the first row fits.
+            If nothing left yet, and not even the first row fits.
         PrivacyError
             If its adjacency does not go with the ledger's, its event cannot be charged, or its key is in use.
         """
         words = {"name": str(name), "description": description, "dataset": str(dataset)}
-        return self._begin(adjacency, steps, event_after, key_digest, left, **words)
+        return self._begin(adjacency, steps, event_after, key_digest, left, abandoned, **words)
 
     def _begin(
         self,
@@ -218,17 +222,16 @@ class Ledger:
         steps: int,
         event_after: EventAfter,
         key_digest: str,
-        left: bool,
-        released: bool = False,
+        left: int,
+        abandoned: Sequence[Rows] = (),
         **words: Any,
     ) -> LedgerRun:
-        """Write a new run.
+        """Write a new run, and charge the rows of it that left already.
 
-        With `released`, all of it was released already: the transaction writes it whatever the budget. Refusing it
-        would not undo it, and the ledger would grant the same budget again. It is the entry that `resume` writes if
-        an older copy of the ledger was put back, which every reader knows: after charges beyond the limit nothing is
-        granted (`Allowance.allows`), and the total then states the odometer, which holds for releases that nobody
-        decided on (`dpcore.ledger.privacy_filter`).
+        They are charged even beyond the budget: a refusal would not take them back, and the ledger would grant their
+        part of the budget again. Once the charges exceed the limit, nothing more is granted (`Allowance.allows`), and
+        the total states the odometer's epsilon, which does not need a limit fixed beforehand
+        (`dpcore.ledger.privacy_filter`).
         """
         steps = validate.integer(steps=steps, minimum=1)
         kind = None if adjacency is None else str(validate.choice([str(one) for one in Adjacency], adjacency=adjacency))
@@ -240,7 +243,7 @@ class Ledger:
         with self._book.writing() as draft:
             allowance.check_adjacency(kind)
             allowance.check_key(key_digest)
-            if not released:
+            if not (left or abandoned):
                 allowance.demand_room_to_begin(draft, planned, event_after)
             run_id = f"{self.ledger_id[:8]}-{secrets.token_hex(6)}"
             branch_id = f"{run_id}.0"
@@ -259,11 +262,14 @@ class Ledger:
             )
             token = draft.lease(branch_id)
             run, _ = self._book.known(run_id, branch_id)
-            if (left or released) and self._book.state.fixed is None:
-                allowance.fix(draft, run, alone=True)
-            if released:
-                allowance.append(draft, run, branch_id, steps, *after(run, branch_id, steps, event_after))
-                draft.release(branch_id)
+            if left or abandoned:
+                if self._book.state.fixed is None:
+                    allowance.fix(draft, run, alone=True)
+                for place, (first, stop) in enumerate(abandoned, 1):
+                    child, number = f"{run_id}.{place}", secrets.randbits(63)
+                    draft.append("fork", run=run_id, branch=branch_id, child=child, row=first, number=number)
+                    allowance.append(draft, run, child, stop, *after(run, child, stop, event_after))
+                allowance.append(draft, run, branch_id, left, *after(run, branch_id, left, event_after))
         return LedgerRun(allowance, run, branch_id, token, event_after)
 
     def resume(
@@ -314,9 +320,7 @@ class Ledger:
             token = draft.lease(child)
         return LedgerRun(self._allowance, run, child, token, event_after), number
 
-    def charge(
-        self, event: Event, *, name: str, description: Any = None, left: bool = False, already_released: bool = False
-    ) -> str:
+    def charge(self, event: Event, *, name: str, description: Any = None, already_released: bool = False) -> str:
         """Charge a release that was not made by a run of dpcore, and return the run's id: a count, a salvaged entry.
 
         Parameters
@@ -325,8 +329,6 @@ class Ledger:
         name : str
         description : object
             JSON values.
-        left : bool
-            Whether others may have been chosen by its result before this ledger knew of it.
         already_released : bool
             Whether it happened: it is written down even if it crosses the budget, and nothing is granted then.
 
@@ -338,10 +340,9 @@ class Ledger:
         check_event(event=event)
         event_after: EventAfter = lambda steps, _abandoned: event if steps else Composed(())  # noqa: E731
         words = {"name": str(name), "description": description, "dataset": ""}
-        run = self._begin(event.adjacency, 1, event_after, "", left, already_released, **words)
-        if not already_released:
-            run.reserve(0)
-            run.close(1)
+        run = self._begin(event.adjacency, 1, event_after, "", int(already_released), **words)
+        run.reserve(0)
+        run.close(1)
         return run.run_id
 
     def __repr__(self) -> str:

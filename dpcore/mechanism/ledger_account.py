@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dpcore.accounting.branches import Branch
+from dpcore.accounting.branches import Branch, Branches
 from dpcore.errors import BudgetError, PrivacyError
 from dpcore.mechanism.peers import Peers, by_the_first
 
@@ -33,7 +33,7 @@ class LedgerAccount:
         self.ledger, self.mechanism, self.name, self.dataset = ledger, mechanism, name, dataset
         self.run: LedgerRun | None = None  # until it has begun in the ledger
         self.caveats: tuple[str, ...] = ()  # for the statement
-        self._granted, self._charged = 0, False
+        self._granted = 0
         self._lock, self._inside, self._close_due = threading.RLock(), False, False
 
     def before_draw(self, step: int) -> None:
@@ -72,12 +72,7 @@ class LedgerAccount:
             return self.run
 
     def _begun(self) -> LedgerRun:
-        mechanism, plan, taken = self.mechanism, self.mechanism.plan, self.mechanism.step
-        abandoned = mechanism.abandoned
-        if abandoned and not self._charged:
-            name = f"{self.name}: steps abandoned before this ledger knew the run"
-            self.ledger.charge(plan.event_after(0, abandoned), name=name, left=True)
-            self._charged = True
+        mechanism, plan = self.mechanism, self.mechanism.plan
         run = self.ledger.begin(
             name=self.name,
             adjacency=plan.event.adjacency,
@@ -86,12 +81,10 @@ class LedgerAccount:
             description={"method": plan.method.describe(), "sampler": plan.sampler.describe()},
             key_digest=mechanism.keys.digest,
             dataset=self.dataset,
-            left=taken > 0,
+            left=mechanism.step,
+            abandoned=mechanism.abandoned,
         )
-        # The entry is there, whatever the budget then refuses: another try must not begin under the same key.
-        self.run, mechanism.branches = run, mechanism.branches.renamed(run.branch_id)
-        if taken:  # before the ledger knew the run, and so before any other is granted a row
-            run.reserve(taken - 1)
+        mechanism.branches = Branches(run.branch_id)  # the ledger has the others, from now on
         return run
 
     @property
@@ -128,7 +121,7 @@ class LedgerAccount:
         """
         with self._at_work():
             self._give_back()
-            self._granted, self._charged = 0, False
+            self._granted = 0
             if saved is None or not self._knows(saved):
                 self.run, self.caveats = None, (NO_LEDGER,)
                 return None

@@ -176,9 +176,8 @@ class Mechanism:
         #: The pieces of the tensors that this process owns and draws noise for.
         self.pieces = self.peers.pieces(layout)
         #: The places of these pieces in the vectors stored here: whole ones, or the pieces themselves.
-        self.inside = tuple(Piece(i, 0, stop - start) for i, start, stop in self.pieces)
-        if not self.peers.shards:
-            self.inside = self.pieces
+        stored = tuple(Piece(i, 0, stop - start) for i, start, stop in self.pieces)
+        self.inside = stored if self.peers.shards else self.pieces
         self.own = layout.of_pieces(self.pieces)
         self.share = shard(plan.sampler, self.peers.rank, self.peers.world_size)
         self.step = 0  #: steps taken on the way to the present parameters
@@ -200,6 +199,7 @@ class Mechanism:
         self._torn = False
         self._empty = True  # whether what the totals hold does not count: the first addition overwrites it
         self._caller_noise = False
+        self.stopped_by_results = False  #: whether results decided to stop: statements then count the whole plan
         self.asked = False  #: whether the others were asked for the release that this step has come to
         schedule: Any = plan.method.schedule
         learns = self._filter if self._filter.adaptive else schedule if is_adaptive(schedule) else None
@@ -408,7 +408,6 @@ class Mechanism:
         self,
         delta: float,
         *,
-        stopped_by_results: bool = False,
         caveats: tuple[str, ...] = (),
         note: str = "",
         software: dict[str, str] | None = None,
@@ -419,7 +418,7 @@ class Mechanism:
             delta,
             steps_taken=self.step,
             abandoned=self.abandoned,
-            stopped_by_results=stopped_by_results,
+            stopped_by_results=self.stopped_by_results,
             keys=self.keys,
             backend=self.backend.name,
             rng=self.rng,
@@ -480,6 +479,7 @@ class Mechanism:
                     "rng": self.rng,
                     "noise": described(self.plan.method.noise.strategy),
                     "caller_noise": self._caller_noise,
+                    "stopped_by_results": self.stopped_by_results,
                     "statistics": list(self._statistics),
                     "corrections": list(self._corrections),
                     **({} if self.clip_norms is None else {"clip_norms": self.clip_norms}),
@@ -569,6 +569,7 @@ class Mechanism:
         for name in ("_variances", "grid"):  # the plan may have taken over the saved noise multiplier
             self.__dict__.pop(name, None)
         self._statistics, self._corrections, self._caller_noise = statistics, corrections, caller_noise
+        self.stopped_by_results |= bool(public["stopped_by_results"])
         self._numbers = None
         self._torn = lost  # reconstructed before it is needed
         self.rng = rng

@@ -320,7 +320,10 @@ def _text(statement: Statement, width: int) -> str:
     if statement.epsilon_interval:
         ends = statement.epsilon_interval["lower"], statement.epsilon_interval["upper"]
         known["certified"] = f"the smallest lies in [{format_lower(ends[0])}, {format_epsilon(ends[1])}]"
-    lines += _entries(known | {"counted": f"after {_steps(statement)}"}, width, 2)
+    when = f"after {_steps(statement)}"
+    if statement.steps_counted > statement.steps_taken:
+        when = f"all {statement.steps_planned:,} planned steps, {when}"
+    lines += _entries(known | {"counted": when}, width, 2)
     if statement.epsilon_planned:
         planned = {name: _stated(value) for name, value in statement.epsilon_planned.items()}
         lines += ["", f"Epsilon after all {statement.steps_planned:,} planned steps", *_entries(planned, width, 2)]

@@ -43,8 +43,6 @@ class PrivateRun:
         For learning-rate schedulers and checkpoints.
     loader : PrivateLoader
         Yields one epoch of drawn batches per iteration.
-    stopped_by_results : bool
-        Set it if results decided to stop before the plan's end: `epsilon` and statements are then the whole plan's.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class PrivateRun:
         self.optimizer, self.loader = optimizer, loader
         self._engine, self._rehearsal, self._modes = engine, rehearsal, modes
         self._target_delta, self._caveats = target_delta, caveats
-        self.stopped_by_results = False
         self._stepping = False
 
     def __repr__(self) -> str:
@@ -91,6 +88,18 @@ class PrivateRun:
     def plan(self) -> Plan:
         """The plan: method with its noise multiplier, sampler, steps."""
         return self._engine.mechanism.plan
+
+    @property
+    def stopped_by_results(self) -> bool:
+        """Whether results decided to stop before the plan's end: `epsilon` and statements are then the whole plan's.
+
+        Set it in a loop that stops by rules of its own; a saved state keeps it.
+        """
+        return self._engine.mechanism.stopped_by_results
+
+    @stopped_by_results.setter
+    def stopped_by_results(self, stopped: bool) -> None:
+        self._engine.mechanism.stopped_by_results = stopped
 
     @property
     def steps_taken(self) -> int:
@@ -248,7 +257,6 @@ class PrivateRun:
         chosen = self._delta(delta)
         statement = self._engine.mechanism.statement(
             chosen,
-            stopped_by_results=self.stopped_by_results,
             caveats=self._caveats,
             note=" ".join(part for part in (note, self._stop(), self._rates()) if part),
             software={"torch": torch.__version__},

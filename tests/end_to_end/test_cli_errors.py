@@ -44,8 +44,7 @@ CASES = {
     f"calibrate {PLAN} --epsilon 3 --delta 1e-5 --ledger nix.ledger": "nix.ledger",
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --groups 3": "--groups is only for --sampling cyclic-poisson",
     f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling full-batch": "is not for --sampling full-batch",
-    f"epsilon {PLAN} --noise-multiplier 1 --delta 1e-5 --sampling cyclic-poisson --groups 4":
-        "sample_rate: is not for --sampling cyclic-poisson; give --dataset-size and --batch-size",
+    f"delta {PLAN} --noise-multiplier 1 --epsilon 1 --sampling cyclic-poisson --groups 4": "not for --sampling cyclic",
     "epsilon --steps 3 --noise-multiplier 1 --delta 1e-5 --sampling fixed-size": "give --dataset-size and --batch-size",
     f"delta {PLAN} --noise-multiplier 1 --epsilon -3": "epsilon=-3.0: must be 0 or greater",
     "compare --methods dp_sgd": "give at least one, such as --epsilon 1,8",

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpcore.accounting import PrivateSelection
+from dpcore.accounting import PrivateSelection, smallest_epsilon
 from dpcore.cli.options import Json, flag
 from dpcore.cli.output import told_if_slow, write_json, write_line, write_table
 from dpcore.cli.stored import as_statement, stored
@@ -21,10 +21,12 @@ from dpcore.ledger import Ledger, RunRecord
 from dpcore.methods import METHODS, PAPERS
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, visible
+from dpcore.statement.verify import ROUNDING, too_much
 from dpcore.statement.verify import holds as all_hold
 from dpcore.statement.verify import verify as check
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
 from dpcore.statement.verify.folder import check_files, looked_at
+from dpcore.statement.verify.rebuild import StatedEvents, rebuilt
 
 
 def folder_findings(folder: Path, content: Mapping[str, Any]) -> list[Finding]:
@@ -114,8 +116,7 @@ def _compared(statement: Statement, ledger: Ledger) -> Iterator[Finding]:
         return
     yield Finding("ledger", OK, f"{path} paid for it, as its run {matching[0].run_id}")
     yield _steps(statement, matching[0])
-    if not statement.steps_abandoned:  # which are additional to the plan
-        yield _event("ledger: event planned", statement.event_planned, matching[0].planned.to_dict())
+    yield _planned(statement, matching[0])
     if "seal" not in named:
         return
     seal = str(named["seal"])
@@ -139,6 +140,21 @@ def _steps(statement: Statement, run: RunRecord) -> Finding:
         words = f"the statement counts {stated:,} steps before they were taken, and the ledger has {charged}"
         return Finding(name, REMARK, words)
     return Finding(name, FAILED, f"the statement counts {stated:,} steps, but the ledger paid for {charged}")
+
+
+def _planned(statement: Statement, run: RunRecord) -> Finding:
+    name, stated = "ledger: event planned", statement.event_planned
+    if statement.steps_abandoned:  # which are additional to the plan
+        if (problem := too_much(statement)) is not None:
+            return Finding(name, FAILED, f"cannot be checked: {problem}")
+        plan, _ = rebuilt(statement)
+        if isinstance(plan, StatedEvents):  # its event is only stated, abandoned steps included: it costs no less
+            least, said = run.planned, min(statement.epsilon_planned.values())
+            enough = said >= smallest_epsilon(least, statement.delta)[0] * (1 - ROUNDING)
+            words = f"epsilon = {said:.4g} with abandoned steps is {'not ' if enough else ''}below the ledger's plan"
+            return Finding(name, TRUSTED if enough else FAILED, words)
+        stated = plan.event.to_dict()
+    return _event(name, stated, run.planned.to_dict())
 
 
 def _event(name: str, stated: Mapping[str, Any], charged: Mapping[str, Any]) -> Finding:

@@ -460,10 +460,14 @@ def _unsqueezed(op: Op) -> Marks:
 
 @rule("squeeze")
 def _squeezed(op: Op) -> Marks:
-    mark, shape = op.mark("self"), shape_of(op["self"])
-    given = op.arguments.get("dim")
+    return _without(op.mark("self"), squeezed(op.node))
+
+
+def squeezed(node: Node) -> list[int]:
+    """Return the dimensions that a squeeze removes."""
+    shape, given = shape_of(node.args[0]), node.args[1] if len(node.args) > 1 else None
     dims = [] if given == [] else _dimensions(given, len(shape))  # an empty list means no dimension here, not all
-    return _without(mark, [d for d in dims if shape[d] == 1])
+    return [d for d in dims if shape[d : d + 1] == (1,)]
 
 
 @rule("expand", creates=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
+from dpcore.torch.model.state_probe import is_own
 
 _MOST = 32
 _known: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
@@ -36,14 +38,8 @@ def structure(batch: Tree) -> Hashable:
     """Return the form of a batch: its containers, and shape, dtype and device of one example of each tensor."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[1:], batch.dtype, batch.device
-    if isinstance(batch, dict):
-        return type(batch), tuple((name, structure(value)) for name, value in batch.items())
-    if isinstance(batch, (tuple, list)):
-        return type(batch), tuple(map(structure, batch))
-    if batch is None:
-        return None
-    held = getattr(batch, "__dict__", None)
-    return (type(batch), structure(dict(held))) if held is not None else (type(batch), id(batch))
+    found = batches.parts(batch)
+    return type(batch), found and (tuple(found.names), tuple(map(structure, found.values)))
 
 
 def python_state(roots: Sequence[Any]) -> Hashable:
@@ -97,7 +93,9 @@ def equal_models(model: nn.Module, loss: Any, names: Sequence[str]) -> tuple[Has
             if modules[id(module)] < known:
                 continue
             kind: Any = type(module)
-            parts += [kind, kind.forward, _read(kind.forward, met)]
+            bases = [base for base in kind.__mro__ if not base.__module__.startswith("torch.")]
+            methods = (getattr(each, "__func__", each) for base in bases for each in vars(base).values())
+            parts += [kind, kind.forward, *(_read(each, met) for each in (kind.forward, *methods))]
             for held in (module._parameters, module._buffers):
                 for key, tensor in held.items():
                     if tensor is not None:
@@ -157,17 +155,30 @@ def _read(function: Any, met: dict[int, int]) -> Hashable:
     codes, found = [function.__code__], list[Hashable]()
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    names = sorted({name for code in codes for name in code.co_names} & function.__globals__.keys())
-    values = [(name, function.__globals__[name]) for name in names]
+    read = {name for code in codes for name in code.co_names}
+    values = [(name, function.__globals__[name]) for name in sorted(read & function.__globals__.keys())]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     values += [(name, cell.cell_contents) for name, cell in cells if cell != CellType()]
     for name, value in values:
-        several = value if type(value) in (tuple, list) and len(value) <= _ENTRIES else [value]
-        if isinstance(value, FunctionType) and value.__module__ == function.__module__:
-            found.append((name, _read(value, met)))
-        elif all(type(each) in _PLAIN for each in several):
-            found.append((name, _value(value, met)))
+        if isinstance(value, FunctionType):
+            own = value.__module__ == function.__module__ or is_own(value)
+            found.append((name, _read(value, met) if own else None))
+            continue
+        held = _entries(value, read)
+        if len(held) <= _ENTRIES:
+            found.append((name, tuple((_value(k, met), _value(v, met)) for k, v in held if type(v) in _PLAIN)))
     return tuple(found)
+
+
+def _entries(value: Any, read: set[str]) -> list[tuple[Any, Any]]:
+    """Return what a container, an object of attributes, or a module (of these names) holds; else the value itself."""
+    if isinstance(value, ModuleType):
+        return [(name, vars(value)[name]) for name in sorted(read & vars(value).keys())]
+    kind: Any = type(value)
+    held = vars(value) if _has_only_attributes(kind) else value
+    if isinstance(held, dict):
+        return list(held.items())
+    return list(enumerate(held)) if isinstance(held, (tuple, list)) else [(None, held)]
 
 
 class _Attributes:

@@ -97,7 +97,7 @@ def capture(
     pass and the loss. Raises NotCaptured if a graph cannot express what the code does.
     """
     named = dict(model.named_parameters())
-    trained, _ = places(model, names)
+    trained = places(model, names)
     kept = [(name, tensor) for name, tensor in slots(model) if name not in trained]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     leaves = list(batches.leaves(example))
@@ -400,7 +400,7 @@ def _set_state(state: torch.Tensor) -> None:
 
 def _state_name() -> str:
     with _disable_current_modes():
-        return hashlib.sha256(torch.default_generator.get_state().numpy().tobytes()).hexdigest()
+        return hashlib.sha256(_state().numpy().tobytes()).hexdigest()
 
 
 def _advance(states: set[str]) -> str:

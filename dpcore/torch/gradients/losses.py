@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
@@ -67,7 +66,7 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
     NotCaptured
         If no dimension of the output counts the examples, or several do.
     """
-    leaves = list(batches.leaves(output))
+    leaves, own = list(batches.leaves(output)), list(batches.leaves(targets))
     places, dims = [], []
     for place, leaf in enumerate(leaves):
         found = [d for d, size in enumerate(leaf.shape) if size and size % count == 0]
@@ -80,13 +79,14 @@ def example_losses(loss: ExampleLoss, output: Any, targets: tuple[Any, ...], cou
         raise NotCaptured("the model's output has no dimension of examples")
     views = [leaves[p].movedim(d, 0).unflatten(0, (count, -1)) for p, d in zip(places, dims, strict=True)]  # type: ignore[no-untyped-call]
 
-    def one(tensors: Sequence[torch.Tensor], its_targets: tuple[Any, ...]) -> torch.Tensor:
+    def one(tensors: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> torch.Tensor:
         mine = list(leaves)
         for place, dim, tensor in zip(places, dims, tensors, strict=True):
             mine[place] = tensor.movedim(0, dim)
-        return loss(_with_tensors(output, iter(mine)), tree_map(lambda t: t.unsqueeze(0), its_targets)).reshape(())
+        its_targets = _with_tensors(targets, (t.unsqueeze(0) for t in labels))
+        return loss(_with_tensors(output, iter(mine)), its_targets).reshape(())
 
-    return vmap(one, randomness="different")(views, targets)
+    return vmap(one, randomness="different")(views, own)
 
 
 def in_float32(output: Any) -> Any:

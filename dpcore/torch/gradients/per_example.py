@@ -38,7 +38,9 @@ from dpcore.torch.model.functional import (
     Values,
     first_line,
     in_mode,
+    places,
     refuse_foreign,
+    slots,
     untouched,
     within,
 )
@@ -188,10 +190,9 @@ class PerExampleGradient:
     def guarded(self, function: Callable[[], T], seed: bytes, synthetic: bool) -> T:
         """Call a function with the generators set from `seed`; its errors become sentences of ours."""
         self._synthetic = synthetic
-        device = next(self.model.parameters()).device
         try:
             # A proved graph draws nothing by NumPy or Python.
-            with seeded(device, seed, others=synthetic or self.way != "pairs") as drew:
+            with seeded(self._device, seed, others=synthetic or self.way != "pairs") as drew:
                 result = function()
                 if synthetic:
                     self.draws = self.draws or bool(drew())
@@ -259,18 +260,24 @@ class OneByOne:
 
     def each(self, point: Sequence[torch.Tensor], batch: Tree) -> Iterator[list[torch.Tensor]]:
         """Yield the gradients of one example after the other. Model and loss may write to their copy of it only."""
-        leaves, given = self.values.at(point)
-        rest = {name: value for name, value in given.items() if not any(value is leaf for leaf in leaves)}
+        trained = places(self.model, self.values.names)
+        others = [(name, tensor) for name, tensor in slots(self.model) if name not in trained]
+        rest = {name: t.detach() if isinstance(t, nn.Parameter) else t.clone() for name, t in others}
         with untouched(self.model, [*zip(self.values.names, point, strict=True), *rest.items()]):
             for i in range(batches.size(batch)):
                 one = batches.tree_map(lambda t: t[i : i + 1].clone(), batch)  # noqa: B023
-                yield self._one(point, rest, *split(self.model, one))
+                yield self._one(point, trained, rest, *split(self.model, one))
 
     def _one(
-        self, point: Sequence[torch.Tensor], rest: State, inputs: Tree, targets: tuple[Tree, ...]
+        self,
+        point: Sequence[torch.Tensor],
+        trained: dict[str, int],
+        rest: State,
+        inputs: Tree,
+        targets: tuple[Tree, ...],
     ) -> list[torch.Tensor]:
-        leaves, given = self.values.at(point)
-        given |= rest
+        leaves = [value.detach().requires_grad_() for value in point]
+        given = rest | {name: leaves[place] for name, place in trained.items()}
         device = point[0].device
 
         def both() -> None:
@@ -419,7 +426,7 @@ def _compare(gradient: PerExampleGradient, example: Tree) -> None:
         raise ArgumentError(keeps(path))
     for name, now, once in zip(gradient.names, later, first, strict=True):
         then, before = now.rows(), once.rows()
-        largest = before.nan_to_num(0, 0, 0).abs().max().item()
+        largest = before.nan_to_num(0, 0, 0).abs().max().item() if before.numel() else 0.0
         if not torch.allclose(then, before, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
             why = "depends on whether others came before it; model and loss must not tell the first from later ones"
             raise ArgumentError(f"gradient of {name!r} of one example: {why}")

@@ -22,7 +22,7 @@ from dpcore.stages.clipping.blocks import Block, Rows, joined
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
-from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of
+from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of, squeezed
 from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
 from dpcore.torch.gradients.errors import Mixes, NotCaptured
 from dpcore.torch.gradients.head import without_logits
@@ -75,9 +75,7 @@ class Program:
             if gradient is not None and isinstance(marks[gradient], Axis):
                 raise Mixes("a gradient holds the examples one by one")
         finder = Finder(marks, ends, self.count)
-        self.sources: list[list[Source]] = [
-            finder.sources(gradient, shape) for gradient, shape in zip(gradients, self.shapes, strict=True)
-        ]
+        self.sources: list[list[Source]] = list(map(finder.sources, gradients))
         operands = list(dict.fromkeys(value for each in self.sources for source in each for value in source.values))
         self._number = {node: place for place, node in enumerate(operands)}
         self._last = {v: last for last, each in enumerate(self.sources) for source in each for v in source.values}
@@ -106,7 +104,8 @@ class Program:
         examples = len(batch[0])
         if examples == 0:
             return [Rows(torch.zeros(0, math.prod(shape), device=self._device)) for shape in self.shapes]
-        with torch.no_grad(), self._as_written():
+        kind = self._device.type  # the casts of autocast are operations of the graph
+        with torch.no_grad(), torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             return self.blocks(list(self.run(examples, *point, *held, *batch)), examples)
 
     def compile(self) -> None:
@@ -140,11 +139,6 @@ class Program:
         called = (node for node in self._module.graph.nodes if node.op == "call_function")
         products = (node for node in called if name_of(node.target) in ("mm", "addmm"))
         return max((shape_of(node)[0] // self.count for node in products), default=1)
-
-    def _as_written(self) -> AbstractContextManager[None]:
-        """Turn autocast off: its casts are operations of the graph."""
-        kind = self._device.type
-        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     def blocks(self, operands: list[Any], examples: int) -> list[Block]:
         """Return the blocks that the graph's results make; each result is taken out of the list after its last use.
@@ -228,21 +222,12 @@ def _named(node: Node, copied: Callable[[Any], Any]) -> tuple[tuple[Any, ...], d
     name, schema = name_of(node.target), node.target._schema  # type: ignore[union-attr]
 
     def own(argument: str, tree: Any) -> Any:
-        if is_size(name, argument):
-            return copied(tree)
-        return map_arg(tree, copied)
+        return copied(tree) if is_size(name, argument) else map_arg(tree, copied)
 
     if name == "squeeze":  # a single example's dimension has size 1, and stays
-        shape = shape_of(node.args[0])
-        dims = [d % len(shape) for d in _dims(node, len(shape))]
-        return (copied(node.args[0]), [d for d in dims if shape[d] == 1]), {}
+        return (copied(node.args[0]), squeezed(node)), {}
     args = tuple(own(argument.name, value) for argument, value in zip(schema.arguments, node.args, strict=False))
     return args, {argument: own(argument, value) for argument, value in node.kwargs.items()}
-
-
-def _dims(node: Node, rank: int) -> Sequence[int]:
-    dims: Any = node.args[1] if len(node.args) > 1 else list(range(rank))
-    return dims if isinstance(dims, (tuple, list)) else [dims]
 
 
 def _without_sums(node: Node, args: tuple[Any, ...], marks: Any) -> tuple[Any, ...]:
@@ -348,7 +333,8 @@ class ProvedGradient:
         """Return the graph, and the classes of the model's output under a loss over classes."""
         with self._undone(before, made):
             with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls, self._apart():
-                found = capture(self.model, self.values.names, self._loss_of, batch, made, self._forward)
+                forward = partial(precision.forward, self.precision, self._device)
+                found = capture(self.model, self.values.names, self._loss_of, batch, made, forward)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
@@ -365,9 +351,6 @@ class ProvedGradient:
             before.restore()
             made.empty_caches()
         made.refuse_left(self.model)
-
-    def _forward(self) -> AbstractContextManager[None]:
-        return precision.forward(self.precision, self._device)
 
     def _apart(self) -> AbstractContextManager[None]:
         return precision.apart(self.precision, self._device)

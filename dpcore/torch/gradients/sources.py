@@ -10,7 +10,6 @@ The same is done to each example's part: to its operands if that is possible, ot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,17 +49,17 @@ class Finder:
     def __init__(self, marks: dict[Node, Any], ends: Sequence[Node], count: int) -> None:
         self.marks, self.ends, self.count = marks, set(ends), count
 
-    def sources(self, gradient: Node | None, shape: Sequence[int]) -> list[Source]:
-        """Return the sources of the gradient of a parameter of this shape; none if it is 0."""
+    def sources(self, gradient: Node | None) -> list[Source]:
+        """Return the sources of a parameter's gradient; none if it is 0."""
         if gradient is None or is_zero(gradient):
             return []
         if self.marks[gradient] is None:
             raise NotProved("a gradient depends on no example and is not 0")
         found: list[Source] = []
         for end, chain in self._parts(gradient):
-            source = self._linear(end, chain, shape) or self._plain(end, chain)
+            source = self._linear(end, chain) or self._plain(end, chain)
             if source is None:
-                return [self._carried(gradient, shape)]
+                return [self._carried(gradient)]
             found.append(source)
         return found
 
@@ -115,7 +114,7 @@ class Finder:
         source = maker(op, which) if maker is not None else None
         return source or _general(op, which)
 
-    def _linear(self, end: Node, chain: Sequence[Node | _Piece], shape: Sequence[int]) -> Source | None:
+    def _linear(self, end: Node, chain: Sequence[Node | _Piece]) -> Source | None:
         """Return the source of a matrix product, if its factors can take the operations that follow.
 
         `sides` says for each dimension of the present value whether it is the product's rows (0), its columns (1), or
@@ -135,12 +134,10 @@ class Finder:
             node = step.node if isinstance(step, _Piece) else step
             name, after = name_of(node.target), list(shape_of(node))
             if name in SAME_ORDER:
-                known = [side for side in sides if side is not None]
-                if [n for n in after if n != 1] == [n for n in now if n != 1]:
-                    places = iter(known)
+                viewed = viewed or [n for n in after if n != 1] != [n for n in now if n != 1]
+                if not viewed:
+                    places = iter([side for side in sides if side is not None])
                     sides = [None if n == 1 else next(places) for n in after]
-                else:
-                    viewed = True
             elif viewed:
                 return None
             elif name in ("t", "transpose", "permute"):
@@ -157,8 +154,6 @@ class Finder:
             else:
                 return None
             now = after
-        if math.prod(now) != math.prod(shape):
-            return None
         turned = [side for side in sides if side is not None] == [1, 0]
         outer, inner = mark.outer, mark.inner
 
@@ -171,7 +166,7 @@ class Finder:
 
         return Source((left, right), block, "linear")  # type: ignore[arg-type]
 
-    def _carried(self, gradient: Node, shape: Sequence[int]) -> Source:
+    def _carried(self, gradient: Node) -> Source:
         """Return the source of a gradient with several ends, or with other operations between an end and it.
 
         Those operations run on each example's parts, by vmap.
@@ -266,10 +261,10 @@ class _Piece(NamedTuple):
 
 def _sliced(node: Node) -> _Piece | None:
     """Return where the gradient of a slice lies; None if it has gaps."""
-    given: Any = (*node.args, 1)[:6]
-    size, dim, start, step = given[1], given[2] % len(shape_of(node)), given[3] or 0, given[5]
+    arguments: Any = node.args
+    _, size, dim, start, _, step = arguments
     start = max(start + size[dim], 0) if start < 0 else start
-    return _Piece(node, dim, start) if step == 1 else None
+    return _Piece(node, dim % len(size), start) if step == 1 else None
 
 
 SAME_ORDER = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_to_copy", "clone", "detach", "alias"}
@@ -394,15 +389,12 @@ def _of_embedding(op: Op, _: int) -> Source:
 
 
 def _of_index(op: Op, _: int) -> Source | None:
-    indices = op["indices"]
+    indices, size = op["indices"], op.out[0]
     mark = op.of(indices[0]) if len(indices) == 1 else None
-    rank = len(shape_of(indices[0])) if isinstance(indices[0], Node) else 0
-    values_mark = op.mark("values")
-    if not isinstance(mark, Axis) or values_mark != mark or not is_zero(op["self"]):
+    if not isinstance(mark, Axis) or op.mark("values") != mark or not is_zero(op["self"]):
         return None
-    if len(op.out) < 1 or op.rank("values") != rank + len(op.out) - 1:
+    if op.rank("values") != len(shape_of(indices[0])) + len(op.out) - 1:
         return None
-    size = op.out[0]
 
     def block(values: Sequence[Tensor], examples: int) -> Block:
         gradients, rows = (stacked(value, mark, examples) for value in values)

@@ -30,18 +30,11 @@ def slots(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}" if path else name, tensor
 
 
-def places(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
-    """Return the index in `names` of the parameter in each place of the model, and copies of all other values."""
+def places(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
+    """Return the places of the model that hold a parameter of these names, with its index in `names`."""
     named = dict(model.named_parameters())
     trained = {id(named[name]): number for number, name in enumerate(names)}
-    of: dict[str, int] = {}
-    rest: dict[str, torch.Tensor] = {}
-    for name, tensor in slots(model):
-        if id(tensor) in trained:
-            of[name] = trained[id(tensor)]
-        else:
-            rest[name] = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone()
-    return of, rest
+    return {name: trained[id(tensor)] for name, tensor in slots(model) if id(tensor) in trained}
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,12 +70,6 @@ class Values:
         """Return the model's own parameters, detached and sharing memory, in the order of `names`."""
         named = dict(self.model.named_parameters())
         return [named[name].detach() for name in self.names]
-
-    def at(self, point: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], State]:
-        """Return leaves with the point's values, whose ``grad`` gets filled, and the state for a call of the model."""
-        leaves = [value.detach().requires_grad_() for value in point]
-        trained, rest = places(self.model, self.names)
-        return leaves, {**rest, **{name: leaves[place] for name, place in trained.items()}}
 
     def captured(self) -> AbstractContextManager[None]:
         """Make the model ready to be captured, as a graph of whole parameters."""

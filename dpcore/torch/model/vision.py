@@ -48,7 +48,7 @@ class WideBlock(nn.Module):
         super().__init__()
         self.norm1, self.conv1 = normalization(incoming), StandardConv2d(incoming, outgoing, 3, stride)
         self.norm2, self.conv2 = normalization(outgoing), StandardConv2d(outgoing, outgoing, 3)
-        self.shortcut = StandardConv2d(incoming, outgoing, 1, stride) if incoming != outgoing else None
+        self.shortcut = StandardConv2d(incoming, outgoing, 1, stride) if incoming != outgoing or stride > 1 else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the block's output."""

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
+from dpcore.cli.compare import report
 from dpcore.cli.compare.compare import from_methods, from_tables
 from dpcore.cli.compare.report import Row, verdict
 from dpcore.cli.compare.runs import FINAL, SEARCH, Comparison, Contestant, Record, Run
@@ -208,7 +210,7 @@ def test_a_comparison_that_two_ledgers_paid_for_is_counted_by_none(monkeypatch: 
 
     def accounted(*ledgers: str) -> Any:
         stated = [SimpleNamespace(ledger={"ledger": name} if name else {}) for name in ledgers]
-        records = [SimpleNamespace(statement=each, run=SimpleNamespace(role=runs.FINAL)) for each in stated]
+        records = [SimpleNamespace(statement=each, run=SimpleNamespace(role=FINAL)) for each in stated]
         return report.tuning(SimpleNamespace(records=records), None)["accounted_for"]  # type: ignore[arg-type]
 
     assert accounted("a", "a")

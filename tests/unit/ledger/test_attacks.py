@@ -21,9 +21,10 @@ import dpcore
 import dpcore.torch
 from dpcore.accounting import Composed, Event, Gaussian
 from dpcore.accounting.branches import Rows, count
+from dpcore.cli.reports.verify import ledger_findings
 from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.ledger import Ledger, LedgerRun
-from dpcore.ledger.allowance import largest
+from dpcore.ledger.allowance import Allowance, largest
 from dpcore.ledger.state import State
 from dpcore.mechanism.ledger_account import LedgerAccount
 from dpcore.mechanism.mechanism import Mechanism
@@ -31,6 +32,9 @@ from dpcore.mechanism.minimize import minimize
 from dpcore.methods import dp_sgd, memf
 from dpcore.plan.plan import Plan
 from dpcore.sampling import PoissonSampler
+from dpcore.spec.keys import OPERATING_SYSTEM, Provenance
+from dpcore.statement.build import state
+from dpcore.statement.verify import holds, verify
 from tests.unit.ledger_tools import begin, full, new, released
 from tests.unit.mechanism_tools import started
 from tests.unit.torch_runs import model, saved, start
@@ -164,11 +168,11 @@ def test_rows_that_left_before_the_ledger_knew_fix_nobody_else(tmp_path: Path) -
     assert ledger.total().fixed_runs == (ledger.runs()[1].run_id,)
     assert ledger.verify().valid
     begin(other := Ledger.create(tmp_path / "other", budget=(3.0, 1e-5)), full, steps=4)
-    assert (other.charge(full(1), name="seen", left=True),) == other.total().fixed_runs
+    assert (other.charge(full(1), name="seen", already_released=True),) == other.total().fixed_runs
 
 
-def test_a_run_whose_earlier_rows_do_not_fit_is_saved_and_refused_again_and_again(tmp_path: Path) -> None:
-    """Its entry is there after the first refusal, under its key: another try is no second run under one key."""
+def test_a_run_whose_earlier_rows_do_not_fit_is_charged_and_refused_again_and_again(tmp_path: Path) -> None:
+    """They left: the ledger counts them, and grants nothing more, neither to this run nor to another one."""
     sampler = PoissonSampler(dataset_size=100, batch_size=10)
     plan = Plan(dp_sgd(lr=0.1, noise_multiplier=1.0), sampler, 200)
     before, x = started(plan, [("x", (1,))])
@@ -182,11 +186,104 @@ def test_a_run_whose_earlier_rows_do_not_fit_is_saved_and_refused_again_and_agai
         with pytest.raises(BudgetError):
             after.draw()
         assert after.state_dict()["public"]["ledger"]["run"] == ledger.runs()[0].run_id
-    assert [run.releases for run in ledger.runs()] == [0]
-    later, _ = started(plan, [("x", (1,))])  # from the new state the ledger learns what left
-    later.account = LedgerAccount(ledger, later, name="on it goes")
-    later.load_state_dict(after.state_dict())
     assert [run.releases for run in ledger.runs()] == [150]
+    assert ledger.total().spent > ledger.total().limit
+    other, _ = started(plan, [("x", (1,))])
+    other.account = LedgerAccount(ledger, other, name="another")
+    with pytest.raises(BudgetError):
+        other.draw()
+    assert [run.releases for run in ledger.runs()] == [150]
+    (problem,) = ledger.verify().problems
+    assert problem.startswith("the budget is exceeded")
+
+
+def test_abandoned_rows_that_left_before_the_ledger_knew_belong_to_their_run(tmp_path: Path) -> None:
+    plan = Plan(dp_sgd(lr=0.1, noise_multiplier=1.0), PoissonSampler(dataset_size=100, batch_size=10), 20)
+    before, x = started(plan, [("x", (1,))])
+    for _ in range(3):
+        before.release(x)
+    state = before.state_dict()
+    for _ in range(2):
+        before.release(x)
+    before.load_state_dict(state)  # leaves two rows
+    ledger = Ledger.create(tmp_path / "ledger", accept_file_system=True)
+    after, y = started(plan, [("x", (1,))])
+    after.account = LedgerAccount(ledger, after, name="on it goes")
+    after.load_state_dict(before.state_dict())
+    after.release(y)
+    after.account.close()
+    (run,) = ledger.runs()
+    assert run.event == plan.event_after(4, ((3, 5),))
+    assert after.statement(1e-5).event == run.event.to_dict()
+    assert ledger.verify().valid
+
+
+def test_a_smaller_plan_is_no_plan_of_the_ledger_whatever_stopped_it(tmp_path: Path) -> None:
+    """A statement that counts the whole plan states its event, and abandoned steps on top of it."""
+    sampler = PoissonSampler(dataset_size=1000, batch_size=10)
+    paid, lie = (Plan(dp_sgd(lr=0.1, noise_multiplier=sigma), sampler, 20) for sigma in (0.6, 6.0))
+    ledger = Ledger.create(tmp_path / "ledger", accept_file_system=True)
+    given: dict[str, Any] = {"event_after": paid.event_after}
+    run = ledger.begin(name="", adjacency="add-remove", steps=20, description={}, key_digest="a", **given)
+    released(run, 6)
+    run.close(6)
+    other, _ = ledger.resume(run.run_id, run.branch_id, 5, **given)
+    other.reserve(10)
+    other.close(11)
+
+    def found(plan: Plan, *, stopped: bool) -> bool:
+        told = state(
+            plan, 1e-5, steps_taken=11, abandoned=((5, 6),), stopped_by_results=stopped, backend="numpy",
+            keys=Provenance(OPERATING_SYSTEM, 1), ledger=ledger.describe(run.run_id, 1e-5),
+        )  # fmt: skip
+        assert holds(verify(told.to_dict()))
+        return holds(ledger_findings(told.to_dict(), ledger.path))
+
+    assert [found(paid, stopped=stopped) for stopped in (False, True)] == [True, True]
+    assert [found(lie, stopped=stopped) for stopped in (False, True)] == [False, False]
+
+
+def test_a_statement_counts_what_another_process_has_released_meanwhile(tmp_path: Path) -> None:
+    plan = Plan(dp_sgd(lr=0.1, noise_multiplier=1.0), PoissonSampler(dataset_size=100, batch_size=10), 20)
+
+    def run(ledger: Ledger) -> tuple[Any, Any]:
+        mechanism, x = started(plan, [("x", (1,))])
+        mechanism.account = LedgerAccount(ledger, mechanism, name="one")
+        return mechanism, x
+
+    def steps(mechanism: Any, x: Any, count: int) -> None:
+        for _ in range(count):
+            mechanism.draw()
+            mechanism.release(x)
+
+    first, x = run(Ledger.create(tmp_path / "ledger", accept_file_system=True))
+    steps(first, x, 5)
+    state_then = first.state_dict()
+    steps(first, x, 5)
+    first.account.close()
+    second, y = run(Ledger.open(tmp_path / "ledger", accept_file_system=True))
+    second.load_state_dict(state_then)
+    steps(second, y, 6)
+    second.account.close()
+    told = first.statement(1e-5)
+    assert told.steps_abandoned == 6
+    assert holds(ledger_findings(told.to_dict(), tmp_path / "ledger"))
+
+
+def test_a_handler_of_a_signal_is_told_that_the_ledger_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, append = begin(ledger := new(tmp_path)), Allowance.append
+
+    def interrupted(*args: Any) -> None:
+        append(*args)
+        with pytest.raises(PrivacyError, match="a signal's handler used it in the middle of another use"):
+            ledger.total()
+
+    monkeypatch.setattr(Allowance, "append", interrupted)
+    run.reserve(0)
+    assert ledger.verify().valid
+    assert ledger.runs()[0].releases >= 1
 
 
 @pytest.mark.parametrize(("act", "commit"), [("reserve", "_reserve"), ("close", "_give_back")])

@@ -74,8 +74,14 @@ STATEMENTS = statements()
 
 
 def test_a_selection_is_of_whole_runs():
-    assert holds(verify(STATEMENTS["selection"]))
-    assert not holds(verify(replace(STATEMENTS["selection"], steps_taken=11)))
+    whole, law, ledger = STATEMENTS["selection"], (20.0, 1.0), {"ledger": "1", "run": "2"}
+    assert holds(verify(whole))
+    assert holds(verify(replace(whole, steps_taken=11)))  # a winner that stopped by results: its whole plan counts
+    half = halfway(
+        Plan(methods.dp_adam(lr=0.1, noise_multiplier=1.2), PoissonSampler(dataset_size=110, batch_size=10), 22)
+    )
+    assert not holds(verify(of_selection(replace(half, event_planned=half.event), law, ledger)))
+    assert not holds(verify(replace(whole, steps_abandoned=1)))
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[Path]:

@@ -93,10 +93,20 @@ def test_a_ledger_gets_the_rest_back_and_agrees_with_the_statement(tmp_path: Pat
     run.close()
     told = run.statement()
     assert told.steps_counted == run.plan.steps > told.steps_taken == 2
+    assert f"all {run.plan.steps} planned steps, after 2 of" in " ".join(told.text().split())
     assert told.ledger["total"]["epsilon_if_fixed_beforehand"] < told.best_epsilon  # of the two steps
     findings = {found.check: found for found in [*verify(told.to_dict()), *ledger_findings(told.to_dict(), file)]}
     assert holds(findings.values())
     assert findings["ledger: event"].words == "is that of the whole plan, of which the ledger has 2 steps"
+
+
+def test_a_saved_state_remembers_that_results_decided_to_stop() -> None:
+    run, again = start(model(), stop=2), start(model())
+    run.stopped_by_results = True
+    again.optimizer.load_state_dict(run.optimizer.state_dict())
+    assert again.stopped_by_results
+    assert again.epsilon() == run.epsilon() == run.epsilon(planned=True)
+    assert again.statement().steps_counted == run.plan.steps
 
 
 BIG = torch.rand(40, 5), torch.arange(40) % 3

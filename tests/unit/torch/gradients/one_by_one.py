@@ -95,7 +95,7 @@ def alone(model: nn.Module, loss: Any, batch: Any) -> list[torch.Tensor]:
         found.append([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
         for parameter in parameters:
             parameter.grad = None
-    return [torch.stack(column).flatten(1).double() for column in zip(*found, strict=True)]
+    return [torch.stack(column).reshape(len(column), -1).double() for column in zip(*found, strict=True)]
 
 
 def compare(

@@ -1,5 +1,6 @@
 """Graphs against one-by-one autograd: what models do with their parameters, losses of any form, and what is refused."""
 
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dpcore.errors import ArgumentError
+from dpcore.torch.gradients.cache import structure
 from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
 from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, blocks, proved, rows
@@ -21,7 +23,7 @@ def _seed() -> None:
 
 
 def made(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(*shape) * 0.5)
+    return nn.Parameter(torch.randn(shape) * 0.5)
 
 
 def plain(s: Any, x: torch.Tensor) -> torch.Tensor:
@@ -115,13 +117,19 @@ VECTORS = [
     lambda s, x: s.b(written(s.a(x), x[:, 0] > 0, 0.5)),
     lambda s, x: s.b(written(s.a(x).T.clone(), (s.a(x) > 0).T, 0.5).T),
     lambda s, x: s.b(written(s.a(x).T.clone(), torch.arange(6) % 2 == 0, 0.5).T),
+    # Two steps that keep the order of numbers, one of which changes the sizes.
+    lambda s, x: x @ s.column.squeeze(1).view(3, 5).t().contiguous(),
+    lambda s, x: x @ s.boxed.squeeze(0).reshape(5, 3),
+    lambda s, x: plain(s, x) * s.number.squeeze(-1),
 ]
 
 
 @pytest.mark.parametrize("forward", VECTORS)
 def test_vectors(forward: Any) -> None:
     model = Layers(forward, scale=made(6), square=made(5, 5), hyper=nn.Linear(6, 25), per=nn.Linear(5, 25))
-    assert_same(model, F.cross_entropy, (torch.randn(4, 5), torch.arange(4) % 3))
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    model.column, model.boxed, model.number = made(15, 1), made(1, 5, 1, 3), made()
+    assert_same(model, F.cross_entropy, batch)
 
 
 SEQUENCES = [
@@ -346,6 +354,38 @@ def test_constants_tell_models_apart_and_are_not_written_to() -> None:
         proved(Written(1.0), F.cross_entropy, batch)
 
 
+OPTIONS, TABLE = Namespace(scale=1.0), {"scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    "forward", [lambda s, x: plain(s, x) * OPTIONS.scale, lambda s, x: plain(s, x) * TABLE["scale"],
+                lambda s, x: s.scaled(plain(s, x))],
+)  # fmt: skip
+def test_what_functions_read_beside_the_model_tells_models_apart(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaled(Layers):
+        @staticmethod
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return x * OPTIONS.scale
+
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    model = Scaled(forward)
+    assert_same(model, F.cross_entropy, batch)
+    monkeypatch.setattr(OPTIONS, "scale", 9.0)
+    monkeypatch.setitem(TABLE, "scale", 9.0)
+    assert_same(model, F.cross_entropy, batch)
+
+
+@dataclass(slots=True)
+class Boxed:
+    x: torch.Tensor
+
+
+def test_a_batch_is_known_by_its_shapes_whatever_its_class() -> None:
+    known = structure(Boxed(torch.zeros(4, 2)))
+    assert known == structure(Boxed(torch.ones(4, 2)))
+    assert known != structure(Boxed(torch.zeros(4, 7)))
+
+
 SHAPES_ALIKE = [
     folded_by_time,
     lambda s, x: s.b(torch.tanh(s.a(torch.cat([x[:, 0], x[:, 1]])))).view(2, len(x), 3).sum(0),
@@ -406,6 +446,19 @@ FORMS = [
     (lambda z: z.mT.unsqueeze(0), lambda out: out.squeeze(0).mT),  # the examples last
     (lambda z: (z, z.mean(), z.detach().mean()), lambda out: out[0]),  # numbers that nobody uses
 ]
+
+
+@pytest.mark.parametrize(("targets", "loss"), [
+    ((Boxed(torch.arange(4) % 3),), lambda out, y: F.cross_entropy(out, y.x)),
+    ((torch.arange(4) % 3, None), lambda out, y, nothing: F.cross_entropy(out, y)),
+])  # fmt: skip
+def test_forms_of_targets(targets: Any, loss: Any) -> None:
+    assert_same(Layers(plain), loss, (torch.randn(4, 5), *targets))
+
+
+def test_a_parameter_without_numbers_one_by_one() -> None:
+    model = Layers(lambda s, x: plain(s, x) + s.none.sum(), none=nn.Parameter(torch.empty(0)))
+    try_out(PerExampleGradient(model, F.cross_entropy), (torch.randn(4, 5), torch.arange(4) % 3), way="one-by-one")
 
 
 @pytest.mark.parametrize(("form", "logits"), FORMS)
