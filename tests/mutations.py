@@ -452,6 +452,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_kept.py"),
     ],
     "dpcore/torch/gradients/per_example.py": [
+        ("show the words of some errors of a model", "        except Exception as cause:\n            if is_out", "        except FAILURES as cause:\n            if is_out",
+         "unit/torch/test_per_example.py::test_no_error_of_a_models_own_code_leaves_a_step_on_private_data"),
+        ("name a key that an example may have made", "keeps(\".\".join(path.split(\"[\")[0].split(\".\")[:2]))", "keeps(path)",
+         "unit/torch/test_state_probe.py::test_a_refusal_names_no_key_that_may_be_a_value_of_an_example"),
         ("take losses in 16 bits under autocast", "output = output if self.autocast is None else in_float32(output)", "pass",
          "unit/torch/test_precision.py::test_it_is_autocast_of_the_forward_pass_whatever_is_around"),
         ("let autocast around a step decide", "if not self._given and around != self.autocast:", "if False:",
@@ -861,7 +865,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/torch/hosts/hugging_face.py": [
         ("evaluate the training data", "        if any(overlapping(self.train_dataset, each) for each in named):\n", "        if False:\n",
          "end_to_end/test_hosts_hugging_face.py::test_evaluation_prediction_and_the_card"),
-        ("take the stop of a callback for the plan's", "private.stopped_by_results = by_callback and", "private.stopped_by_results = False and",
+        ("take the stop of a callback for the plan's", "private.stopped_by_results |= by_callback and", "private.stopped_by_results |= False and",
          "end_to_end/test_hosts_hugging_face.py::test_it_stops_early_and_loads_the_best"),
         ("let all read the keys", "save_state(Path(output_dir) / FILE, whole)", "torch.save(whole, Path(output_dir) / FILE)",
          "end_to_end/test_hosts_hugging_face.py::test_a_checkpoint_goes_on"),
@@ -1338,6 +1342,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("forget which row was granted", "self.run.close(max(self.mechanism.step, self._granted))", "self.run.close(self.mechanism.step)",
          "unit/ledger/test_attacks.py"),
     ],
+    "dpcore/accounting/pld/tradeoff.py": [
+        ("bound an attack where no grid has the losses", "if not parts.steps or too_quiet(parts):", "if not parts.steps:", "unit/accounting/test_random_allocation.py"),
+    ],
     "dpcore/ledger/ledger.py": [
         ("charge rows that left only as far as they fit", "if not (left or abandoned):\n            ", "if True:\n            ",
          "unit/ledger/test_attacks.py::test_a_run_whose_earlier_rows_do_not_fit_is_charged_and_refused_again_and_again"),
@@ -1350,6 +1357,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let attempts of a draw share words", "start += 2 * size", "start += size", "unit/sampling/test_samplers.py"),
     ],
     "dpcore/audit/checks.py": [
+        ("compare rare heads with a chi-square", "low = math.exp(-(max(0.0, mean - squares) ** 2) / (2 * (spread + float((variance**2).sum()))))", "low = float(chdtr(freedom, squares * freedom / mean))",
+         "unit/audit/test_audit.py::test_a_spread_of_rare_heads_alarms_no_more_often_than_it_says"),
         ("audit a cut batch at the coins' rate", "    if not isinstance(event, TruncatedPoissonSampledGaussian):\n", "    if True:\n",
          "unit/audit/test_audit.py"),
     ],
@@ -1422,6 +1431,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/data.py": [
+        ("show the words of some errors of a caller's function", "rows = [collate([example]) for example in examples]\n    except Exception as cause:", "rows = [collate([example]) for example in examples]\n    except ValueError as cause:",
+         "unit/torch/test_data.py::test_no_error_of_a_collate_function_is_shown"),
         ("show warnings of an example that was drawn", "self.generators), silence():", "self.generators):", "unit/torch/test_data.py::test_no_warning_or_log_shows_which_example_was_drawn"),
         ("let collate_fn see several examples", "rows = [collate([example]) for example in examples]",
          "whole = collate(examples)\n        rows = [batches.tree_map(lambda t: t[k : k + 1], whole) for k in range(len(examples))]",

@@ -23,10 +23,10 @@ from dpcore.accounting.events import (
     RandomAllocationGaussian,
     SelfComposed,
     TruncatedPoissonSampledGaussian,
+    nested,
 )
 from dpcore.accounting.gaussian import GaussianAccountant, analytic_noise_multiplier
 from dpcore.accounting.other_libraries import OPACUS_ASSUMPTIONS, from_opacus
-from dpcore.accounting.phases import parts_of
 from dpcore.accounting.pld import Interval, PldAccountant, TradeOff, curve, delta_interval, epsilon_interval, trade_off
 from dpcore.accounting.renyi import RdpAccountant
 from dpcore.spec import validate
@@ -136,5 +136,5 @@ def delta_remark(delta: float, dataset_size: int | None) -> str | None:
 
 def known_dataset_size(event: Event) -> int | None:
     """Return the largest number of examples that a part of the event names, None if no part does."""
-    sizes = (getattr(part, "dataset_size", None) for part, _ in parts_of(event))
+    sizes = (getattr(part, "dataset_size", None) for part in nested(event))
     return max((size for size in sizes if size is not None), default=None)

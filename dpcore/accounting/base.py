@@ -48,7 +48,7 @@ def find(accountant: str | Accountant | None, event: Event) -> Accountant:
         accountant = (*accountants_for(event), *ACCOUNTANTS)[0]
     if isinstance(accountant, str):
         return ACCOUNTANTS[validate.choice(ACCOUNTANTS, accountant=accountant)]
-    if all(hasattr(accountant, part) for part in ("name", "supports", "epsilon", "delta")):
+    if all(hasattr(accountant, part) for part in ("name", "floor", "supports", "epsilon", "delta")):
         return accountant
     raise ArgumentTypeError(f"accountant={accountant!r}: must be a name, one of {', '.join(map(repr, ACCOUNTANTS))}")
 

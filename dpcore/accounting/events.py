@@ -431,6 +431,8 @@ class Composed(Event):
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
+        if not hasattr(self.events, "__iter__"):
+            raise ArgumentTypeError(f"events={self.events!r}: must be a tuple of events of dpcore.accounting")
         object.__setattr__(self, "events", tuple(self.events))
         for event in self.events:
             if not isinstance(event, Event):
@@ -497,6 +499,7 @@ class PrivateSelection(Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        validate.plain(self)
         if any(isinstance(part, PrivateSelection) for part in nested(check_event(run=self.run))):
             raise ArgumentError("run: holds a PrivateSelection itself; a selection of selections is not covered")
         object.__setattr__(self, "_depth", _depth((self.run,)))

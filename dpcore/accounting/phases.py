@@ -88,7 +88,7 @@ class PoissonStep:
     ----------
     components : tuple of (weight, sample_rate, noise_multiplier)
         Weights add up to at most 1; with the remaining probability nothing about the example is released. Rates lie in
-        (0, 1], multipliers above 0. A single component has weight 1 and a rate below 1.
+        (0, 1], multipliers above 0. No component at all: nobody takes part.
     """
 
     components: tuple[tuple[float, float, float], ...]

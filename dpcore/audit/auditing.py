@@ -114,14 +114,14 @@ def audit(
         raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.dp_sgd(...) returns")
     if isinstance(tensors, str):
         raise ArgumentTypeError(f"tensors={tensors!r}: must be a sequence of names, such as ('layer.weight',)")
-    names = tuple(tensors or (FLAT if method.clip.groups == "flat" else GROUPED))
+    names = tuple(tensors if tensors is not None else ()) or (FLAT if method.clip.groups == "flat" else GROUPED)
     plan = Plan(method, sampler, steps, names)
     delta, confidence = open_unit(delta=delta), open_unit(confidence=confidence)
     canaries = min(integer(1, canaries=canaries), sampler.dataset_size)
     runs = integer(1, runs=runs)
     choice(("float32", "float64"), dtype=dtype)
     check_dtype(load_backend(), dtype, "audit")
-    draws = getattr(sampler, "example_count", sampler.dataset_size) * steps * runs
+    draws = sampler.example_count * steps * runs
     if draws > _MOST_DRAWS:
         raise ArgumentError(
             f"dataset_size * steps * runs = {draws:.3g}: must be at most {_MOST_DRAWS:.0e}, or the audit "

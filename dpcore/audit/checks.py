@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc, betainc, chdtr, chdtrc, gammaln, ndtr
+from scipy.special import betainc, chdtr, chdtrc, gammaln, ndtr
 
 from dpcore.accounting import (
     CyclicPoissonSampledGaussian,
@@ -21,6 +21,7 @@ from dpcore.accounting import (
     RandomAllocationGaussian,
     TruncatedPoissonSampledGaussian,
 )
+from dpcore.accounting.phases import at_most, more_than
 from dpcore.audit.canaries import Records, secret_batches
 from dpcore.plan.plan import Plan
 
@@ -107,11 +108,7 @@ def wrong_sums(rest: Floats) -> float:
 
 def wrong_rate(used: int, trials: int, sample_rate: float) -> float:
     """Return the two-sided probability of `used` heads, or a more extreme number, in `trials` equal coins."""
-    if sample_rate >= 1:
-        return 1.0 if used == trials else 0.0
-    low = float(bdtr(used, trials, sample_rate))
-    high = float(bdtrc(used - 1, trials, sample_rate)) if used else 1.0
-    return min(1.0, 2 * min(low, high))
+    return min(1.0, 2 * min(at_most(used, trials, sample_rate), more_than(used - 1, trials, sample_rate)))
 
 
 def wrong_spread(counts: NDArray[np.int64], tosses: Any, sample_rate: float, *, low_only: bool = False) -> float:
@@ -119,8 +116,9 @@ def wrong_spread(counts: NDArray[np.int64], tosses: Any, sample_rate: float, *, 
 
     With `low_only` too small a spread only: valid for counts that repel each other, too.
 
-    The sum of (count - k q)^2 is compared with the multiple of a chi-square of the same mean and variance; with
-    v = k q (1 - q), one term has mean v and variance 2 v^2 + v (1 - 6 q (1 - q)).
+    With v = k q (1 - q), a term (count - k q)^2 has mean v and variance 2 v^2 + v (1 - 6 q (1 - q)). Above its mean
+    the sum is compared with the multiple of a chi-square of the same mean and variance. Below, where that would be too
+    small if heads are rare, by Maurer (2003): Pr[S <= E S - t] <= exp(-t^2 / (2 sum E X^2)) for terms X >= 0.
     """
     coins = np.broadcast_to(np.asarray(tosses, np.float64), counts.shape)
     variance = coins * sample_rate * (1 - sample_rate)
@@ -129,9 +127,9 @@ def wrong_spread(counts: NDArray[np.int64], tosses: Any, sample_rate: float, *, 
         return 1.0
     spread = float((2 * variance**2 + variance * (1 - 6 * sample_rate * (1 - sample_rate))).sum())
     freedom = 2 * mean**2 / spread
-    total = float(((counts - coins * sample_rate) ** 2).sum()) * freedom / mean
-    low = float(chdtr(freedom, total))
-    return low if low_only else min(1.0, 2 * min(low, float(chdtrc(freedom, total))))
+    squares = float(((counts - coins * sample_rate) ** 2).sum())
+    low = math.exp(-(max(0.0, mean - squares) ** 2) / (2 * (spread + float((variance**2).sum()))))
+    return low if low_only else min(1.0, 2 * min(low, float(chdtrc(freedom, squares * freedom / mean))))
 
 
 def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], populations: NDArray[np.int64]) -> float:
@@ -199,7 +197,7 @@ def participation_rate(event: Event, sample_rate: float) -> float:
         return sample_rate
     sizes = np.arange(event.max_batch_size)
     # E min(X, B) is the sum over k < B of Pr[X > k].
-    return float(bdtrc(sizes, event.dataset_size, event.sample_rate).sum()) / event.dataset_size
+    return float(betainc(sizes + 1, event.dataset_size - sizes, event.sample_rate).sum()) / event.dataset_size
 
 
 def _log_chance(event: Event, rate: float, populations: NDArray[np.int64]) -> float:

@@ -104,7 +104,7 @@ class RatioBound:
     def epsilon(self, delta: float) -> float:
         """Return the lower bound on the epsilon at `delta` of any mechanism, 0 or more."""
         right = float(ndtr(self.lower * self.mus.min() / 2))
-        return math.log(max((right - delta) / (1 - right), 1.0)) if right < 1 else math.inf
+        return math.log(max((right - delta) / (1 - right), 1.0))
 
 
 @dataclass(frozen=True)

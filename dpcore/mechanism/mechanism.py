@@ -129,7 +129,7 @@ class Turns:
         self._process, self._drawn = os.getpid(), threading.local()
 
 
-STATE_FORMAT = 5
+STATE_FORMAT = 6
 
 
 class Mechanism:

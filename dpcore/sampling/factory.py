@@ -45,7 +45,7 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
     ArgumentError, ArgumentTypeError
         For unknown names, settings of another sampler, a missing `groups`, and values out of range.
     """
-    kind = validate.choice(NAMES, sampling=name.replace("_", "-").replace(" ", "-"))
+    kind = validate.choice(NAMES, sampling=str(name).replace("_", "-").replace(" ", "-"))
     known = {item.name: item.type for item in fields(_KINDS[kind])}
     given = {key: value for key, value in settings.items() if value is not None}
     for key, value in given.items():
@@ -55,9 +55,9 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
     if kind == "cyclic-poisson" and "groups" not in given:
         raise ArgumentError("groups=None: must be given with sampling 'cyclic-poisson', for example 8")
     if batch_size is not None:
-        whole = known["batch_size"] is int and float(batch_size).is_integer()
+        whole = known["batch_size"] is int and validate.number(batch_size=batch_size).is_integer()
         given["batch_size"] = int(batch_size) if whole else batch_size
-    elif "sample_rate" not in given or known["batch_size"] is int:
+    elif "sample_rate" not in given:
         raise ArgumentError("batch_size=None: must be given, the expected number of examples a step")
     made: Sampler = _KINDS[kind](dataset_size=dataset_size, **given)
     return made

@@ -241,17 +241,15 @@ class FixedSizeSampler(WholeBatches):
         )
 
 
-# Random allocation, or balls in bins: each epoch every example enters one of its batches, drawn in secret.
+# Random allocation, or balls in bins: in each epoch every example enters one batch, drawn in secret.
 #
-# It is like shuffling into batches whose sizes may differ a little: every example is
-# used once in every epoch. Unlike shuffling into batches of one size, it is amplified, for the examples are drawn
-# independently of each other (`dpcore.accounting.pld.allocation`).
+# Batches differ a little in size, as under Poisson sampling. Examples are drawn independently of each other, so there
+# is amplification (`dpcore.accounting.pld.allocation`); shuffling into batches of one size would have none.
 #
-# Branches -------- A run that goes back to a checkpoint keeps the batches of every epoch: other ones, in the middle of
-# an epoch, could meet an example again. Its repeated releases, about batches that earlier releases revealed, are
-# charged without amplification: one release for each epoch that an abandoned branch reaches into. Given everything else
-# that was released, which only says in which batch the example may be, a mixture over batches is not worse than the
-# worst of them, a Gaussian mechanism; so both compose.
+# Branches. A run that goes back to a checkpoint keeps the batches of each epoch: fresh ones in the middle of an epoch
+# could use an example twice. The repeated releases get no amplification, since earlier releases may have shown which
+# batch the example is in: each epoch that an abandoned branch reaches into is charged as one Gaussian release.
+# Whatever was learned before, the example is in one of the batches, and no mixture over them is worse than the worst.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,11 +88,11 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def sequence(**values: Any) -> Any:
+def sequence(of: str = "numbers", /, **values: Any) -> Any:
     """Return the value as it is if it has a length and an order and is no text."""
     name, value = _single(values)
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
-        raise ArgumentTypeError(f"{name}={value!r}: must be a sequence of numbers")
+        raise ArgumentTypeError(f"{name}={value!r}: must be a sequence of {of}")
     return value
 
 

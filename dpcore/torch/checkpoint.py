@@ -101,7 +101,7 @@ def load(engine: Engine, state: Mapping[str, Any]) -> None:
     for name, value in public["wide_parameters"].items():
         if name in engine.working.copies:
             engine.working.copies[name].copy_(value)
-    if public["recorded"] is not None:
+    if public["recorded"] is not None and mechanism.peers.world_size == 1:  # several processes record nothing
         engine.recorder = Recorder.of(mechanism.layout, public["recorded"])
     elif engine.recorder is not None:  # it has steps that the run undoes
         engine.recorder = Recorder(mechanism.layout, engine.recorder.coordinates)

@@ -27,7 +27,7 @@ def export(
     trained: Mapping[str, Any] | None = None,
     note: str = "",
     overwrite: bool = False,
-) -> Statement:
+) -> Statement | None:
     """Write the model, its privacy statement and a card into a folder that can be published.
 
     Parameters
@@ -49,8 +49,9 @@ def export(
 
     Returns
     -------
-    Statement
-        The one that was written.
+    Statement or None
+        The one that was written; None in other processes than the first, which write nothing. With averaging, shards
+        or the accelerated method all processes must call it.
 
     Raises
     ------
@@ -63,6 +64,10 @@ def export(
     indices, realized batch sizes and the state of correlated noise never reach this module. Parameters and buffers that
     were not trained (frozen layers) are written too: they must be public.
     """
+    # First, since all processes may be needed for it; without a module's extra state, which is no tensor.
+    state = {k: v for k, v in private.output_state_dict().items() if isinstance(v, torch.Tensor)}
+    if not private.loader.in_first_process:
+        return None
     target = Path(folder)
     if target.exists() and not target.is_dir():
         raise DataError(f"folder={str(target)!r}: is a file; name a folder")
@@ -70,8 +75,6 @@ def export(
     if present and not overwrite:
         raise DataError(f"folder={str(target)!r}: already has {present[0]}; name another folder or give overwrite=True")
     statement = private.statement(delta, note=note)
-    # Without a module's extra state, which is no tensor.
-    state = {k: v for k, v in private.output_state_dict().items() if isinstance(v, torch.Tensor)}
     counted = {"parameters": sum(p.numel() for p in private.model.parameters()), **(trained or {})}
     contents = files(statement, state, title=title, trained=counted)
     try:

@@ -89,7 +89,7 @@ def _group_norm(norm: Any) -> nn.GroupNorm:
 
 def _take_over(made: nn.GroupNorm, norm: Any, memo: dict[int, Any]) -> None:
     """Give a GroupNorm the copies of the weight, bias, mode and hooks of the BatchNorm that it stands for."""
-    names = ("affine", "weight", "bias", "training", *(name for name in vars(norm) if "hooks" in name))
+    names = ("affine", "weight", "bias", "training", *(name for name in vars(norm) if "hook" in name))
     for name, value in copy.deepcopy({name: getattr(norm, name) for name in names}, memo).items():
         setattr(made, name, value)
 

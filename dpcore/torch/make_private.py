@@ -314,7 +314,8 @@ def check_labels(labels: torch.Tensor, classes: int, ignore_index: int = -100) -
     """
     if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
         return
-    for piece in torch.split(labels.detach().reshape(-1), _PIECE):
+    for part in torch.split(labels.detach().reshape(-1), _PIECE):
+        piece = part.long()  # in uint8 -100 would be 156
         if bool((((piece < 0) | (piece >= classes)) & (piece != ignore_index)).any()):
             raise ArgumentError(
                 f"labels: must lie in [0, {classes}), one for each of the model's {classes} outputs, or be "

@@ -66,8 +66,10 @@ class PrivateRun:
         plan, mechanism, delta = self.plan, self._engine.mechanism, self._target_delta
         spent, processes = "see private.epsilon(delta); no target_delta was given", mechanism.peers.world_size
         if delta is not None:
-            planned, so_far = format_epsilon(plan.epsilon(delta)), format_epsilon(self.epsilon(delta))
-            spent = f"{so_far} spent of {planned} planned, at delta {format_number(delta)}"
+            spent = "rank 0 knows it"
+            if self.loader.in_first_process:
+                planned, so_far = format_epsilon(plan.epsilon(delta)), format_epsilon(self.epsilon(delta))
+                spent = f"{so_far} spent of {planned} planned, at delta {format_number(delta)}"
         lines = {
             "model": f"{type(self.model).__name__}, {mechanism.layout.dimension:,} trained parameters",
             "method": f"{plan.method.name}, noise multiplier {format_number(round(plan.noise_multiplier, 4))}",
@@ -149,9 +151,7 @@ class PrivateRun:
         ArgumentError
             If the model is no longer the one that was checked; if `public` is missing or not wanted.
         """
-        self._modes.check()
         engine, mechanism = self._engine, self._engine.mechanism
-        engine.check_not_swapped("private.step")
         with mechanism.turns.lock:  # a whole step of one thread
             if self._stepping:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
@@ -159,6 +159,8 @@ class PrivateRun:
             # Processes with shards gather the model's parameters first, when no answer is possible.
             begun = not mechanism.peers.shards
             try:
+                self._modes.check()
+                engine.check_not_swapped("private.step")
                 engine.check_public(public)
                 self.optimizer.settings()  # refused before the sum is paid for
                 batch, begun = self.loader.consume(batch), True

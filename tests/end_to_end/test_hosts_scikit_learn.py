@@ -16,6 +16,7 @@ import torch
 
 pytest.importorskip("sklearn")
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -280,6 +281,9 @@ HOLES = np.where(np.arange(40) == 3, np.nan, 1.0)[:, None]
         ({"method": "dp_sdg"}, X, "did you mean 'dp_sgd'"),
         ({"sample_rate": 2}, X, "sample_rate=2: must be greater than 0 and at most 1"),
         ({"hidden_layer_sizes": (0,)}, X, "hidden_layer_sizes=0: must be an integer of at least 1"),
+        ({"hidden_layer_sizes": 8}, X, "hidden_layer_sizes=8: must be a sequence"),
+        ({"categories": {0: {1, 2}}}, X, r"categories\[0\]={1, 2}: must be a sequence of values"),
+        ({"delta": 2}, X, "^delta=2: must lie strictly between 0 and 1"),
         ({"target_epsilon": -1}, X, "target_epsilon=-1: must be greater than 0"),
     ],
 )
@@ -287,6 +291,14 @@ def test_nonsense_is_one_sentence(options: dict[str, Any], table: Any, words: st
     with pytest.raises((ArgumentError, ArgumentTypeError), match=words) as refused:
         PrivateClassifier(**{**QUICK, **options}).fit(table, Y)
     assert "secret" not in str(refused.value)
+
+
+def test_a_fit_that_fails_leaves_no_model():
+    estimator = PrivateClassifier(**QUICK).fit(X, Y)
+    with pytest.raises(ArgumentError, match="low < high"):
+        estimator.set_params(bounds=(1, 0)).fit(X, Y)
+    with pytest.raises(NotFittedError):
+        estimator.predict(X)
 
 
 @pytest.mark.parametrize(

@@ -389,10 +389,8 @@ def _epsilon(parts: Phases, delta: float, tolerance: float | None) -> Interval:
         return Interval(gaussian_epsilon(parts.mu, min(raised, 1.0 - 1e-16)), gaussian_epsilon(parts.mu, delta))
     if _variation(parts) <= delta:
         return Interval(0.0, 0.0)
-    # Sampling only helps: a bound as if everyone took part in every step.
-    mu = math.hypot(parts.mu, math.sqrt(sum(count for _, count in parts.steps)) / _least_noise(parts))
-    whole = gaussian_epsilon(mu, delta)
-    if _too_quiet(parts):
+    whole = gaussian_epsilon(without_sampling(parts), delta)
+    if too_quiet(parts):
         return Interval(0.0, whole)
     target = max(math.log(delta), _LEAST_LOG_DELTA)
     sides = start(problem(parts, target), lambda moments: saddle(moments, target))
@@ -435,8 +433,9 @@ def _delta(parts: Phases, epsilon: float, tolerance: float | None) -> Interval:
             return Interval(0.0, 0.0)
         log, slack = log_delta(parts.mu, epsilon), rounding(parts.mu)
         return Interval(math.exp(log - slack), min(1.0, math.exp(log + slack) + 1e-300))
-    if _too_quiet(parts):
-        return Interval(0.0, min(1.0, _variation(parts)))
+    if too_quiet(parts):
+        mu = without_sampling(parts)
+        return Interval(0.0, min(1.0, _variation(parts), math.exp(log_delta(mu, epsilon) + rounding(mu)) + 1e-300))
     sides = delta_sides(parts, epsilon)
     interval = refine(
         sides, lambda curve: curve.delta(epsilon), lambda now: tolerance or max(1e-3 * now.lower, 1e-285), retilt=False
@@ -450,7 +449,12 @@ def _least_noise(parts: Phases) -> float:
     return min(sigma for step, _ in parts.steps for *_, sigma in step.components)
 
 
-def _too_quiet(parts: Phases) -> bool:
+def without_sampling(parts: Phases) -> float:
+    """Return mu as if everyone took part in every step, which is worse: sampling only helps."""
+    return math.hypot(parts.mu, math.sqrt(sum(count for _, count in parts.steps)) / _least_noise(parts))
+
+
+def too_quiet(parts: Phases) -> bool:
     """Whether some losses are too large for a grid."""
     allocated = [step.noise_multiplier for step, _ in parts.steps if isinstance(step, AllocationStep)]
     return _least_noise(parts) < _LEAST_NOISE or min(allocated, default=math.inf) < LEAST_ALLOCATED
@@ -491,6 +495,8 @@ def expected_epsilon(event: Event, delta: float) -> float:
     parts = merged(parts)
     if not parts.steps:
         return gaussian_epsilon(parts.mu, delta)
+    if too_quiet(parts):
+        return gaussian_epsilon(without_sampling(parts), delta)
     sides = start(problem(parts, math.log(delta)), lambda moments: saddle(moments, math.log(delta)))
     return max(scout(side, lambda curve: curve.epsilon(delta)) for side in sides)
 
@@ -524,4 +530,4 @@ class PldAccountant:
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Return the upper end at the default tolerance, at most 1."""
-        return min(1.0, delta_interval(event, epsilon).upper)
+        return delta_interval(event, epsilon).upper

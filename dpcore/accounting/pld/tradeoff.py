@@ -26,7 +26,7 @@ from dpcore.accounting.events import Event
 from dpcore.accounting.phases import demand_phases
 from dpcore.accounting.pld import intervals
 from dpcore.accounting.pld.compose import tilt_at
-from dpcore.accounting.pld.intervals import Interval, delta_interval, delta_sides, expected_epsilon, merged
+from dpcore.accounting.pld.intervals import Interval, delta_interval, delta_sides, expected_epsilon, merged, too_quiet
 from dpcore.accounting.pld.loss import Array, Integers
 from dpcore.errors import ArgumentError
 from dpcore.spec import validate
@@ -94,7 +94,7 @@ def _curve(event: Event, wanted: Array, enough: float) -> tuple[Array, Array]:
     if math.isinf(parts.mu):
         return np.ones_like(wanted), upper
     parts = merged(parts)
-    if not parts.steps:
+    if not parts.steps or too_quiet(parts):
         values = [delta_interval(event, epsilon) for epsilon in wanted.tolist()]
         return np.array([value.lower for value in values]), np.array([value.upper for value in values])
     sides = delta_sides(parts, float(wanted.max(initial=0.0)))

@@ -225,4 +225,4 @@ def trial_batch(example: Tree, examples: int, other: bool = False, label: int = 
     inputs, targets = normalize(example)
     made = synthetic(inputs, examples, other=other)
     filled = tree_map(lambda t: t.new_full((examples, *t.shape[1:]), label), targets)
-    return (made, *filled) if filled else made
+    return (made, *filled) if isinstance(example, (tuple, list)) else made

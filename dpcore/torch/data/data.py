@@ -286,7 +286,7 @@ def joined(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Tree:
         if collate is join:
             return join(examples)
         rows = [collate([example]) for example in examples]
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as cause:
+    except Exception as cause:  # noqa: BLE001 - a caller's function may raise anything
         raise ArgumentError(
             "collate_fn failed to join a step's examples: each must have the same shapes, dtypes and keys, so pad "
             f"examples to one fixed length ({reason(cause)}; its words are left out, as they may show private values)"

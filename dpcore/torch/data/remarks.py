@@ -67,7 +67,8 @@ def remarks(data: Data, loss: object = None) -> list[str]:
                 look.add(tensor)
                 if not look.of_inputs and loss is F.cross_entropy and tensor.dim() == 2 and look.finite:
                     look.probable = look.probable and _probabilities(tensor[:_ROWS])
-            elif tensor.dim() > 1 and tensor.numel() and bool((tensor[:_ROWS] == -100).flatten(1).all(1).any()):
+            # In uint8 -100 would be 156.
+            elif tensor.dim() > 1 and tensor.numel() and bool((tensor[:_ROWS].long() == -100).flatten(1).all(1).any()):
                 unlabeled.add(name)
     sentences = [f"{name.replace('batch', 'data', 1)}: {_NO_LABEL}" for name in sorted(unlabeled)]
     for name, look in looks.items():

@@ -401,6 +401,9 @@ def _batch_size(data: Any) -> int:
         raise ArgumentError("method=None: must be given for data without a length") from None
 
 
+_READING = ("data", "reading")  # their errors may quote an example
+
+
 def _checked(subject: Subject, check: Check) -> list[Finding]:
     """Return the findings of a check; an error is a finding, too."""
     findings: list[Finding] = []
@@ -410,10 +413,11 @@ def _checked(subject: Subject, check: Check) -> list[Finding]:
     except NotTried as cause:
         findings.append(not_tried(cause.sentence, cause.remedy))
     except DpcoreError as error:
-        findings.append(of_error(error, private=check.name == "reading"))
+        findings.append(of_error(error, private=check.name in _READING))
     except Exception as error:  # noqa: BLE001 - a user's own objects may raise anything
         message = str(error).splitlines()[0][:200] if str(error) else "no message"
-        findings.append(fault(f"fails with {type(error).__name__} ({message}).", "fix it, and examine again"))
+        sentence = f"fails with {type(error).__name__} ({message})."
+        findings.append(fault(sentence, "fix it, and examine again", private=check.name in _READING))
     findings = findings or [ok(check.fine)] * bool(check.fine)
     return [replace(each, name=each.name or check.name, private=each.private or check.private) for each in findings]
 

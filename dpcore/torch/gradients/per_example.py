@@ -144,7 +144,8 @@ class PerExampleGradient:
             path = after.changed(self.held())
             if path is not None:
                 before.restore()
-                raise ArgumentError(keeps(path))
+                # No more of the path: a key may be a value of a drawn example.
+                raise ArgumentError(keeps(".".join(path.split("[")[0].split(".")[:2])))
         return result
 
     def _made_up(self, batch: Tree) -> Tree:
@@ -198,10 +199,10 @@ class PerExampleGradient:
                     self.draws = self.draws or bool(drew())
         except DpcoreError:
             raise
-        except FAILURES as cause:
-            if is_out_of_memory(cause):
+        except Exception as cause:
+            if is_out_of_memory(cause) or (synthetic and not isinstance(cause, FAILURES)):
                 raise
-            # torch's words may show values of private data.
+            # Words of torch or of the model may show values of private data.
             raise ArgumentError(self._failure(cause, synthetic)) from (cause if synthetic else None)
         return result
 
@@ -224,8 +225,9 @@ class PerExampleGradient:
                 "out of range (torch's own words are not shown, since they may hold private values)"
             )
         return (
-            f"{where}: failed on synthetic inputs of the data's shape and dtype ({first_line(cause)}); check the model "
-            "and the data against each other, or give example_batch= where made-up values are out of range"
+            f"{where}: failed on inputs that are public, or made up in the data's shape and dtype ({first_line(cause)}); "
+            "check the model and the data against each other, or give example_batch= where made-up values are out of "
+            "range"
         )
 
 

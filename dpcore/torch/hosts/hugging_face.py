@@ -203,6 +203,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         with self._inner_model():
             super()._save(*arguments, **options)
 
+    def _load_from_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        """Load the files of a checkpoint."""
+        with self._inner_model():
+            super()._load_from_checkpoint(*arguments, **options)
+
     def _load_best_model(self) -> None:
         """Load the files of the best checkpoint."""
         with self._inner_model():
@@ -416,7 +421,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._log_evaluate_save(private, trial, ignored, self._get_learning_rate())
         by_callback = private.any_process(self.control.should_training_stop)
         # A callback has seen the evaluations; the end of a budget follows from the charges.
-        private.stopped_by_results = by_callback and private.steps_taken < private.plan.steps
+        private.stopped_by_results |= by_callback and private.steps_taken < private.plan.steps
         return stop or by_callback
 
     def _log_evaluate_save(self, private: PrivateRun, trial: Any, ignored: list[str] | None, rate: float) -> None:

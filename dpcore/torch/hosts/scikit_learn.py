@@ -69,11 +69,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         tags.non_deterministic = True  # no random_state repeats the noise
         return tags
 
-    def _checked(self, X: Any, y: Any, **options: Any) -> tuple[NDArray[np.float64], Any]:
+    def _checked(self, X: Any, y: Any) -> tuple[NDArray[np.float64], Any]:
         """Return the table as numbers, and the targets, of equal length."""
+        self.__dict__.pop("model_", None)  # if this fit fails, no model stays beside another fit's encoding
         _check_order(X, y)
         _refuse_complex(X=X, y=y)
-        raw, targets = validate_data(self, X, y, ensure_min_samples=2, **_as_it_is(X), **options)
+        raw, targets = validate_data(self, X, y, ensure_min_samples=2, **_as_it_is(X))
         self.encoding_ = self.bounds, self.categories or {}  # settings may change after the fit
         return self._numbers(raw, training=True), targets
 
@@ -88,7 +89,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         for place, column in enumerate(columns):
             values = raw[:, place]
             if column in categories:
-                known = list(validate.sequence(**{f"categories[{column!r}]": categories[column]}))
+                known = list(validate.sequence("values", **{f"categories[{column!r}]": categories[column]}))
                 found = _places(values, known)
                 if training and (found == len(known)).any():
                     warnings.warn(_UNKNOWN.format(column), TrainingWarning, stacklevel=5)
@@ -112,7 +113,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
             (torch.from_numpy(table.astype(np.float32)), torch.from_numpy(targets)),
             method,
             target_epsilon=self.target_epsilon,
-            target_delta=min(1e-5, 0.1 / rows) if self.delta is None else self.delta,
+            target_delta=min(1e-5, 0.1 / rows) if self.delta is None else validate.open_unit(delta=self.delta),
             steps=steps,
             loss=loss,
             sampling=self.sampling,
@@ -132,7 +133,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
 
     def _model(self, inputs: int, outputs: int) -> nn.Sequential:
         """Return linear layers with tanh between; the last one begins at zero, the others as torch's do."""
-        hidden = [validate.integer(minimum=1, hidden_layer_sizes=size) for size in self.hidden_layer_sizes]
+        sizes = validate.sequence(hidden_layer_sizes=self.hidden_layer_sizes)
+        hidden = [validate.integer(minimum=1, hidden_layer_sizes=size) for size in sizes]
         seed = check_random_state(self.random_state).bytes(32)
         with seeded(_CPU, seed, others=False):
             layers = [[nn.Linear(*sizes), nn.Tanh()] for sizes in pairwise((inputs, *hidden))]
@@ -143,7 +145,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
 
     def _outputs(self, X: Any) -> torch.Tensor:
         """Return what the fitted model says of each row."""
-        check_is_fitted(self)
+        check_is_fitted(self, "model_")
         _refuse_complex(X=X)
         raw = validate_data(self, X, reset=False, **_as_it_is(X))
         outputs: torch.Tensor = self.model_(torch.from_numpy(self._numbers(raw)))

@@ -49,7 +49,7 @@ def keeps(path: str) -> str:
     """Return the sentence that refuses something which changes while gradients are taken."""
     return (
         f"{path} changes while gradients are taken: values that model or loss keep are private, have no noise and "
-        "reaches the gradients of others; use values inside forward and loss only, and keep nothing between calls"
+        "reach the gradients of others; use values inside forward and loss only, and keep nothing between calls"
     )
 
 

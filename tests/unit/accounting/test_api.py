@@ -6,10 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Event, Gaussian, NonPrivate, RdpAccountant, SelfComposed
+from dpcore.accounting import (
+    Adjacency,
+    Composed,
+    Event,
+    Gaussian,
+    NonPrivate,
+    PrivateSelection,
+    RdpAccountant,
+    SelfComposed,
+)
 from dpcore.accounting.events import FixedSizeSampledGaussian, PoissonSampledGaussian, TruncatedPoissonSampledGaussian
 from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
 from tests.refused import refused
@@ -105,3 +115,11 @@ def test_the_smallest_epsilon_is_the_least_upper_bound() -> None:
     assert accounting.smallest_epsilon(POISSON, 1e-5) == (each["pld"], "pld")
     assert accounting.smallest_epsilon(NonPrivate("a baseline"), 1e-5)[0] == math.inf
     refused(PrivacyError, "event=Unknown", accounting.smallest_epsilon, Unknown(), 1e-5)
+
+
+def test_what_is_no_list_of_events_is_refused_and_numpy_numbers_are_written() -> None:
+    refused(ArgumentTypeError, "events=Gaussian.*must be a tuple of events", Composed, Gaussian(1.0))
+    refused(ArgumentTypeError, "events=5: must be a tuple", Event.from_dict, {"event": "Composed", "events": 5})
+    chosen = PrivateSelection(FixedSizeSampledGaussian(100, 10, 1.0, 5), np.int64(10), 1.0)
+    assert Event.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
+    assert accounting.known_dataset_size(chosen) == 100

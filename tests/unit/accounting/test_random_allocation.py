@@ -16,12 +16,14 @@ from dpcore.accounting import (
     Adjacency,
     Gaussian,
     PoissonSampledGaussian,
+    PrivateSelection,
     RandomAllocationGaussian,
     delta_interval,
     epsilon_interval,
 )  # fmt: skip
 from dpcore.accounting.pld import allocation as lognormal
 from dpcore.accounting.pld.allocation import Allocation, Law, _checked, ranges, transformed
+from dpcore.accounting.pld.tradeoff import trade_off
 from dpcore.accounting.renyi import log_moments_allocation
 from dpcore.errors import ArgumentError, PrivacyError
 from tests.depth import chosen
@@ -277,3 +279,19 @@ def test_events() -> None:
     for arguments, words in (((0, 1.0, 1), "batches"), ((8, -1.0, 1), "noise_multiplier"), ((8, 1.0, -1), "epochs"),
                              ((1 << 25, 1.0, 1), "2\\^24")):  # fmt: skip
         refused(ArgumentError, words, RandomAllocationGaussian, *arguments)
+
+
+QUIET = RandomAllocationGaussian(10, 0.2, 1)
+
+
+def test_below_the_least_noise_bounds_are_those_without_sampling() -> None:
+    """No grid has such losses; a mechanism in which everyone takes part in the open has no less loss."""
+    whole = Gaussian(0.2, 1)
+    curve = trade_off(QUIET, [0.01, 0.1])
+    assert curve.advantage.lower <= math.erf(1 / (math.sqrt(8) * 0.2)) <= curve.advantage.upper * (1 + 1e-9)
+    assert all(curve.lower <= [0.01, 0.1])
+    assert accounting.delta(QUIET, 60.0) == pytest.approx(accounting.delta(whole, 60.0), rel=1e-6)
+    assert accounting.epsilon(QUIET, 1e-5) == pytest.approx(accounting.epsilon(whole, 1e-5), rel=1e-6)
+    many = RandomAllocationGaussian(1 << 20, 0.2, 1)
+    assert trade_off(many, [0.01]).upper[0] <= 1
+    assert math.isfinite(accounting.smallest_epsilon(PrivateSelection(many, 10), 1e-5)[0])

@@ -103,6 +103,25 @@ def test_probabilities_of_the_checks_are_uniform_or_larger() -> None:
         assert min(values) < (1 if name == "copied" else 0.1), name
 
 
+def test_rates_of_more_coins_than_scipys_binomials_take() -> None:
+    assert checks.wrong_rate(3_200_000, 3_200_000_000, 0.001) > 0.9
+    assert checks.wrong_rate(1_000_000, 3_200_000_000, 0.001) == 0.0
+    assert (checks.wrong_rate(0, 5, 0.0), checks.wrong_rate(5, 5, 1.0), checks.wrong_rate(4, 5, 1.0)) == (1.0, 1.0, 0.0)
+
+
+def test_a_spread_of_rare_heads_alarms_no_more_often_than_it_says() -> None:
+    """One head expected of each thousand coins, in 32 runs: the exact law of counts that all agree or nearly do."""
+    rate, tosses, examples = 1e-3, 32, 1000
+    heads = np.arange(120)  # in all: with so few, each example has one at most, nearly always
+    chances = stats.binom.pmf(heads, tosses * examples, rate)
+    values = [
+        checks.wrong_spread(np.repeat([1, 0], [h, examples - h]), tosses, rate, low_only=True) for h in heads.tolist()
+    ]
+    for level in (6.3e-4, 6.2e-6, 6.2e-7):
+        assert chances[np.array(values) <= level].sum() <= level
+    assert checks.wrong_spread(np.full(80, 2), 12, 1 / 6) < 1e-4  # equal counts
+
+
 def test_values_that_occur_twice_are_found_wherever_they_are() -> None:
     rng = np.random.default_rng(4)
     values = rng.normal(size=5000)

@@ -178,7 +178,7 @@ def test_a_run_whose_earlier_rows_do_not_fit_is_charged_and_refused_again_and_ag
     before, x = started(plan, [("x", (1,))])
     for _ in range(150):
         before.release(x)
-    ledger = Ledger.create(tmp_path / "ledger", budget=(3.0, 1e-5), accept_file_system=True)
+    ledger = Ledger.create(tmp_path / "ledger", budget=(0.05, 1e-5), accept_file_system=True)
     after, _ = started(plan, [("x", (1,))])
     after.account = LedgerAccount(ledger, after, name="on it goes")
     after.load_state_dict(before.state_dict())

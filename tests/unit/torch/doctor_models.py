@@ -172,9 +172,9 @@ TOLD = {
     "loss": "^loss",
     "frozen parameters": "without a parameter",
     "unregistered tensors": "not registered|is no parameter of the model",
-    "dtypes": "^data: inputs of float64|failed on synthetic|^parameters of dtypes",
+    "dtypes": "^data: inputs of float64|failed on inputs that are public, or made up|^parameters of dtypes",
     "plan": "^(batch_size|noise_multiplier|target_|sampling)",
-    "forward": "failed on synthetic",
+    "forward": "failed on inputs that are public, or made up",
 }
 """What `make_private` refuses, and words of its sentence."""
 

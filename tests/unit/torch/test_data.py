@@ -334,10 +334,22 @@ def test_tables_of_pandas_are_told_how_to_convert(kind: str) -> None:
         refused(ArgumentTypeError, words, start, model(), data=data)
 
 
+def test_no_error_of_a_collate_function_is_shown() -> None:
+    def collate(rows: list[Any]) -> Any:
+        raise OSError("cannot identify image file 'patient_7.png'")
+
+    with pytest.raises(ArgumentError, match=r"collate_fn failed .*OSError") as caught:
+        start(model(), data=Rows(), collate_fn=collate)
+    assert "patient" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
 def test_labels_that_are_no_classes_are_refused_and_not_shown() -> None:
     check_labels(torch.tensor([[0, 2], [-100, 1]]), 3)
     check_labels(torch.tensor([0.5, 7.0]), 3)
     check_labels(torch.tensor([0, 255], dtype=torch.uint8), 3, ignore_index=255)
+    with pytest.raises(ArgumentError, match="labels"):
+        check_labels(torch.tensor([0, 156], dtype=torch.uint8), 3)  # -100 in uint8
     for wrong in (3, -1, 7777):
         with pytest.raises(ArgumentError, match=r"^labels: must lie in \[0, 3\).*ignore_index=-100") as caught:
             check_labels(torch.tensor([0, 1, wrong]), 3)
@@ -351,7 +363,7 @@ def test_models_refused() -> None:
     mixed[0].double()
     with pytest.raises(DpcoreError):
         start(mixed)
-    with pytest.raises(ArgumentError, match="synthetic"):
+    with pytest.raises(ArgumentError, match="made up in the data"):
         start(nn.Linear(6, 3))
 
 

@@ -45,7 +45,7 @@ class Ranged(nn.Module):
 
 
 def test_ids_above_one_need_an_example_batch() -> None:
-    with pytest.raises(ArgumentError, match=r"failed on synthetic inputs.*example_batch="):
+    with pytest.raises(ArgumentError, match=r"failed on inputs that are public, or made up.*example_batch="):
         start(Ranged(), data=DATA)
     net = Ranged()
     before = net.embed.weight.detach().clone()

@@ -80,6 +80,11 @@ def test_weights_modes_hooks_and_shared_modules_are_kept():
     assert norm.weight.dtype == torch.float64
     assert (norm.weight.requires_grad, norm.bias.requires_grad) == (True, False)
     assert not fixed.last[2].training
+    calls: list[bool] = []
+    model.norm.register_full_backward_hook(lambda module, before, after: calls.append(type(module) is nn.GroupNorm))
+    again, _ = fix(model)
+    again.norm(torch.randn(5, 4, dtype=torch.float64, requires_grad=True)).sum().backward()
+    assert calls == [True]
     fixed.shift = 7.0  # the hook is the new model's
     hidden = fixed.last[2](torch.randn(5, 4, dtype=torch.float64))
     assert torch.allclose(hidden.mean(), torch.tensor(7.0, dtype=torch.float64))

@@ -138,6 +138,20 @@ def test_an_error_on_private_data_quotes_nothing_of_it(way: str) -> None:
     assert caught.value.__suppress_context__
 
 
+def test_no_error_of_a_models_own_code_leaves_a_step_on_private_data() -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] and float(x.detach()[0, 0]) > 100:
+                raise OSError(f"no record of patient {float(x.detach()[0, 0]):.0f}")
+            return super().forward(x)
+
+    gradient = PerExampleGradient(Reads(3, 2), F.cross_entropy, "one-by-one")
+    with pytest.raises(ArgumentError, match="may hold private values") as caught:
+        gradient(gradient.parameters(), (torch.full((2, 3), 4414.0), torch.tensor([0, 1])))
+    assert "4414" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
 def test_loss_must_be_one_number() -> None:
     gradient = PerExampleGradient(nn.Linear(3, 2), lambda out: out, "one-by-one")
     with pytest.raises(ArgumentError, match="one number"):
