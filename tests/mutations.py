@@ -589,8 +589,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "'agreement/test_halves.py::test_layers_of_16_bits[numpy float16]'"),
         ("lose the sign of a part", "(given / (self.unit or 1.0)).tolist()", "(np.abs(given) / (self.unit or 1.0)).tolist()",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
-        ("multiply several examples in float32", "out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))",
-         "out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]), np.float32)",
+        ("multiply several examples in float32", "out, start = np.empty((len(blocks[0]), self.time, blocks[0].shape[2])), 0",
+         "out, start = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]), np.float32), 0",
          "unit/backends/test_pairs.py::test_a_linear_norm_bounds_what_the_sum_adds"),
     ],
     "backends/dpcore_numpy/tiles.py": [
@@ -829,7 +829,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/queries.py": [
         ("invert DiSK's weight", "(1 - k) / (k * self.gamma)", "k / ((1 - k) * self.gamma)", "papers/test_disk.py"),
-        ("take points that are not kept", "if not 0 <= lag <= step or needed > query.lags:", "if False:", "unit/plan/test_plan.py"),
+        ("take points that are not kept", "if lag > step or needed > query.lags:", "if False:", "unit/plan/test_plan.py"),
         ("shrink the first windows by the whole normalizer", "for j in range(count)) if self.normalized",
          "for j in range(self.window)) if self.normalized", "unit/stages/test_queries.py"),
         ("subtract the earlier gradient without its weight", "delayed(self.query.points(step - 1), -c, 1)",

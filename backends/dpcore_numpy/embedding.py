@@ -50,7 +50,7 @@ def embedding_bound(indices: Sequence[Indices], e: Side, size: int, scale: Float
             exponents = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
             rows = np.ldexp(rows, -exponents[:, None, None])
         examples = np.arange(len(rows))[:, None] * size
-        keys, sums = _sums(np.where(index[chosen] < 0, -1, index[chosen] + examples), np.ones(rows.shape[:2]), rows)
+        keys, sums = _sums(np.where(index[chosen] < 0, -1, index[chosen] + examples), rows)
         squares = np.bincount(keys // size, np.vecdot(sums, sums), len(rows))
         unit = abs(e.unit) * (1 + gamma(e.width + e.time + 12, U64))
         norms[chosen] = np.ldexp(np.sqrt(squares) * unit, exponents)
@@ -68,8 +68,8 @@ def _rows(index: Indices, e: Side, chosen: slice | Indices, size: int, scale: Fl
     return rows
 
 
-def _sums(keys: Indices, factors: Wide, rows: Wide) -> tuple[Indices, Wide]:
-    """Return the keys that are not negative, each once, and the sums of their rows times factors."""
+def _sums(keys: Indices, rows: Wide) -> tuple[Indices, Wide]:
+    """Return the keys that are not negative, each once, and the sums of their rows."""
     from scipy.sparse import csr_array  # takes a tenth of a second; only models with embeddings need it
 
     flat = keys.reshape(-1)
@@ -77,7 +77,7 @@ def _sums(keys: Indices, factors: Wide, rows: Wide) -> tuple[Indices, Wide]:
     order = order[np.searchsorted(flat[order], 0) :]
     ordered = flat[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    table = (factors.reshape(-1)[order], order, np.append(starts, len(order)))
+    table = (np.ones(len(order)), order, np.append(starts, len(order)))
     sums: Wide = csr_array(table, shape=(len(starts), len(flat))) @ rows.reshape(len(flat), rows.shape[-1])
     return ordered[starts], sums
 
@@ -104,8 +104,8 @@ def embedding_sum(
             # First sum over each example's tokens, so that its addend depends on no other example; then over examples.
             examples, picked = np.arange(len(chosen))[:, None], index[chosen]
             keys = np.where(picked < 0, -1, picked * len(chosen) + examples)
-            keys, sums = _sums(keys, np.ones(keys.shape), _rows(picked, e, chosen, size, scale))
+            keys, sums = _sums(keys, _rows(picked, e, chosen, size, scale))
             tokens, owners = np.divmod(keys, len(chosen))
             rounded = nearest(weights[chosen][owners, None] * (e.unit * sums))
-            tokens, sums = _sums(tokens, np.ones(tokens.shape), rounded)
+            tokens, sums = _sums(tokens, rounded)
             total[tokens] += sums

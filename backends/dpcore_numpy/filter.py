@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpcore.spec.check import check_recurrence
 from dpcore.spec.ops import FilterCoefficients
 
-Floats = NDArray[Any]
+Floats = Any  # arrays of NumPy, or torch's tensors
 
 
 def recurrence(x: Floats, state: Sequence[Floats], coefficients: FilterCoefficients) -> Floats:
@@ -24,7 +21,7 @@ def recurrence(x: Floats, state: Sequence[Floats], coefficients: FilterCoefficie
     if state:
         y = y + state[0]
     for k in range(1, len(state) + 1):
-        s = b[k] * x if k < len(b) else np.zeros_like(x)
+        s = b[k] * x if k < len(b) else 0.0
         if k <= len(a):
             s = s - a[k - 1] * y
         if k < len(state):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from dpcore_numpy.pairs import RANGE, TINY, U32, U64, Floats, Side, Wide, gamma, terms_of
-
-Matmul = Callable[[Any, Any], Any]
 
 # Entries of a piece in float64; columns of a float32 inner product.
 _PIECE, _COLUMNS = 1 << 18, 256
@@ -22,7 +19,7 @@ def _pieces(a: Side, e: Side) -> Iterator[slice]:
         yield slice(first, first + count)
 
 
-def few(a: Side, e: Side, scale: Floats, matmul: Matmul = np.matmul) -> tuple[Wide, Wide]:
+def few(a: Side, e: Side, scale: Floats) -> tuple[Wide, Wide]:
     """Return norms and S of few rows under a scale, by float64 products of pairs of rows.
 
     With D the squared scale, ``|v|^2 = sum_{s,t} (e_s e_t)^T D (a_s a_t)``. Each inner product rounds by gamma times
@@ -36,7 +33,7 @@ def few(a: Side, e: Side, scale: Floats, matmul: Matmul = np.matmul) -> tuple[Wi
         for s in range(a.time):
             for t in range(s, a.time):
                 # One example after the other: the rounding of a product over several may depend on their number.
-                weighed = np.concatenate([matmul(row[None], squared) for row in y[:, s] * y[:, t]])
+                weighed = np.concatenate([np.matmul(row[None], squared) for row in y[:, s] * y[:, t]])
                 product = np.vecdot(weighed, x[:, s] * x[:, t])
                 square += product if s == t else 2 * product
                 size += np.sqrt(product) if s == t else 0
@@ -51,12 +48,12 @@ def _root(square: Wide, terms: Wide, error: float) -> Wide:
     return root
 
 
-def gram_wide(a: Side, e: Side, matmul: Matmul = np.matmul) -> tuple[Wide, Wide]:
+def gram_wide(a: Side, e: Side) -> tuple[Wide, Wide]:
     """Return norms and S by float64 inner products of rows; the rounding is that of `few`."""
     square, terms = np.empty(a.examples), terms_of(a, e)
     for chosen in _pieces(a, e):
         x, y = a.wide(chosen), e.wide(chosen)
-        products = matmul(x, x.swapaxes(1, 2)) * matmul(y, y.swapaxes(1, 2))
+        products = np.matmul(x, x.swapaxes(1, 2)) * np.matmul(y, y.swapaxes(1, 2))
         square[chosen] = products.sum(axis=(1, 2))
     return _root(square, terms, gamma(a.width + e.width + a.time**2 + 10, U64)), terms
 

@@ -14,7 +14,7 @@ from dpcore.spec.contributions import CANCELLATION, FACTOR_BITS, FEW_ROWS
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_numpy.clip import row_norms
 from dpcore_numpy.denormals import check_denormals
-from dpcore_numpy.gram import Matmul, few, gram_narrow, gram_wide
+from dpcore_numpy.gram import few, gram_narrow, gram_wide
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma, rounding_of
 from dpcore_numpy.tiles import add_tiles, tile_norms
 
@@ -28,7 +28,6 @@ class Arithmetic(NamedTuple):
 
     side: type[Side]
     row_norms: Callable[[Sequence[Floats]], Wide]
-    matmul: Matmul
     gram_narrow: Callable[[Side, Side], tuple[Wide, Wide]]
     tile_norms: Callable[[Side, Side, Floats | None, bool], tuple[Wide, Wide]]
     add_tiles: Callable[[Side, Side, Wide, Indices, Any, Floats | None, bool], None]
@@ -70,7 +69,7 @@ def linear_norms(
 
 def _norms(layer: LinearPairs[Floats], scale: Floats | None, by: Arithmetic) -> Wide:
     a, e = by.side(layer.inputs), by.side(layer.gradients, layer.point_weights)
-    bound = linear_bound(a, e, scale, layer.gram, layer.exact, by)
+    bound = linear_bound(a, e, scale, layer.gram, layer.exact, by=by)
     return raised_for_terms(bound.norms, bound) + bound.rounding
 
 
@@ -86,7 +85,8 @@ def linear_bound(
     scale: Floats | None = None,
     gram: bool = False,
     exact: bool = False,
-    arithmetic: Arithmetic | None = None,
+    *,
+    by: Arithmetic,
 ) -> Bound:
     """Return the parts of `linear_norms`.
 
@@ -96,13 +96,13 @@ def linear_bound(
     A product over T rows, whatever the order of its additions, rounds a coordinate by at most gamma_{T+3} times the sum
     of its terms' sizes (weights round e_t twice). So the vector moves by gamma_{T+3} S at most.
     """
-    wide, by = exact or a.double, arithmetic or NUMPY
+    wide = exact or a.double
     if scale is None and not wide and len(a.parts) == a.time == 1:
         return _of_one_row(a, e, by)
     if scale is not None and a.time <= _FEW:
-        norms, terms = few(a, e, scale, by.matmul)
+        norms, terms = few(a, e, scale)
     elif scale is None and (gram or a.time <= _FEW):
-        norms, terms = gram_wide(a, e, by.matmul) if wide or a.time < FEW_ROWS else by.gram_narrow(a, e)
+        norms, terms = gram_wide(a, e) if wide or a.time < FEW_ROWS else by.gram_narrow(a, e)
     else:
         norms, terms = by.tile_norms(a, e, scale, wide)
     rounding = rounding_of(a, e, scale, terms, wide or a.time < FEW_ROWS)
@@ -173,9 +173,9 @@ def by_factors(a: Side, e: Side, scale: Floats | None, exact: bool, by: Arithmet
         return np.zeros(a.examples, np.bool_)
     if a.time <= 1 or not exact:
         return np.ones(a.examples, np.bool_)
-    norms, terms = gram_wide(a, e, by.matmul)
+    norms, terms = gram_wide(a, e)
     alike: NDArray[np.bool_] = norms >= 2 * CANCELLATION * terms
     return alike
 
 
-NUMPY = Arithmetic(Side, row_norms, np.matmul, gram_narrow, tile_norms, add_tiles)
+NUMPY = Arithmetic(Side, row_norms, gram_narrow, tile_norms, add_tiles)

@@ -85,29 +85,16 @@ class Side:
         found: Wide = np.vecdot(rows, rows).astype(np.float64)
         return found
 
-    def wide(
-        self,
-        chosen: slice | Indices,
-        columns: slice = slice(None),
-        *,
-        normalized: bool = True,
-        factors: Wide | None = None,
-    ) -> Wide:
-        """Return rows of some examples in float64, (n, T, columns), divided by their power, or times their factors.
-
-        In the second case without `unit`.
-        """
-        if normalized:
-            factors = np.ldexp(1.0, -self.measured[0][chosen])
+    def wide(self, chosen: slice | Indices, columns: slice = slice(None), *, normalized: bool = True) -> Wide:
+        """Return examples' rows over `unit`, (n, T, columns) in float64; if `normalized` over their power, too."""
+        powers = np.ldexp(1.0, -self.measured[0][chosen]) if normalized else np.ones(1)
         blocks = [part[chosen, :, columns] for part in self.parts]
-        out = np.empty((len(blocks[0]), self.time, blocks[0].shape[2]))
-        start = 0
+        out, start = np.empty((len(blocks[0]), self.time, blocks[0].shape[2])), 0
         for block, ratio in zip(blocks, self.ratios, strict=True):
-            piece = out[:, start : start + block.shape[1]]
-            factor = np.float64(ratio) if factors is None else (ratio * factors)[:, None, None]
+            piece, factor = out[:, start : start + block.shape[1]], ratio * powers
             np.copyto(piece, block)
             if not np.all(factor == 1):
-                piece *= factor
+                piece *= factor[:, None, None]
             start += block.shape[1]
         return out
 

@@ -51,7 +51,7 @@ def step(
         for start in range(0, whole.parameter.size, _PIECE):
             slot = _slice(whole, start, min(start + _PIECE, whole.parameter.size))
             g = _average(slot, noise, unit / batch_size, correlation)
-            y = _filtered(g, slot, filters)
+            y = filtered(g, slot, filters)
             h = None if square == "filtered" else _square(g, slot, unit / batch_size, square, square_noise)
             before = None if slot.displacement is None else slot.parameter.copy()
             move(rule, slot.parameter, y, slot.moments, numbers, step_number, h)
@@ -78,7 +78,8 @@ def _average(slot: Slot[Floats], noise: NoiseRow, factor: float, correlation: Co
     return g
 
 
-def _filtered(g: Floats, slot: Slot[Floats], filters: Sequence[FilterCoefficients]) -> Floats:
+def filtered(g: Any, slot: Slot[Any], filters: Sequence[FilterCoefficients]) -> Any:
+    """Return what the filters make of an average, one after the other; torch's tensors, too."""
     y, done = g, 0
     for coefficients in filters:
         order = order_of(coefficients)
@@ -105,17 +106,9 @@ def _square(g: Floats, slot: Slot[Floats], factor: float, square: str, square_no
 
 
 def _slice(slot: Slot[Floats], start: int, stop: int) -> Slot[Floats]:
-    def cut(array: Floats) -> Floats:
-        return array.reshape(-1)[start:stop]
+    def cut(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(cut, value))
+        return value.reshape(-1)[start:stop] if isinstance(value, np.ndarray) else value
 
-    return Slot(
-        parameter=cut(slot.parameter),
-        total=cut(slot.total),
-        first=slot.first + start,
-        filter_state=tuple(map(cut, slot.filter_state)),
-        moments=tuple(map(cut, slot.moments)),
-        displacement=None if slot.displacement is None else cut(slot.displacement),
-        noise_state=tuple(map(cut, slot.noise_state)),
-        scale=None if slot.scale is None else cut(slot.scale),
-        square=None if slot.square is None else cut(slot.square),
-    )
+    return Slot._make(map(cut, slot))._replace(first=slot.first + start)

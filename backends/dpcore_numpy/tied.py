@@ -11,7 +11,6 @@ from dpcore.spec.contributions import CANCELLATION
 from dpcore_numpy.clip import row_norms
 from dpcore_numpy.denormals import check_denormals
 from dpcore_numpy.embedding import embedding_bound
-from dpcore_numpy.gram import Matmul
 from dpcore_numpy.linear import NUMPY, Arithmetic, linear_bound, raised_for_terms
 from dpcore_numpy.pairs import U64, Bound, Floats, Indices, Side, Wide, gamma
 
@@ -44,9 +43,9 @@ def tied_norms(
     with np.errstate(all="ignore"):  # a warning would tell of one example
         embedding = embedding_bound(indices, g, size)
         gram = a.time * (a.width + e.width) < a.width * e.width
-        linear = linear_bound(a, e, gram=gram, exact=exact, arithmetic=by)
+        linear = linear_bound(a, e, gram=gram, exact=exact, by=by)
         unit = _unit(embedding, linear)
-        cross = _cross(indices, g, a, e, unit, by.matmul)
+        cross = _cross(indices, g, a, e, unit)
         bound = _together(embedding, linear, unit, cross, a.width + g.time * a.time)
         return raised_for_terms(bound, linear)
 
@@ -98,7 +97,7 @@ def _together(embedding: Bound, head: Bound, unit: Wide, cross: Wide, additions:
     return bound
 
 
-def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide, matmul: Matmul) -> Wide:
+def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide) -> Wide:
     """Return ``<E, H> = sum_{s,t} e_t[index_s] (g_s . a_t)`` divided by the square of `unit`."""
     index, cross = np.concatenate(indices, axis=1), np.empty(a.examples)
     for i in range(a.examples):
@@ -107,5 +106,5 @@ def _cross(indices: Sequence[Indices], g: Side, a: Side, e: Side, unit: Wide, ma
         weights = np.repeat(e.ratios, [part.shape[1] for part in e.parts]) * e.unit
         picked *= (weights / unit[i])[:, None]
         tokens = g.wide(one, normalized=False)[0][kept] * (g.unit / unit[i])
-        cross[i] = np.vdot(matmul(a.wide(one, normalized=False)[0], tokens.T), picked)
+        cross[i] = np.vdot(np.matmul(a.wide(one, normalized=False)[0], tokens.T), picked)
     return cross

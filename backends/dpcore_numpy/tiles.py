@@ -13,11 +13,11 @@ from dpcore_numpy.pairs import TINY, U32, U64, Floats, Indices, Side, Wide, fact
 _TILE, _RUN = 256, 256
 
 
-def blocks(a: Side, e: Side, height: int = _TILE, width: int = _TILE) -> Iterator[tuple[slice, slice]]:
+def blocks(a: Side, e: Side) -> Iterator[tuple[slice, slice]]:
     """Yield rows and columns of pieces of the matrix."""
-    for row in range(0, e.width, height):
-        for column in range(0, a.width, width):
-            yield slice(row, min(row + height, e.width)), slice(column, min(column + width, a.width))
+    for row in range(0, e.width, _TILE):
+        for column in range(0, a.width, _TILE):
+            yield slice(row, min(row + _TILE, e.width)), slice(column, min(column + _TILE, a.width))
 
 
 def tile_norms(a: Side, e: Side, scale: Floats | None, wide: bool) -> tuple[Wide, Wide]:

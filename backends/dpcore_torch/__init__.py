@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dpcore.spec.repeating import repeat
 from dpcore_numpy.correlate import correlate
+from dpcore_numpy.filter import recurrence
 from dpcore_numpy.linear import copies_halves, linear_way, prefers_pairs
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
-from dpcore_torch.filter import recurrence
 from dpcore_torch.linear import linear_norms, linear_sums, tied_norms
 from dpcore_torch.noise import normal
 from dpcore_torch.reference import clip_factors, embedding_norms, embedding_sum, joined_norms, tied_row_norms, words

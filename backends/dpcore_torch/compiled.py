@@ -9,7 +9,7 @@ do without: the rest of a sum, its norms and factors, is not compiled.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from dpcore.errors import SpeedWarning
-from dpcore.spec.pair_ops import LinearPairs
 from dpcore_torch.clip import add_rows, weighted_sum
 from dpcore_torch.linear import TORCH, add_tiles, linear_sums
 from dpcore_torch.noise import integers, normal, numbers
@@ -44,19 +43,9 @@ class Compiled:
         """See `dpcore.spec.ops.Backend.weighted_sum`."""
         weighted_sum(*args, **options, add=self._add)
 
-    def linear_sums(
-        self,
-        layers: Sequence[LinearPairs[torch.Tensor]],
-        weights: Sequence[torch.Tensor],
-        out: Sequence[torch.Tensor],
-        scales: Sequence[torch.Tensor | None] | None = None,
-        longest: Sequence[float] | None = None,
-        *,
-        overwrite: bool = False,
-    ) -> None:
+    def linear_sums(self, *args: Any, **options: Any) -> None:
         """See `dpcore.spec.pair_ops.PairOperations.linear_sums`."""
-        given = layers, weights, out, scales, longest
-        linear_sums(*given, overwrite=overwrite, arithmetic=self._arithmetic)
+        linear_sums(*args, **options, arithmetic=self._arithmetic)
 
     def normal(self, *args: Any, **options: Any) -> torch.Tensor:
         """See `dpcore.spec.ops.Backend.normal`."""

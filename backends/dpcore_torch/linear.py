@@ -73,24 +73,15 @@ class _Side(Side):
         found: Wide = torch.linalg.vector_norm(torch.from_numpy(rows), dim=2).double().square_().numpy()
         return found
 
-    def wide(
-        self,
-        chosen: slice | Indices,
-        columns: slice = slice(None),
-        *,
-        normalized: bool = True,
-        factors: Wide | None = None,
-    ) -> Wide:
+    def wide(self, chosen: slice | Indices, columns: slice = slice(None), *, normalized: bool = True) -> Wide:
         """See `dpcore_numpy.pairs.Side.wide`."""
         if self.double:
-            return super().wide(chosen, columns, normalized=normalized, factors=factors)
-        if normalized:
-            factors = np.ldexp(1.0, -self.measured[0][chosen])
+            return super().wide(chosen, columns, normalized=normalized)
+        powers = np.ldexp(1.0, -self.measured[0][chosen]) if normalized else np.ones(1)
         blocks = [_picked(part, chosen)[:, :, columns].double() for part in self.parts]
         for block, ratio in zip(blocks, self.ratios, strict=True):
-            factor = np.float64(ratio) if factors is None else ratio * factors
-            if not np.all(factor == 1):
-                block.mul_(torch.from_numpy(np.atleast_1d(factor))[:, None, None])
+            if not np.all(ratio * powers == 1):
+                block.mul_(torch.from_numpy(ratio * powers)[:, None, None])
         found: Wide = (blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)).numpy()
         return found
 
@@ -303,4 +294,4 @@ def add_factors(a: Side, e: Side, weights: Wide, used: Indices, total: Floats) -
         out.addmm_(y.flatten(0, 1).mT, x.flatten(0, 1))
 
 
-TORCH = reference.Arithmetic(_Side, norms, np.matmul, gram_narrow, tile_norms, add_tiles, add_factors)
+TORCH = reference.Arithmetic(_Side, norms, gram_narrow, tile_norms, add_tiles, add_factors)

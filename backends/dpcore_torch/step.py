@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from dpcore.spec.check import check_step, order_of
+from dpcore.spec.check import check_step
 from dpcore.spec.grid import nearest, step_of
 from dpcore.spec.ops import Correlation, FilterCoefficients, NoiseRow, Slot, UpdateSettings
 from dpcore.spec.stream import TILE
 from dpcore_numpy.correlate import correlate
-from dpcore_torch.filter import recurrence
+from dpcore_numpy.step import filtered
 from dpcore_torch.noise import integers
 from dpcore_torch.update import move
 
@@ -45,7 +45,7 @@ def step(
         for start in range(0, whole.parameter.numel(), size):
             slot = _slice(whole, start, start + size)
             g = _average(slot, draws, unit / batch_size, correlation)
-            y = _filtered(g, slot, filters)
+            y = filtered(g, slot, filters)
             h = None if square == "filtered" else _square(g, slot, unit / batch_size, square, square_draws)
             if slot.displacement is not None:
                 slot.displacement.copy_(slot.parameter)
@@ -88,15 +88,6 @@ def _average(slot: Slot[torch.Tensor], noise: Draws, factor: float, correlation:
         average = slot.total * factor
     g: torch.Tensor = average.to(slot.parameter.dtype)
     return g if slot.scale is None else g.div_(slot.scale)
-
-
-def _filtered(g: torch.Tensor, slot: Slot[torch.Tensor], filters: Sequence[FilterCoefficients]) -> torch.Tensor:
-    y, done = g, 0
-    for coefficients in filters:
-        order = order_of(coefficients)
-        y = recurrence(y, slot.filter_state[done : done + order], coefficients)
-        done += order
-    return y
 
 
 def _square(g: torch.Tensor, slot: Slot[torch.Tensor], factor: float, square: str, square_noise: Draws) -> torch.Tensor:

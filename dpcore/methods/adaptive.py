@@ -72,7 +72,7 @@ def dp_adam(
     ----------
     variant : str
         "post_processing": Adam on the released gradient.
-        "independent_moments": the gradient and its square are released separately (fixed batches only).
+        "independent_moments": the gradient and its square are released separately (batches with a hard maximum only).
         "joint_moments": both as one vector, for batches of one example.
         "bias_corrected": the noise's share is taken off the second moment.
         "scale_then_privatize": gradients are scaled by the second moment before the clip.

@@ -7,6 +7,7 @@ from typing import Any, Final, Unpack
 import numpy as np
 
 from dpcore.methods.common import Common, Shared, assemble, learning_rate
+from dpcore.spec import validate
 from dpcore.stages.filters import Accumulation
 from dpcore.stages.method import Method
 from dpcore.stages.queries import AcceleratedDifference, RecursiveDifference
@@ -95,5 +96,5 @@ def _momentum(common: Mapping[str, Any]) -> float:
     """Return the momentum for which a strategy is chosen; of an adaptive update 0, whose steps are not linear."""
     base = common.get("base", "momentum")
     if isinstance(base, str):
-        return float(common.get("momentum", _MOMENTUM)) if base in ("momentum", "nesterov") else 0.0
+        return validate.decay(momentum=common.get("momentum", _MOMENTUM)) if base in ("momentum", "nesterov") else 0.0
     return base.momentum if isinstance(base, Momentum | Nesterov) else 0.0

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, cast
 
 from dpcore.errors import BackendError
+from dpcore.spec.extras import EXTRAS
 from dpcore.spec.ops import Backend
 from dpcore.spec.validate import choice
 
@@ -41,9 +42,8 @@ def load_backend(name: str | None = None) -> Backend[Any]:
     try:
         return cast(Backend[Any], importlib.import_module(module))
     except ImportError as cause:
-        raise BackendError(
-            f"backend={chosen!r}: importing {module} failed ({cause}); install it with: pip install 'dpcore[{chosen}]'"
-        ) from cause
+        remedy = f"; install it with: pip install 'dpcore[{chosen}]'" if chosen in EXTRAS else ""
+        raise BackendError(f"backend={chosen!r}: importing {module} failed ({cause}){remedy}") from cause
 
 
 def set_backend(name: str) -> None:

@@ -217,7 +217,8 @@ def check_step(
     order = sum(map(order_of, filters))
     changed, read = list[Named](), list[Named]()
     for index, slot in enumerate(slots):
-        check_range(noise.row, noise.stream, slot.first, math.prod(slot.parameter.shape), noise.rng)
+        for drawn in (noise, *(() if square_noise is None else (square_noise,))):
+            check_range(drawn.row, drawn.stream, slot.first, math.prod(slot.parameter.shape), drawn.rng)
         check_count(f"slots[{index}].filter_state", slot.filter_state, order, "the orders of all filters")
         done = 0
         for coefficients in filters:

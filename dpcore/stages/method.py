@@ -159,13 +159,14 @@ class Method:
 # The module of each stage or optional part, and its required members.
 _STAGES = {
     "query": ("queries", "points", "uses_displacement", "lags"),
-    "clip": ("clipping", "grouping", "sensitivity"),
+    "clip": ("clipping", "rule", "grouping", "sensitivity"),
     "noise": ("noise", "noise_multiplier", "with_noise_multiplier", "strategy"),
     "filter": ("filters", "order", "coefficients", "adaptive"),
     "update": ("updates", "rule", "second_moment", "bias_corrected", "settings", "prepared"),
 }
 _EXTRAS = {
-    "schedule": ("schedules", "factor"), "averaging": ("averaging", "weight"), "galore": ("galore", "projection")
+    "schedule": ("schedules", "factor", "check"), "averaging": ("averaging", "weight"),
+    "galore": ("galore", "projection", "projects", "rank", "every"),
 }  # fmt: skip
 
 

@@ -87,9 +87,9 @@ def _check_point(name: str, query: Query, point: Any, step: int) -> None:
     at = f"{name}: points({step})"
     number(**{f"{at}.weight": point.weight})
     number(**{f"{at}.displacement": point.displacement})
-    lag = integer(**{f"{at}.lag": point.lag})
+    lag = integer(0, **{f"{at}.lag": point.lag})
     needed = lag + bool(point.displacement and 0 < lag < step)
-    if not 0 <= lag <= step or needed > query.lags:
+    if lag > step or needed > query.lags:
         raise ArgumentError(
             f"{name}: {point} needs {needed} earlier parameter points, and at step {step} there are "
             f"{min(step, query.lags)}; lags={query.lags} says how many are kept"

@@ -41,7 +41,10 @@ class Grouping:
             labels = [_matching_pattern(tensor, groups) for tensor in tensors]
             unused = [pattern for pattern in groups if pattern not in labels]
             if unused:
-                raise ArgumentError(f"clipping_groups={unused[0]!r}: matches no tensor of {', '.join(tensors)}")
+                raise ArgumentError(
+                    f"clipping_groups={unused[0]!r}: matches no tensor that the patterns before it leave, of "
+                    f"{', '.join(tensors)}"
+                )
         elif groups == "flat":
             labels = ["all"] * len(tensors)
         elif groups == "per_layer":
@@ -162,7 +165,7 @@ def longest(rule: str, grouping: Grouping) -> float:
 
 def checked_sensitivity(clip: Clip, grouping: Grouping) -> Sensitivity:
     """Return a clip's sensitivity; refuse one of the caller's own that is less than what its rule leaves."""
-    said, rule = clip.sensitivity(grouping), getattr(clip, "rule", None)
+    said, rule = clip.sensitivity(grouping), clip.rule
     least = longest(rule, grouping) if rule in CLIP_RULES else 0.0
     if not said.contribution >= least * (1 - 1e-12):
         raise PrivacyError(

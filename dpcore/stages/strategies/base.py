@@ -128,9 +128,10 @@ def check_steps(strategy: Strategy, steps: int) -> int:
     usable = growth <= LARGEST_GROWTH  # False for NaN
     if not usable.all():
         first = int(np.argmin(usable))
+        fewer = f"at most {first} steps or " if first else ""
         raise ArgumentError(
             f"steps={steps}: the strategy {kind!r} is so close to singular that its noise at step {first} is "
-            f"{growth[first]:.3g} times the seed noise; take at most {first} steps or a better conditioned strategy"
+            f"{growth[first]:.3g} times the seed noise; take {fewer}a better conditioned strategy"
         )
     return steps
 

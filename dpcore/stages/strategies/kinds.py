@@ -688,7 +688,10 @@ class NamedStrategy:
         if self.name != BANDED and self.bands is not None:
             raise ArgumentError(f"bands={self.bands!r}: is only for strategy={BANDED!r}")
         if self.name == BANDED and self.bands is None:
-            raise ArgumentError(f"bands=None: strategy={BANDED!r} needs a number of bands, such as bands=4")
+            raise ArgumentError(
+                f"bands=None: strategy={BANDED!r} needs a number of bands, such as bands=4; to a method give "
+                f"dpcore.strategies.NamedStrategy({BANDED!r}, bands=4)"
+            )
         if self.bands is not None:
             object.__setattr__(self, "bands", validate.integer(1, bands=self.bands))
 

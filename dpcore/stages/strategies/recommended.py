@@ -6,12 +6,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import workloads
 from dpcore.stages.strategies.base import LARGEST_GROWTH, Strategy, check_rows
 from dpcore.stages.strategies.kinds import BLT, BandedInverseToeplitz, BandedToeplitz, Identity
-from dpcore.stages.strategies.search.optimize import optimal
+from dpcore.stages.strategies.search.optimize import optimal, problem_of
 from dpcore.stages.strategies.streaming import StreamingCost, in_blocks, streaming_cost
 from dpcore.stages.strategies.workloads import Workload
 
@@ -67,11 +66,8 @@ def candidates(
     list of Recommendation
         By error; but one that is at most 1 % above the least error and keeps fewer vectors comes first.
     """
-    wanted = workloads.ones(workload) if isinstance(workload, int | np.integer) else workload
-    steps, vectors = wanted.steps, validate.integer(vectors=vectors, minimum=0)
-    rows, epochs = validate.integer(1, rows=rows), validate.integer(1, epochs=epochs)
-    if epochs > steps:
-        raise ArgumentError(f"epochs={epochs}: must be at most {steps}, the number of steps")
+    wanted, epochs = problem_of(workload, epochs)
+    steps, vectors, rows = wanted.steps, validate.integer(0, vectors=vectors), validate.integer(1, rows=rows)
     period = -(-steps // epochs)
     most = period if bands is None else min(period, validate.integer(1, bands=bands))
     wanted_kinds: list[tuple[str, dict[str, Any]]] = []

@@ -65,7 +65,7 @@ def load(path: str | os.PathLike[str]) -> Strategy:
     """
     given = Path(path)
     try:
-        if given.suffix == ".npz":
+        if zipfile.is_zipfile(given):
             with given.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 content = {name: archive[name] for name in archive.files}
             kinds = {kind.__name__: kind for kind in _FIELDS}

@@ -16,7 +16,7 @@ from dpcore.errors import ArgumentError
 from dpcore.spec import validate
 from dpcore.stages.strategies import base
 from dpcore.stages.strategies.base import Matrix, Strategy
-from dpcore.stages.strategies.kinds import Toeplitz, summed
+from dpcore.stages.strategies.kinds import BandedToeplitz, Identity, Toeplitz, summed
 from dpcore.stages.strategies.sensitivity import sensitivity
 
 # The workload of a strategy: a lower-triangular matrix A whose inverse has few bands.
@@ -219,6 +219,9 @@ def error_of(strategy: Strategy, workload: Workload, epochs: int = 1) -> float:
     """
     steps = workload.steps
     period = -(-steps // epochs)
+    strategy = getattr(strategy, "strategy", strategy)  # of one `in_blocks` the matrix alone counts
+    if isinstance(strategy, Identity):
+        strategy = BandedToeplitz((1.0,))
     if isinstance(strategy, Toeplitz) and workload.series() is not None:
         squares = np.cumsum(np.square(workload.apply(strategy.inverse_first_column(steps))))
         moved = float(np.linalg.norm(strategy.first_column(steps)))

@@ -205,6 +205,7 @@ class StatedClip:
     norms: Mapping[str, float]
     moved: Mapping[float, float]
     groups: ClassVar[str] = "flat"  # their origin does not matter here
+    rule: ClassVar[str] = "as stated"
 
     def grouping(self, tensors: tuple[str, ...]) -> Grouping:
         return Grouping(tuple(self.norms), ((),) * len(self.norms), tuple(self.norms.values()))

@@ -114,6 +114,8 @@ class MyClip(Clip):
 class Bound:
     """Has what a clip must have, and says nothing of itself."""
 
+    rule = "standard"
+
     def grouping(self, tensors: tuple[str, ...]) -> Any:
         return Clip().grouping(tensors)
 

@@ -181,11 +181,8 @@ def optimal(
     ArgumentError
         For a kind that does not fit the workload or the participation.
     """
-    workload = _workload(workload)
+    workload, epochs = problem_of(workload, epochs)
     steps = workload.steps
-    epochs = validate.integer(1, epochs=epochs)
-    if epochs > steps:
-        raise ArgumentError(f"epochs={epochs}: must be at most {steps}, the number of steps")
     period = -(-steps // epochs)
     settings = settings_of(kind, bands, buffers, period, steps)
     usual = TOLERANCE if epochs == 1 else TOLERANCE_OF_EPOCHS
@@ -221,7 +218,7 @@ def lower_bound(workload: Workload | int, *, epochs: int = 1, tolerance: float =
     ArgumentError
         For more than 4,096 steps, unless they are prefix sums in one epoch (known within 1.8 %).
     """
-    workload = _workload(workload)
+    workload, epochs = problem_of(workload, epochs)
     bound = squared_bound(workload, epochs, tolerance=tolerance)
     if bound <= 0:
         raise ArgumentError(
@@ -247,15 +244,19 @@ def squared_bound(workload: Workload, epochs: int, *, tolerance: float = 1e-4, k
     return 0.0
 
 
-def _workload(workload: Any) -> Workload:
-    if isinstance(workload, Workload):
-        return workload
-    if not isinstance(workload, int | np.integer):
+def problem_of(workload: Any, epochs: int) -> tuple[Workload, int]:
+    """Return the workload (of a number of steps: prefix sums) and the number of epochs, checked."""
+    if isinstance(workload, int | np.integer):
+        workload = ones(validate.integer(1, steps=workload))
+    if not isinstance(workload, Workload):
         raise ArgumentTypeError(
             f"workload={workload!r}: must be a number of steps, or a dpcore.strategies.Workload, as "
             "dpcore.strategies.workloads.momentum(...) returns"
         )
-    return ones(validate.integer(1, steps=workload))
+    epochs = validate.integer(1, epochs=epochs)
+    if epochs > workload.steps:
+        raise ArgumentError(f"epochs={epochs}: must be at most {workload.steps}, the number of steps")
+    return workload, epochs
 
 
 def _dense(workload: Workload, epochs: int, period: int, tolerance: float) -> dict[str, Any]:
