@@ -479,7 +479,8 @@ class Own:
     ("query", (Point(1.0, lag=0.5),), "points(1).lag=0.5: must be an integer"),
     ("query", ((1.0, 0.0, 0),), "must return dpcore.queries.Point"), ("query", (Point(math.nan),), "must be finite"),
     ("query", (Point(1.0, lag=2),), "needs 2 earlier parameter points, and at step 1 there are 1"),
-    ("query", (Point(1.0, lag=-1),), "lag=-1: must be an integer of at least 0"), ("query", (Point(1.0, 0.5),), "say uses_displacement=True"),
+    ("query", (Point(1.0, lag=-1),), "lag=-1: must be an integer of at least 0"),
+    ("query", (Point(1.0, 0.5),), "say uses_displacement=True"),
 ])  # fmt: skip
 def test_stages_of_the_callers_own_are_checked_before_the_run(stage: str, answer: Any, words: str) -> None:
     method = dpcore.Method(update=updates.SGD(0.1), noise=IndependentGaussian(1.0), **{stage: Own(answer)})

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,10 @@ from dpcore.stages.strategies import (  # isort: skip
     Banded, BandedToeplitz, Dense, Identity, SquareRoot, Strategy, Tree, TreeOptimal, banded_inverse_square_root, rmse,
     sensitivity, strategy, workloads
 )  # fmt: skip
+from dpcore.stages.strategies.saved import load, save
 from dpcore.stages.strategies.sensitivity import _squared
+from dpcore.stages.strategies.streaming import in_blocks
+from dpcore.stages.strategies.workloads import error_of
 
 T = 12
 Floats = NDArray[np.float64]
@@ -121,6 +125,21 @@ def test_error_is_that_of_the_noise_at_mu_one() -> None:
     assert rmse(chosen, wanted, T, patterns) == pytest.approx(math.sqrt(np.square(noise).mean()), rel=0.01)
     with pytest.raises(ArgumentError, match=r"workload.shape=\(11, 11\): must be \(12, 12\)"):
         rmse(chosen, workloads.ones(11), T, patterns)
+
+
+@pytest.mark.parametrize("chosen", [Identity(), in_blocks(banded_inverse_square_root(8, 100_000), 1)])
+def test_the_error_of_many_steps_takes_no_matrix(chosen: Strategy) -> None:
+    for epochs, period in ((1, 300), (3, 100)):
+        patterns = [np.arange(first, 300, period) for first in range(period)]
+        exact = rmse(chosen, np.asarray(workloads.ones(300)), 300, patterns)
+        assert error_of(chosen, workloads.ones(300), epochs) == pytest.approx(exact, rel=1e-9)
+    assert error_of(chosen, workloads.ones(100_000)) > 1
+
+
+def test_a_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    for name in ("best", "best.NPZ"):
+        save(tmp_path / name, BandedToeplitz((1.0, 0.5)))
+        assert load(tmp_path / name) == BandedToeplitz((1.0, 0.5))
 
 
 def test_figures_of_the_page() -> None:
