@@ -68,7 +68,7 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("way", "time", "examples"), [*WAYS, *[(way, time, 0) for way, time, _ in WAYS]])
+@pytest.mark.parametrize(("way", "time", "examples"), [*WAYS, *dict.fromkeys((way, time, 0) for way, time, _ in WAYS)])
 def test_layers(backend: Any, monkeypatch: pytest.MonkeyPatch, way: str, time: int, examples: int) -> None:
     plain = way in ("one row, float64", "few rows", "tiles", "scaled")
     monkeypatch.setattr(linear, "chip_of", lambda device: None if plain else chips.CHIPS["L4"])

@@ -127,7 +127,3 @@ def test_what_a_record_cannot_tell_is_not_told(capsys, tmp_path):
     # No noise at all.
     save_gradients(tmp_path / "zero", g, g, np.full(50, np.nan), dimension=40, noise_std=0)
     assert "is not private" in say(capsys, ["inspect", "gradients", str(tmp_path / "zero")]).out
-
-
-def page() -> str:
-    return (Path(__file__).resolve().parents[2] / "docs" / "inspect.md").read_text()

@@ -14,7 +14,7 @@ from dpcore.cli.compare import recipe, runs
 from dpcore.cli.compare.recipe import Recipe
 from dpcore.cli.datasets import text
 from dpcore.cli.interrupt import Stopped
-from dpcore.cli.train.settings import PRETRAINED
+from dpcore.cli.train.settings import PRETRAINED, SCALED_MODELS
 from dpcore.errors import DataError
 from tests.depth import nightly
 from tests.end_to_end.command_line import ask, say
@@ -188,9 +188,12 @@ def _parts(name: str) -> set[Any]:
     one = ALL[name]
     methods = {settings["method"].value for settings in one.arms.values()}
     data, model = one.settings["data"].value, one.settings["model"].value
-    given = {*one.settings, *(key for settings in one.arms.values() for key in settings)} & {"weights", "galore_rank"}
-    # Of texts, tasks and kinds of models: what is in the columns of each file is in tests/unit/cli/test_text.py.
-    return {text.TASKS.get(data, data), (PRETRAINED.get(model) or [model])[0], *methods, *given}
+    given = {*one.settings, *(key for settings in one.arms.values() for key in settings)}
+    given &= {"weights", "galore_rank", "augmentations"}
+    # Of texts, tasks and kinds of models: what is in the columns of each file is in tests/unit/cli/test_text.py, and
+    # what each scaled model computes in tests/unit/torch/test_vision.py.
+    kind = "scaled" if model in SCALED_MODELS else (PRETRAINED.get(model) or [model])[0]
+    return {text.TASKS.get(data, data), kind, *methods, *given}
 
 
 @pytest.mark.slow

@@ -180,18 +180,14 @@ def test_what_is_evaluated_and_kept_is_the_methods_output(arguments: tuple[str, 
     assert np.mean(logits.argmax(1) == digits.test_targets) == told["test_accuracy"]
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn-5"])
-def test_a_run_in_bf16_says_so_and_saves_float32(tmp_path, model):
-    out, words = tmp_path / "run", ("--epsilon", "3", "--epochs", "1", "--model", model)
+def test_a_run_in_bf16_says_so_and_saves_float32(tmp_path):
+    out, words = tmp_path / "run", ("--epsilon", "3", "--epochs", "1", "--model", "mlp")
     told = ask("train", *words, "--precision", "bf16", "--out", str(out))
     assert json.loads((out / "config.json").read_text())["settings"]["precision"] == "bf16"
     assert any("passes in bfloat16 (autocast)" in line for line in told["statement"]["caveats"])
     assert {array.dtype for array in weights(out).values()} == {np.dtype("float32")}
     repeated = ask("train", "--config", str(out / "config.json"), "--out", str(tmp_path / "again"))
     assert repeated["settings"]["precision"] == "bf16"
-    assert not any(
-        "autocast" in line for line in ask("train", *words, "--out", str(tmp_path / "wide"))["statement"]["caveats"]
-    )
 
 
 def test_gradients_are_recorded(tmp_path, capsys):

@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 import dpcore
 import dpcore.torch
 from dpcore import accounting, sampling
-from dpcore.errors import ArgumentError, ArgumentTypeError, PrivacyError
+from dpcore.errors import ArgumentTypeError
 from dpcore.ledger import Ledger
-from tests.refused import refused
 
 N, BATCH, SIGMA, DELTA = 60, 6, 2.0, 1e-5
 DATA = (torch.linspace(-1, 1, N * 4).reshape(N, 4), torch.arange(N) % 3)
@@ -80,39 +79,6 @@ def test_a_sampler_of_the_callers_own_is_said_to_be_taken_on_trust() -> None:
     assert any("Claims" in caveat and "trust" in caveat for caveat in private.statement().caveats)
     honest = make(sampling=sampling.PoissonSampler(dataset_size=N, batch_size=BATCH))
     assert not any("trust" in caveat for caveat in honest.statement().caveats)
-
-
-def test_a_batch_that_is_dropped_ends_the_iteration() -> None:
-    private = make()
-    batches = iter(private.loader)
-    next(batches)
-    refused(PrivacyError, "once for every batch drawn", next, batches)
-
-
-def test_a_batch_is_stepped_whole_and_once() -> None:
-    private = make(sampling="fixed_order")
-    batch = next(iter(private.loader))
-    with pytest.raises(PrivacyError, match="another number of examples"):
-        private.step(tuple(part[:2] for part in batch))
-    private.step(batch)
-    refused(PrivacyError, "no drawn batch is waiting", private.step, batch)
-
-
-def test_a_checkpoint_of_another_sampler_is_refused() -> None:
-    private = make(sampling="fixed_order")
-    with pytest.raises(ArgumentError, match="sampler"):
-        make(sampling="poisson").optimizer.load_state_dict(private.optimizer.state_dict())
-
-
-def test_a_sampler_of_another_number_of_examples_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=f"must be {N}, the number of examples of the data"):
-        make(sampling=sampling.PoissonSampler(dataset_size=100 * N, batch_size=BATCH))
-
-
-def test_a_denominator_that_is_not_the_samplers_is_refused() -> None:
-    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=SIGMA, batch_size=10 * BATCH)
-    with pytest.raises(ArgumentError, match="the sampler draws 6 examples a step on average"):
-        make(method=method, sampling=sampling.PoissonSampler(dataset_size=N, batch_size=BATCH))
 
 
 def test_users_are_not_counted_as_examples() -> None:

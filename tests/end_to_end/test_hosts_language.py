@@ -1,5 +1,6 @@
-"""`PrivateTrainer` with language models: what is trained, saved and evaluated; and with what TRL prepares."""
+"""`PrivateTrainer` with language models: what is trained, saved and evaluated, with texts as TRL prepares them."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ peft = pytest.importorskip("peft", exc_type=ImportError)
 pytest.importorskip("accelerate", exc_type=ImportError)
 
 from dpcore.torch.hosts import PrivateTrainer  # noqa: E402
-from dpcore.torch.preferences import DPO, PAIRS, RewardPairs, paired, with_reference  # noqa: E402
+from dpcore.torch.preferences import DPO, PAIRS, paired, with_reference  # noqa: E402
+from tests.unit.torch.test_preferences import collator  # noqa: E402
 
 # Warnings of those packages to each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,13 +25,13 @@ LETTERS = ["<pad>", "<eos>", *map(chr, range(32, 127))]
 TIMES = 24
 
 
-def model(kind: str = "ForCausalLM", adapters: bool = False) -> Any:
+def model(adapters: bool = False) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=len(LETTERS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20,
         max_position_embeddings=TIMES, pad_token_id=0, bos_token_id=1, eos_token_id=1, num_labels=1,
     )  # fmt: skip
-    made = getattr(transformers, f"Llama{kind}")(config)
+    made = transformers.LlamaForCausalLM(config)
     return peft.get_peft_model(made, peft.LoraConfig(task_type="CAUSAL_LM", r=2)) if adapters else made
 
 
@@ -71,24 +73,13 @@ def test_an_adapter_is_tuned_saved_read_again_and_writes(tmp_path: Path):
     assert (tmp_path / "out/statement.txt").exists()
 
 
-def collator(examples: list[Any]) -> dict[str, torch.Tensor]:
-    """Chosen texts before rejected ones, as TRL's."""
-    texts = [[*one["prompt_ids"], *one[name]] for name in ("chosen_ids", "rejected_ids") for one in examples]
-    prompts = [len(one["prompt_ids"]) for one in examples] * 2
-    padded = [text + [0] * (TIMES - len(text)) for text in texts]
-    masks = [[int(p <= t < len(text)) for t in range(TIMES)] for text, p in zip(texts, prompts, strict=True)]
-    columns = {name: [one[name] for one in examples] for name in examples[0] if name.startswith("ref_")}
-    given = {"input_ids": padded, "completion_mask": masks, **columns}
-    return {name: torch.tensor(value) for name, value in given.items()}
-
-
 def preferences(count: int) -> list[dict[str, Any]]:
     answers = {"rejected_ids": [7, 8], "text": "no column"}
     return [{"prompt_ids": [5] * (1 + i % 3), "chosen_ids": [6] * (1 + i % 4), **answers} for i in range(count)]
 
 
 def test_pairs_are_trained_evaluated_and_saved_as_the_model_inside(tmp_path: Path):
-    net, joined = model(), paired(collator)
+    net, joined = model(), paired(partial(collator, length=TIMES))
     data = with_reference(net, preferences(24), joined)
     module = DPO(net)
     before = module(**joined(data[16:])).loss.item()
@@ -115,35 +106,3 @@ def test_texts_that_a_collator_joins_to_one_row_are_refused(tmp_path: Path):
     packed = [{**one, "seq_lengths": [4, TIMES - 4]} for one in questions(8)]
     with pytest.raises(ArgumentError, match="several packed texts"):
         trainer(tmp_path, model(), packed).train()
-
-
-def tokenizer() -> Any:
-    tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.models.BPE(vocab={c: i for i, c in enumerate(LETTERS)}, merges=[], unk_token="<eos>")
-    made = tokenizers.Tokenizer(words)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
-
-
-@pytest.mark.parametrize("kind", ["SFT", "DPO", "Reward"])
-def test_what_trl_prepares_is_trained(kind: str, tmp_path: Path):
-    trl, datasets = (pytest.importorskip(name, exc_type=ImportError) for name in ("trl", "datasets"))
-    config = getattr(trl, f"{kind}Config")(
-        str(tmp_path), max_length=TIMES, pad_to_multiple_of=TIMES, bf16=False, use_cpu=True, report_to="none"
-    )
-    rows = [{"prompt": f"say {i % 9}", "chosen": "x" * (1 + i % 5), "rejected": "y"} for i in range(16)]
-    if kind == "SFT":
-        rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
-    net = model("ForSequenceClassification" if kind == "Reward" else "ForCausalLM", adapters=kind == "DPO")
-    made = getattr(trl, f"{kind}Trainer")(
-        net, args=config, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer()
-    )
-    data, joined = made.train_dataset, made.data_collator
-    if kind != "SFT":
-        joined = paired(joined)
-    if kind == "DPO":
-        data = with_reference(made.model, data, joined)
-    module = {"SFT": lambda net: net, "DPO": DPO, "Reward": RewardPairs}[kind](made.model)
-    found = trainer(tmp_path, module, data, data_collator=joined)
-    found.train()
-    assert found.private.steps_taken == 4
-    assert found.private.explain().way == "pairs"

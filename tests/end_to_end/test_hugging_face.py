@@ -1,4 +1,4 @@
-"""Models of transformers, peft and torchvision, tiny and of random weights: their graphs beside autograd."""
+"""Models of transformers and peft, tiny and of random weights: their graphs beside autograd."""
 
 from typing import Any
 
@@ -113,8 +113,9 @@ def test_a_loss_of_logits(name: str) -> None:
     assert_same(built(name), of_logits, with_labels_apart(name), sizes=(4, 1))
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForSequenceClassification"])
+@pytest.mark.parametrize(("name", "reentrant"), pairs(
+    ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForSequenceClassification"], [True, False], 2
+))  # fmt: skip
 def test_gradient_checkpoints(name: str, reentrant: bool) -> None:
     assert_same(with_checkpoints(name, reentrant), own_loss, batch_of(name), sizes=(4,))
 
@@ -170,32 +171,3 @@ def test_speech() -> None:
     torch.manual_seed(0)
     model = moved(transformers.Wav2Vec2ForSequenceClassification(config).train())
     assert_same(model, own_loss, {"input_values": torch.randn(4, 60), "labels": torch.arange(4) % 3}, sizes=(4, 1))
-
-
-def pictures(kind: str, models: Any) -> torch.nn.Module:
-    """Return a tiny model of torchvision, whose blocks draw nothing."""
-    swin, convnext, vit = models.swin_transformer, models.convnext, models.vision_transformer
-
-    def norm(channels: int) -> torch.nn.Module:
-        return torch.nn.GroupNorm(2, channels)
-
-    windows: Any = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": [4, 4]}
-    still: Any = {"stochastic_depth_prob": 0.0, "num_classes": 3}
-    stages = [convnext.CNBlockConfig(8, 16, 1), convnext.CNBlockConfig(16, None, 1)]
-    second: Any = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2}
-    made = {
-        "resnet": lambda: models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=3, norm_layer=norm),
-        "vit": lambda: vit.VisionTransformer(16, 8, 2, 2, 16, 24, num_classes=3),
-        "swin": lambda: swin.SwinTransformer(**windows, **still),
-        "swin v2": lambda: swin.SwinTransformer(**windows, **still, **second),
-        "convnext": lambda: convnext.ConvNeXt(stages, **still),
-    }
-    return made[kind]()
-
-
-@pytest.mark.parametrize("kind", ["resnet", "vit", "swin", "swin v2", "convnext"])
-def test_pictures(kind: str) -> None:
-    torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    torch.manual_seed(0)
-    model = moved(pictures(kind, torchvision.models).train())
-    assert_same(model, F.cross_entropy, (torch.randn(4, 3, 16, 16), torch.arange(4) % 3), sizes=(4, 1))

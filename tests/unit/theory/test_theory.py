@@ -127,9 +127,6 @@ def test_accelerated_parameters_fulfill_the_conditions_and_no_larger_batch_does(
 # Spectra of recorded sequences, against loops, periodograms and processes of known density.
 
 
-FREQUENCIES = np.linspace(0, 0.5, 51)
-
-
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
 

@@ -198,6 +198,7 @@ def test_workers_end_when_their_run_was_killed() -> None:
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)  # threads of the parent's kernels do not live on
+        ahead._PATIENCE = 0.05  # its workers inherit it
         run = begun(2)
         trained(run, stop=4)
         pids = list(run.loader.data._ahead._pool._processes)

@@ -156,21 +156,6 @@ def test_a_mapping_is_the_models_keyword_arguments(kind: str, end: torch.Tensor)
     assert torch.allclose(found, end, rtol=0, atol=3e-4)  # rows and pairs round to the grid each in their way
 
 
-@pytest.mark.filterwarnings("ignore")  # of packages that it pickles by
-@pytest.mark.parametrize("formatted", [True, False])
-def test_a_hugging_face_dataset(formatted: bool, end: torch.Tensor) -> None:
-    datasets = pytest.importorskip("datasets")
-    columns = {"x": DATA[0].tolist(), "y": DATA[1].tolist()}
-    table = datasets.Dataset.from_dict({**columns, "text": ["a"] * 30})
-    with pytest.raises(ArgumentTypeError, match=r"batch\['text'\].*='str': a batch has tensors"):
-        start(Labelled(), data=table, loss=lambda output: output["loss"])
-    table = datasets.Dataset.from_dict(columns)
-    if formatted:
-        table.set_format("torch")
-    found = finish(start(Labelled(), data=table, loss=lambda output: output["loss"]))
-    assert torch.allclose(found, end, rtol=0, atol=3e-4)  # rows and pairs round to the grid each in their way
-
-
 @pytest.mark.parametrize("example", [{"x": 1, "text": "a"}, ("a", 1), Record([{"name": b"a"}]), "a"])
 def test_text_in_an_example_is_refused_with_the_name_of_its_field(example: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r"^batch.*='(str|bytes)': a batch has tensors"):

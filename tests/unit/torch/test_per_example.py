@@ -12,25 +12,12 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import FixedOrderSampler, UserSampler
-from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient
 from dpcore.torch.model.models import build
 from tests.depth import chosen
+from tests.unit.torch.gradients.one_by_one import alone
 from tests.unit.torch.models import Called
 from tests.unit.torch_runs import DATA, METHODS, Tied, finish, model, public_batch, start, values
-
-
-def loop(model: nn.Module, loss: Callable, batch: tuple) -> list[torch.Tensor]:
-    """The definition: one backward pass per example."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    rows = []
-    for i in range(batches.size(batch)):
-        one = batches.tree_map(lambda t: t[i : i + 1], batch)  # noqa: B023
-        inputs, targets = batches.normalize(one)
-        total = loss(batches.call(model, inputs), *targets).sum()
-        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)])
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
 def repeated() -> nn.Module:
@@ -43,11 +30,6 @@ def repeated() -> nn.Module:
 
 def two_inputs() -> nn.Module:
     return Called(lambda m, left, right: m.a(left) * m.b(right), a=nn.Linear(3, 2), b=nn.Linear(5, 2))
-
-
-def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
-    """A recurrent layer or cell."""
-    return Called(lambda m, x: m.head(m.cell(x)[0][:, -1]), cell=kind(3, 4, batch_first=True), head=nn.Linear(4, 2))
 
 
 def labels(n: int, classes: int) -> torch.Tensor:
@@ -67,8 +49,6 @@ CASES = {
     "two inputs": lambda: (two_inputs(), F.mse_loss, ((torch.randn(4, 3), torch.randn(4, 5)), torch.randn(4, 2))),
     "keywords": lambda: (
         two_inputs(), lambda out: out.square().sum(), {"right": torch.randn(4, 5), "left": torch.randn(4, 3)}),
-    "RNN": lambda: (recurrent(nn.RNN), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
-    "GRU": lambda: (recurrent(nn.GRU), F.cross_entropy, (torch.randn(4, 5, 3), labels(4, 2))),
     "frozen layer": lambda: (
         nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2)),
         F.cross_entropy, (torch.randn(4, 3), labels(4, 2))),
@@ -97,13 +77,12 @@ def test_equals_the_loop_over_examples(make: Callable, way: str) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     got = rows(gradient, [value.clone() for value in gradient.parameters()], batch)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    want = loop(model, loss, batch)
+    want = alone(model, loss, batch)
     assert len(got) == len(want) == len(gradient.names)
     assert not isinstance(model, Tied) or gradient.names == ("embed.weight",)
-    for ours, theirs in zip(got, want, strict=True):
-        assert ours.shape == theirs.shape
-        assert ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    for ours, theirs, p in zip(got, want, gradient.parameters(), strict=True):
+        assert (ours.shape, ours.dtype) == ((len(theirs), *p.shape), p.dtype)
+        torch.testing.assert_close(ours.flatten(1).double(), theirs, rtol=1e-4, atol=1e-6)
     assert max(t.abs().max().item() for t in want) > 1e-3
     assert all(p.grad is None for p in model.parameters())
 

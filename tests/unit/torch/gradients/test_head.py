@@ -119,9 +119,12 @@ def check(found: dict[str, Block], wanted: list[torch.Tensor], tolerance: float 
             torch.testing.assert_close(added / weights[i], right[i], rtol=0, atol=float(1e-3 * size[i]) + 1e-30)
 
 
-@pytest.mark.parametrize(("kind", "times"), [("plain", 1), ("tied", 1), ("tied", 6), ("bias", 30), ("tied, bias", 30)])
-@pytest.mark.parametrize("name", LOSSES)
-def test_each_examples_gradient_is_that_of_autograd(name: str, kind: str, times: int) -> None:
+KINDS = [("plain", 1), ("tied", 1), ("tied", 6), ("bias", 30), ("tied, bias", 30)]
+
+
+@pytest.mark.parametrize(("name", "form"), pairs(LOSSES, KINDS, 3))
+def test_each_examples_gradient_is_that_of_autograd(name: str, form: tuple[str, int]) -> None:
+    kind, times = form
     model = Language(tied="tied" in kind, bias="bias" in kind)
     batch, loss = data(times), LOSSES[name]
     found = blocks_of(model, loss, batch)

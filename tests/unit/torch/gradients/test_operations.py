@@ -13,6 +13,7 @@ from torch import nn
 from dpcore.errors import ArgumentError
 from dpcore.stages.clipping.blocks import Embedding, Linear, Rows
 from dpcore.torch.gradients.errors import Mixes, NotProved
+from tests import depth
 from tests.unit.torch.gradients.one_by_one import Layers, Readout, compare, loss_of_all, proved, randomized, rows
 
 pytestmark = pytest.mark.filterwarnings(
@@ -142,8 +143,7 @@ EQUATIONS = {  # pairs where it is a product of matrices, rows elsewhere; None i
 }
 
 
-@pytest.mark.parametrize("equation", EQUATIONS)
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("equation", "turned"), depth.pairs(EQUATIONS, [False, True], 2))
 def test_einsum(equation, turned):
     (left, right), out = equation.replace(" ", "").split("->")[0].split(","), equation.split("->")[1]
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -319,6 +320,7 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 }
 
 
+@cache
 def captured(name: str) -> tuple[nn.Module, Callable[..., list[Tensor]]]:
     """A model, and its rows for a batch by its graph."""
     torch.manual_seed(1)

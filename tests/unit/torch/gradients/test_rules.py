@@ -41,10 +41,6 @@ def z(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, device=D)
 
 
-def h(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float16, device=D)
-
-
 def i(high: int, *shape: int) -> torch.Tensor:
     return torch.randint(high, shape, device=D)
 
