@@ -130,8 +130,8 @@ class Bound(NamedTuple):
 def factors_of(a: Side, e: Side, weights: Wide, most: float = 2.0**900) -> Wide:
     """Return the examples' weights for rows of both sides divided by their powers, of `most` in size at most.
 
-    They are finite, and stay so times such rows, since a product with a row of zeros must be 0. No vector but 0 has a
-    larger one, or an addend would be longer than 2^53.
+    Clipped so that they stay finite times such rows: the product with a row of zeros must be 0, not NaN. Only an
+    example whose vector is 0 reaches the limit; any other addend would be longer than 2^53.
     """
     part, exponent = np.frexp(weights)
     unit, more = math.frexp(e.unit)

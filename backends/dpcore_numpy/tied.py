@@ -88,7 +88,10 @@ def _unit(embedding: Bound, head: Bound) -> Wide:
 
 
 def _together(embedding: Bound, head: Bound, unit: Wide, cross: Wide, additions: int) -> Wide:
-    """Return the norm of both parts, from their inner product that was added up so often, over the square of `unit`."""
+    """Return a bound on the norm of E + H.
+
+    `cross` is <E, H> over the square of `unit`, computed with about `additions` additions in float64.
+    """
     x, y = embedding.norms / unit, head.norms / unit
     error = gamma(additions + 20, U64) * (embedding.terms / unit) * (head.terms / unit)
     square = x * x + y * y + 2 * (cross + error)

@@ -200,9 +200,10 @@ def _lined(side: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(one: torch.Tensor, other: torch.Tensor, weights: Wide) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two sides in float32, the first times the weights; what float32 could not hold of these goes to the other.
+    """Return both sides in float32, the first times the weights.
 
-    Weights are as large where rows of one side are, and meet small ones of the other.
+    A weight of 2^60 or more is split: the power of two beyond that multiplies the other side, since float32 could not
+    hold the product on one.
     """
     beyond = np.maximum(np.frexp(weights)[1] - 60, 0)
     if beyond.any():

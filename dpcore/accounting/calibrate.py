@@ -18,7 +18,8 @@ from dpcore.accounting.phases import AllocationStep, Step, phases
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 
-# Each unknown: a value at which the event's kind is seen, one to begin with, the most and the least private of all.
+# For each unknown: a value to call make_event with once, to see the kind of event; where the search begins; and the
+# ends of the search, the most private value first.
 UNKNOWNS: Final[dict[str, tuple[float, float, float, float]]] = {
     "noise_multiplier": (1.0, 1.0, 1e7, 1e-4),
     "steps": (1, 1000, 1, 10**9),

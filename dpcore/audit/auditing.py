@@ -208,9 +208,10 @@ def claimed_mu(event: Event, epsilon: float, delta: float) -> tuple[float, bool]
 
 
 def guesses(scores: Floats, coins: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which guesses are right, in the canaries' order: "in" above a threshold that earlier canaries chose.
+    """Return which guesses are right, in the canaries' order. A guess is "in" if the score is above a threshold.
 
-    It is 0, the best one under the plan, as long as no other would have been right clearly more often before.
+    The threshold is 0, which is best under the plan. After 64, 128, 256, ... canaries another one is taken if it would
+    have made more guesses right among those seen, by more than the square root of their number.
     """
     right = np.empty(scores.size, bool)
     start, stop, threshold = 0, 64, 0.0

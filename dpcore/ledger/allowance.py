@@ -17,7 +17,7 @@ from dpcore.spec import validate
 # The size of a block of reserved rows: small enough to lose, large enough that writing is cheap.
 
 
-# A crash counts a block's rows in vain: at most this share of the rows planned, so that a run has some hundred blocks.
+# A crash counts the rest of a block in vain: this share of the planned rows at most, or `_FEWEST` rows if that is more.
 LARGEST_SHARE = 0.01
 _FEWEST = 4
 

@@ -80,8 +80,8 @@ class Total:
     """Epsilon including all later releases, however they are chosen: the budget's at `delta`, or that of `plan` if
     nothing else can follow. The ledger stops before it is crossed. None without a budget."""
     odometer: float
-    """Epsilon of all releases so far, however the runs were chosen and whenever one looks. This costs more than a bound
-    at the budget's end only, so it is a larger part of the budget's epsilon than `spent` is of `limit`."""
+    """Epsilon of all releases so far, whenever one looks and however runs were chosen. Looking at any time has a price:
+    the odometer may be near or above the budget's epsilon while `spent` is well below `limit`."""
     spent: float
     """The filter's sum."""
     limit: float | None

@@ -1,8 +1,7 @@
 """A run that pays from a ledger: every row is reserved before its batch is drawn.
 
-A row that is on its way out is never given back: it is *granted* before it is reserved for its release, and `close`
-gives back only rows behind the granted ones. A close by a signal's handler in the middle of a reservation waits for its
-end.
+A row is marked as granted just before its release. `close` gives back reserved rows that are not granted. If a
+signal's handler calls `close` during a reservation, it is done right after that.
 """
 
 from __future__ import annotations

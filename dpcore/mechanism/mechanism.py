@@ -55,9 +55,9 @@ from dpcore.statement.statement import Statement
 
 # Turns: which thread may add to a run's sum, and step.
 #
-# A row of noise must meet one sum, and the sum the examples that were drawn for the row. So calls come one at a time,
-# no call comes inside of another (from a signal's handler), no two threads add to one sum, none steps on a batch whose
-# step another has taken, and a process that was forked from the one that built the run draws nothing.
+# Each row of noise may be added to one sum only, and that sum may hold only the examples drawn for its step. So calls
+# run one at a time; a signal's handler cannot make one during another; one thread sums and steps each batch; and a
+# forked process must build or load its own run before it draws.
 
 
 class Turns:

@@ -46,9 +46,9 @@ def plain(value: Any, where: str = "value") -> Any:
 def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, if every reader finds the same one.
 
-    A byte order mark in front is skipped. Raises ValueError for text other than JSON in UTF-8, exceeds `MOST_BYTES` or
-    is nested too deeply; for NaN and infinite numbers; and for an object that names a key twice: a person may read the
-    first, a program takes the last.
+    A byte order mark in front is skipped. Raises ValueError if the text is not JSON in UTF-8, is larger than
+    `MOST_BYTES` or is nested too deeply; if it has NaN or an infinite number; and if an object names a key twice,
+    because a person may read the first value while a program takes the last.
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")

@@ -403,5 +403,5 @@ class Preconditioned(Checked, Outer):
         return self.unscaled_steps + self.scaled_steps
 
     def averages(self, steps: int) -> int:
-        """Return of how many cycles all unscaled steps are among the first `steps` steps."""
+        """Return the number of cycles whose unscaled steps have all been taken within the first `steps` steps."""
         return (steps + self.scaled_steps) // self.cycle

@@ -49,11 +49,11 @@ class Rehearsal:
 
     @property
     def usual_examples(self) -> int:
-        """The rows of a micro-batch, if memory is no matter: every one is filled up to it.
+        """The number of rows that every micro-batch is filled up to if memory does not limit it.
 
-        A step of one process seldom has more: the expectation and two standard deviations, if examples enter a step by
-        coins of their own. The rows of users vary by more; a quarter of the expectation leaves few to be filled, but
-        few rows make products slow.
+        If examples are drawn independently it is the mean batch plus two standard deviations, which a step seldom
+        exceeds. Batches of users vary more, so a quarter of the mean is taken (at least 16): less is filled up in vain,
+        and products are still large enough to be fast.
         """
         processes, views = self.engine.mechanism.peers.world_size, self.engine.views
         mean, most = self.expected_examples / processes, -(-self.likely_examples // processes)

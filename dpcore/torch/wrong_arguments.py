@@ -43,7 +43,7 @@ _ELSEWHERE = {
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a call with arguments that `function` does not take end in a sentence; Python reports missing ones."""
+    """Wrap `function` so that an unknown keyword raises one sentence; missing arguments are left to Python's error."""
     parameters = inspect.signature(function).parameters
 
     @wraps(function)

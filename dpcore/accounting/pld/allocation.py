@@ -20,11 +20,11 @@ needs none of its own: dP = L dQ.
   kind's law is larger or smaller in the convex order, and so is the mixture.
 - **Tilt.** Q-masses are multiplied by e^(r S), so that those that matter are the large ones, as in `compose`. Several
   tilts bound the same masses; every part of the grid takes the tightest one.
-- **Window.** The transform adds up what lies N points apart. The tilted mass above W = N g is at most e^(K(v) - v W)
-  for every v > 0, with K the log moment of the tilted sum: B. Upper: what is aliased into the window only adds; what
-  left it goes to infinity ("remove") or down to its end ("add"). Lower: no point gains more than B, and each gives so
-  much away. Without the tilt the mass above is at most B e^(-r W), for v >= -r; under P, at most S / (t L) <=
-  e^((S - W)/W) times L at W, for v >= 1/W.
+- **Window.** The transform works modulo N points, so mass above W = N g reappears N points lower. By Chernoff, the
+  tilted mass above W is at most B = e^(K(v) - v W) for every v > 0, with K the log moment of the tilted sum. Upper
+  bound: what reappears only adds mass; what left is put at infinity ("remove") or at the window's end ("add"). Lower
+  bound: every point gained at most B, so B is subtracted from every point. Without the tilt, the mass above W is at
+  most B e^(-r W) (v >= -r); under P, since S / (t L) <= e^((S - W)/W), it is at most that times L at W (v >= 1/W).
 - **Rounding.** With e the L2 error of the transform, as in `compose`, at most sqrt(m) e is moved past any of m points
   in a row: so much is added at the far end of each block, or taken away from there (`moved`). That of the masses
   of X is a relative error of the tail beyond, as in `loss`: scaling X by e^eta covers it, and with X all losses.

@@ -359,12 +359,12 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
 
     Notes
     -----
-    Rounding in float64 is part of the bounds. If rounding, the largest grid (2^20 points) or the ten rounds of
-    refinement do not allow the tolerance, the bounds found are returned, certified all the same. Known: tolerances
-    below about 1e-6 epsilon; rare events with a small epsilon (sample_rate=1.2e-5, noise_multiplier=0.83, steps=20,200,
-    delta=2e-11: a gap of 7e-4 at epsilon 0.039); 10^8 steps and more (a gap of 1.5e-2 epsilon was met at 2.6e8); delta
-    of 1e-170 and less; noise multipliers below 0.05 (at 0.01 the gap is some 2e-3 epsilon, at 0.001 the lower end is
-    0, below 1e-6, and of random allocation below 0.25, the upper end is that without sampling).
+    Rounding in float64 is part of the bounds. Where rounding, the largest grid (2^20 points) or ten rounds of
+    refinement miss the tolerance, the bounds found so far are returned, certified all the same. Known cases: a tolerance
+    below 1e-6 epsilon. Rare events at a small epsilon (rate 1.2e-5, noise 0.83, 20,200 steps, delta 2e-11: gap 7e-4 at
+    epsilon 0.039). 10^8 steps and more (gap 1.5e-2 epsilon at 2.6e8). Delta of 1e-170 and less. Noise multipliers below
+    0.05: the gap is 2e-3 epsilon at 0.01, and the lower end is 0 at 0.001. Below 1e-6, or below 0.25 for random
+    allocation, the interval goes from 0 to the epsilon without sampling.
 
     References
     ----------

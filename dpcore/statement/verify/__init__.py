@@ -115,10 +115,9 @@ def _words(cause: BaseException) -> str:
 
 
 def _ledger_total(statement: Statement) -> Iterator[Finding]:
-    """Give the finding on a ledger's total, if there is one: epsilon of all its runs is at least that of this one.
+    """Check the ledger's total: it covers this run and others, so none of its figures may be below this run's epsilon.
 
-    More releases never have a smaller epsilon, and each of the two figures stated is one of them: of all that was
-    released as if fixed beforehand, and the bound of the filter, which the run is within.
+    A statement that counts steps which were not taken is exempt: the total has only what was released.
     """
     if "total" not in statement.ledger:  # `minimize` states none
         return

@@ -71,9 +71,9 @@ class PrivateLoader:
 
         Notes
         -----
-        Two releases of one draw are not the two sampled releases that a ledger adds up. At sampling rate q and noise
-        multipliers s the chi-square divergence is q^2 (exp(2 / s^2) - 1) for one draw, and for two of them 2 q^2
-        (exp(1 / s^2) - 1) + O(q^4), which is less.
+        A ledger adds up steps as if each drew its own batch. Two releases on one batch at noise s are one release at
+        noise s / sqrt(2), with chi-square divergence q^2 (exp(2 / s^2) - 1). Two batches drawn independently give
+        2 q^2 (exp(1 / s^2) - 1) + O(q^4), which is less.
         """
         pending = self._pending
         if pending is None or pending[0] != self._mechanism.step or pending[1] is not self._mechanism.keys:

@@ -206,7 +206,7 @@ class _Audit:
             with kept_values(self.subject.model):
                 self._step()
             decided = self.claim.lower >= _BEYOND or (self.half_refuted and _ENOUGH <= self.claim.lower < 1)
-            if decided and self.steps >= _DIRECT:  # or the direct checks would see a number that outcomes change
+            if decided and self.steps >= _DIRECT:  # never before `_DIRECT` steps, see `_result`
                 break
         return self._result()
 
@@ -240,7 +240,8 @@ class _Audit:
             self.rest.append(white[:: max(1, len(white) // _LOOKED_AT)])
 
     def _result(self) -> AuditResult:
-        # The direct checks are of a number of steps that no outcome changes.
+        # The direct checks use the first `_DIRECT` steps, a number fixed in advance: if the results decided how many
+        # steps are tested, the test's error rate would not hold.
         plan, delta, rest = self.plan, self.subject.delta, np.stack(self.rest)[:, None, :]
         chances = {"sums": checks.wrong_sums(np.stack(self.sums))}
         if rest.shape[2] >= 4:

@@ -10,8 +10,9 @@ A graph is a list of ATen operations in order. Each of its values gets one of th
 
 A rule for each kind of operation derives the marks of its results from those of its arguments, or raises. The proof is
 an induction over the operations: if the rules of all operations are right, then each example's part of each gradient is
-a function of that example alone. This guarantee trusts no other part of dpcore than the rules, and every rule has a
-property test (`tests/unit/torch/gradients/test_rules.py`): replacing one example leaves the bits of all other rows.
+a function of that example alone. It trusts these rules, and what turns the graph into blocks: proved, sources,
+convolution, head, replaced. Every rule has a property test (`tests/unit/torch/gradients/test_rules.py`): replacing one
+example leaves the bits of all other rows.
 
 The graph is captured at a number of examples that is a prime and divides no other size (`capture.COUNTS`). So a size
 that the prime divides counts examples; the marked dimension has such a size, and no other dimension has. The same graph
@@ -52,8 +53,8 @@ SUM = Sum()
 class Places(NamedTuple):
     """The mark of ``arange(B)``: entry ``(o B + i) inner + j`` along the dimension of this axis is the number i.
 
-    As an index it takes each example's own row. In any other use results would depend on the places, or on their
-    number.
+    They may only be used as an index that gives example i row i, as in x[arange(B), last]; any other use is refused,
+    since the result would depend on an example's position in the batch.
     """
 
     axis: Axis

@@ -178,9 +178,8 @@ def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tup
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the numbers that the code passes to operations, and refuses those that follow the number of examples.
 
-    Compared with the record of a run at another number of examples, each number must be the same, or both times a
-    multiple of the number of examples, which the proof takes for a size. So a number computed otherwise, such as its
-    root, is found.
+    The code runs a second time with another number of examples B. Each number must be the same in both runs, or k B in
+    both with the same k, which the proof takes for a size. Anything else, such as sqrt(B), is refused.
     """
 
     def __init__(self, count: int, tracer: _Tracer, earlier: _Numbers | None = None) -> None:

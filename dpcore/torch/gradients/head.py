@@ -410,7 +410,7 @@ def _takes(head: _Head, user: Node, gradient: Node, dim: int | None) -> bool:
 
 
 def _last_turned(node: Node, turned: bool) -> Node | None:
-    """Follow a matrix through its transpositions; return the last value, and whether it is transposed."""
+    """Follow a matrix's transpositions; return the last value that is transposed (is not, without `turned`), if any."""
     last, now = None, node
     while _turned(now)[0] is node:
         last = now if _turned(now)[1] == turned else last

@@ -117,7 +117,7 @@ class Program:
 
     @cached_property
     def obstacle(self) -> str | None:
-        """Why kernels of one device alone cannot repeat it: the host would read or draw a value, and only once."""
+        """Return why a CUDA graph cannot repeat this program (a tensor elsewhere, or of a special class), or None."""
         for node in self._module.graph.nodes:
             for value in tree_leaves(node.meta.get("val")) if node.users else ():
                 if not isinstance(value, torch.Tensor):

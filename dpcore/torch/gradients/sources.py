@@ -220,10 +220,10 @@ def lies_anyhow(operation: Any) -> bool:
     """Whether an operation's kernels follow the strides of their arguments, as views and operations entry by entry do.
 
     Others may read memory in the order of the indices, whatever the strides say: `native_group_norm_backward` does on a
-    CPU. Other examples' numbers may lie there. torch's own backward pass makes such tensors contiguous if they are not,
-    and so does the graph, but for the strides of its capture, which tensors without values had. Kernels sometimes
-    return other strides, and users' batches may have other ones. So every other operation gets tensors that lie as they
-    did then.
+    CPU. Other examples' numbers may lie there. torch's backward pass calls .contiguous() before such kernels where
+    strides differ. The graph has only the calls that were needed at capture, on fake tensors. At run time a kernel or
+    the user's batch may give other strides. So the inputs of every other operation are brought to the strides of the
+    capture (`as_captured`).
     """
     if not hasattr(operation, "_schema"):
         return True

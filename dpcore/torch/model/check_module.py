@@ -1,8 +1,9 @@
 """Refusal of models whose examples mix or whose forward pass changes the model, naming the module and the remedy.
 
-Per-example gradients are taken from batches of one (see `per_example`), so a mixing module cannot break the privacy
-guarantee here. It is refused all the same: it would be trained on batches of one and evaluated on larger ones, which
-is another function; and running statistics of private examples would be part of the model without noise.
+The proof refuses a graph that mixes examples, and "one-by-one" shows the model one example at a time, so a mixing
+module cannot break the guarantee. It is refused here with a better sentence: one-by-one would train it on batches of
+one, and evaluation uses larger ones, which is another function; and running statistics of private examples would be
+part of the model without noise.
 
 Here modules are recognized by class and settings; `dpcore.torch.gradients.per_example.try_out` runs the model.
 """

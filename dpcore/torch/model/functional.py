@@ -58,9 +58,9 @@ State = dict[str, torch.Tensor]
 
 
 class Values:
-    """How a model runs with the values of a point in the places of its trained parameters, which have these `names`.
+    """The trained parameters of a model, by `names`.
 
-    Here they are handed over at the call. `dpcore.torch.shards` has the one for models of fully_shard.
+    For ordinary models, which get other values at the call; `dpcore.torch.shards` has a subclass for fully_shard.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
