@@ -236,9 +236,7 @@ class Plan:
         bound. Raises PrivacyError if no noise multiplier reaches the target, or it does not cover the sampler.
         """
         target = target_epsilon, target_delta
-        sigma, _ = tightest(
-            "noise_multiplier", *target, lambda s: released(self._event(s, self.steps)), 1.0, accountant
-        )
+        sigma, _ = tightest("noise_multiplier", *target, lambda s: released(self._event(s, self.steps)), accountant)
         return replace(self, method=self.method.with_noise_multiplier(sigma))
 
     def check_covered(self, accountant: str | None = None) -> None:
@@ -346,16 +344,15 @@ def tightest(
     target_epsilon: float,
     target_delta: float,
     make_event: Callable[[Any], Event],
-    probe: float,
     accountant: str | None = None,
     dataset_size: int = 1,
 ) -> tuple[float, str]:
     """Return the result of `dpcore.accounting.calibrate` by the accountant that allows most, and its name.
 
-    The epsilon of each accountant that covers the event of `probe`, a value of the unknown, is an upper bound. Of equal
+    Each accountant that covers the event is asked; which ones do does not depend on the unknown's value. Of equal
     values the first is taken, whose accountant comes first in a statement.
     """
-    names = [accountant] if accountant is not None else accounting.accountants_for(make_event(probe))
+    names = [accountant] if accountant is not None else accounting.accountants_for(make_event(1))
     values: list[tuple[float, str]] = []
     refusals: list[Exception] = []
     for name in names or ["rdp"]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from dpcore.errors import ArgumentError, ArgumentTypeError
+from dpcore.errors import ArgumentError
 from dpcore.torch.doctor.finding import Finding, Findings, of_error, ok, remark
 from dpcore.torch.model.check_module import groups_of, is_frozen, refusals
 from dpcore.torch.model.functional import first_line, refusal
@@ -46,8 +46,6 @@ def fix(model: nn.Module) -> tuple[nn.Module, Findings]:
     ArgumentError, ArgumentTypeError
         If `model` is no module, is wrapped by torch's data parallelism, or cannot be copied.
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
     check_plain(model)
     # In the copy, what stands here for a module is in all of its places: lists and hooks may refer to it, too.
     replaced = {module: _group_norm(module) for module in model.modules() if _is_batch_norm(module)}

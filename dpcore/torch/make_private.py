@@ -207,8 +207,7 @@ def make_private(
     configures that.
     """
     # Cheap checks come first: the data are read and the model is tried only if all the rest fits together.
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
+    check_plain(model)
     check_method(method)
     if max_memory is not None:
         parse_memory(max_memory)
@@ -216,7 +215,6 @@ def make_private(
     size = validate.integer(minimum=1, microbatch_size=microbatch_size) if microbatch_size is not None else None
     if ledger is None and (data_id is not None or run_name is not None):
         raise ArgumentError("data_id and run_name: must be given together with a ledger")
-    check_plain(model)
     peers = peers_of(process_group, model)
     check_alone(peers, cuda_graphs=cuda_graphs)
     keys = RunKeys.from_dict(peers.same(RunKeys.new(key, exact_key=exact_key).to_dict()))

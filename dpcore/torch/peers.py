@@ -83,7 +83,9 @@ def gradient_of(
 
 
 def check_plain(model: nn.Module) -> None:
-    """Refuse a model that torch's data parallelism wraps."""
+    """Refuse what is no model, and a model that torch's data parallelism wraps."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ArgumentError(
             f"model={type(model).__name__!r}: must be the model itself (model.module); each process clips its own "

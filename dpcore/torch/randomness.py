@@ -130,11 +130,11 @@ def _set(generator: Any, seed: bytes) -> None:
     elif isinstance(generator, random.Random):
         set_generator_state(generator, generator_state(generator) and random.Random(number).getstate())
     else:
-        generator.manual_seed(int.from_bytes(hashlib.sha256(seed).digest()[:8], "little"))
-    if isinstance(generator, torch.Generator) and generator.device.type == "cpu":
-        # A CPU generator keeps 32 bits of its seed, few enough to try them all: fill its whole state instead. The
-        # state is three words of 64 bits (seed, position), then one for each 32-bit word of the Mersenne Twister.
-        words = np.frombuffer(hashlib.shake_256(seed).digest(4 * _WORDS), "<u4").astype(np.int64)
-        state = generator.get_state()
-        state.view(torch.int64)[3 : 3 + _WORDS] = torch.from_numpy(words)
-        generator.set_state(state)
+        generator.manual_seed(number % 2**64)
+        if generator.device.type == "cpu":
+            # A CPU generator keeps 32 bits of its seed, few enough to try them all: fill its whole state instead. The
+            # state is three words of 64 bits (seed, position), then one for each 32-bit word of the Mersenne Twister.
+            words = np.frombuffer(hashlib.shake_256(seed).digest(4 * _WORDS), "<u4").astype(np.int64)
+            state = generator.get_state()
+            state.view(torch.int64)[3 : 3 + _WORDS] = torch.from_numpy(words)
+            generator.set_state(state)

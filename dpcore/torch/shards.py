@@ -159,10 +159,9 @@ class Layer:
     def __call__(self, *rows: torch.Tensor) -> list[torch.Tensor]:
         """Return the whole parameters. A process sends ceil(n / world size) rows of each, padded at the end."""
         world = dist.get_world_size(self._group)
-        kinds = list(dict.fromkeys(row.dtype for row in rows))
         gathered: list[torch.Tensor | None] = [None] * len(rows)
         self._note(self.__name__)
-        for kind in kinds:
+        for kind in dict.fromkeys(row.dtype for row in rows):
             places = [place for place, row in enumerate(rows) if row.dtype == kind]
             sizes = [-(-self._shapes[place][0] // world) * self._shapes[place][1:].numel() for place in places]
             own = rows[0].new_zeros(sum(sizes), dtype=kind)

@@ -360,7 +360,7 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     Notes
     -----
     Rounding in float64 is part of the bounds. Where rounding, the largest grid (2^20 points) or ten rounds of
-    refinement miss the tolerance, the bounds found so far are returned, certified all the same. Known cases: a tolerance
+    refinement miss the tolerance, the bounds found so far are returned, certified all the same. Known: a tolerance
     below 1e-6 epsilon. Rare events at a small epsilon (rate 1.2e-5, noise 0.83, 20,200 steps, delta 2e-11: gap 7e-4 at
     epsilon 0.039). 10^8 steps and more (gap 1.5e-2 epsilon at 2.6e8). Delta of 1e-170 and less. Noise multipliers below
     0.05: the gap is 2e-3 epsilon at 0.01, and the lower end is 0 at 0.001. Below 1e-6, or below 0.25 for random

@@ -415,7 +415,7 @@ def calibrate(
         assert delta is not None
         setting, size = unknown.replace("-", "_"), plan.dataset_size or 1
         make_event: Callable[[Any], Event] = lambda found: replace(plan, **{setting: found}).event()  # noqa: E731
-        value, name = tightest(setting, epsilon, delta, make_event, 1, accountant, size)
+        value, name = tightest(setting, epsilon, delta, make_event, accountant, size)
         if opened is not None:
             value = _paid(opened.remaining(), unknown, value, make_event)
         settings: Any = {setting: value}

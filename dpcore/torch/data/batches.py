@@ -135,7 +135,7 @@ def named(batch: Tree) -> dict[str, torch.Tensor]:
 def content(tensor: torch.Tensor) -> bytes:
     """Return a tensor's entries as bytes, row by row."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def memory(tree: Tree) -> set[tuple[torch.device, int]]:

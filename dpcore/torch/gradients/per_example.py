@@ -71,8 +71,6 @@ class PerExampleGradient:
     free = True  # may run the model's code at any time; not for a sharded model, all of whose parameters no process has
 
     def __init__(self, model: torch.nn.Module, loss: Loss, way: str = "pairs") -> None:
-        if not isinstance(model, torch.nn.Module):
-            raise ArgumentTypeError(f"model={type(model).__name__!r}: must be a torch.nn.Module")
         if isinstance(loss, type):
             raise ArgumentTypeError(f"loss={loss.__name__}: is a class; give an object of it, loss={loss.__name__}()")
         if not callable(loss):

@@ -138,8 +138,6 @@ def test_loss_must_be_one_number() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
-        PerExampleGradient(object(), F.cross_entropy)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="loss="):
         PerExampleGradient(nn.Linear(2, 2), "mse")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="requires gradients"):
