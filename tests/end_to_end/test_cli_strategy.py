@@ -76,7 +76,6 @@ NOISY = "--dataset-size 10 --batch-size 5 --epochs 1 --noise-multiplier 1 --delt
     ("strategy optimize --steps 9 --out strategy.pt", "must end in .npz"),
     ("strategy optimize --steps 10000", "must be at most 4096"),
     ("strategy show nothing.npz", "cannot be read"),
-    ("strategy compare --steps 600 --epochs 2 --kinds blt", "must have at most"),
     ("strategy recommend --steps 10 --epochs 11", "epochs=11"),
     ("strategy recommend --steps 10 --out x.npy", "must end in .npz"),
     (f"epsilon --strategy nowhere.npz --sampling fixed-order {NOISY}", "cannot be read"),
@@ -86,6 +85,15 @@ NOISY = "--dataset-size 10 --batch-size 5 --epochs 1 --noise-multiplier 1 --delt
 ])  # fmt: skip
 def test_nonsense(line: str, words: str, capsys: Any):
     assert words in " ".join(say(capsys, line.split(), 2).err.split())
+
+
+def test_what_no_bound_is_known_for_is_shown_without_one(tmp_path: Path, capsys: Any):
+    file, line = str(tmp_path / "chosen.npz"), "--workload momentum --steps 600 --epochs 2"
+    say(capsys, f"strategy optimize --kind blt {line} --out {file}".split())
+    assert "its distance from the best is not known" in say(capsys, f"strategy show {file} {line}".split()).out
+    assert ask("strategy", "show", file, *line.split())["above"] is None
+    shown = say(capsys, f"strategy compare --kinds blt {line}".split()).out
+    assert shown.count("not known") == 4
 
 
 def test_recommend_names_what_fits_and_train_and_epsilon_take_its_file(tmp_path: Path, capsys: Any):

@@ -208,9 +208,10 @@ def demo(
     as_json: Json = False,
 ) -> int:  # fmt: skip
     """Compare DP-SGD, DOPPLER and DiSK on the built-in digits, at the same epsilon and delta."""
-    remark("the learning rates are from a search that saw the same test images: accuracies are a little too high")
     comparison = Comparison(CONTESTANTS, (epsilon,), {**COMMON, "delta": delta}, seeds=seeds)
-    return run_comparison(comparison, out, jobs=1, overwrite=overwrite, as_json=as_json)
+    status = run_comparison(comparison, out, jobs=1, overwrite=overwrite, as_json=as_json)
+    remark("the learning rates are from a search that saw the same test images: accuracies are a little too high")
+    return status
 
 
 def from_methods(methods: Iterable[str], lr: tuple[float, ...]) -> tuple[Contestant, ...]:

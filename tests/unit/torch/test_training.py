@@ -310,7 +310,8 @@ def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:
     public = dpcore.torch.public_state(run.optimizer.state_dict())["dpcore"]["public"]
     assert set(public) == {
         "step", "branch", "branches", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings",
-        "statistics", "corrections", "caller_noise", "recorded", "ledger", "noise"
+        "statistics", "corrections", "caller_noise", "recorded", "ledger", "noise",
+        "stopped_by_results",
     }  # fmt: skip
 
 
