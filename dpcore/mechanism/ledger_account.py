@@ -102,7 +102,8 @@ class LedgerAccount:
     @property
     def tree(self) -> Mapping[str, Branch]:
         """The ledger's branches of the run; empty before it began."""
-        return {} if self.run is None else self.run.tree
+        with self._at_work():
+            return {} if self.run is None else self.run.tree
 
     def describe(self, delta: float) -> dict[str, Any]:
         """Return the ledger's and the run's names, and the ledger's total."""
@@ -137,15 +138,21 @@ class LedgerAccount:
 
     def use_key(self, key_digest: str) -> None:
         """Write down the digest of the branch's key, once it is derived."""
-        if self.run is not None:
-            self.run.use_key(key_digest)
+        with self._at_work():
+            if self.run is not None:
+                self.run.use_key(key_digest)
 
     def close(self) -> None:
         """Give back rows that were reserved and not granted to a release."""
         with self._lock:
-            self._close_due = self._inside  # by a signal's handler: after the work that it interrupted
-            if not self._inside:
+            if self._inside:  # by a signal's handler: after the work that it interrupted
+                self._close_due = True
+                return
+            self._inside, self._close_due = True, False
+            try:
                 self._give_back()
+            finally:
+                self._inside = self._close_due = False
 
     def _give_back(self) -> None:
         if self.run is not None:

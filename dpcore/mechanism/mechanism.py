@@ -557,6 +557,7 @@ class Mechanism:
         # Read before the fork: if the state lacks something, the run must not stay between two states.
         statistics, corrections, rng = tuple(public["statistics"]), list(public["corrections"]), str(public["rng"])
         caller_noise, norms = bool(public["caller_noise"]), [float(norm) for norm in public.get("clip_norms", ())]
+        stopped = bool(public["stopped_by_results"])
         self._fork(RunKeys.from_dict(secret), public, int(public["step"]))
         for vectors, theirs in zip(mine, saved, strict=True):
             for name, vector in vectors.items():
@@ -569,7 +570,7 @@ class Mechanism:
         for name in ("_variances", "grid"):  # the plan may have taken over the saved noise multiplier
             self.__dict__.pop(name, None)
         self._statistics, self._corrections, self._caller_noise = statistics, corrections, caller_noise
-        self.stopped_by_results |= bool(public["stopped_by_results"])
+        self.stopped_by_results |= stopped
         self._numbers = None
         self._torn = lost  # reconstructed before it is needed
         self.rng = rng

@@ -229,8 +229,8 @@ class Training:
         now: Statement = self.private.statement(note=note)
         begun = () if self.settings.weights is None and self.settings.model_dir is None else (BEGUN,)
         caveats = (*now.caveats, HELD_OUT, *begun)
-        if steps == now.steps_taken:
-            return replace(now, caveats=caveats)
+        if steps == now.steps_taken or self.private.stopped_by_results:  # then its event is the plan's
+            return replace(now, steps_taken=steps, caveats=caveats)
         event, planned = self.private.event_after(steps), self.private.event_after(self.private.plan.steps)
         return replace(now, steps_taken=steps, caveats=caveats, **guarantee(event, planned, now.delta))
 
@@ -296,6 +296,7 @@ class Training:
                     evaluation, evaluated = self._evaluate(held_out), private.steps_taken
                     if alone and not math.isfinite(evaluation["test_loss"]):
                         diverged = "the held-out loss is"
+                        private.stopped_by_results = True  # before the state is saved
                     if folder is not None:
                         folder.log(evaluation)
                     tell(evaluated, evaluation)

@@ -195,7 +195,7 @@ class PerExampleGradient:
                 result = function()
                 if synthetic:
                     self.draws = self.draws or bool(drew())
-        except DpcoreError:
+        except (DpcoreError, NotProved):  # a proof reads no values
             raise
         except Exception as cause:
             if is_out_of_memory(cause) or (synthetic and not isinstance(cause, FAILURES)):

@@ -434,6 +434,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             if self.args.save_strategy == "best":
                 self.control.should_save = best
         if self.control.should_save:
+            # Before the state is saved: a callback that saw this evaluation may have decided to stop.
+            stop = private.any_process(self.control.should_training_stop)
+            private.stopped_by_results |= stop and private.steps_taken < private.plan.steps
             self._save_checkpoint(self.model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
