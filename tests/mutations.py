@@ -422,6 +422,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/proved.py": [
+        ("share the graphs of models that compute something else", "key = found.digest, found.forms,", "key = found.forms,",
+         "unit/torch/gradients/test_followed.py::test_equal_models_share_a_graph_whatever_their_code_reads"),
         ("keep what rows are made of until all are made", "if self._last[value] == parameter:", "if False:",
          "unit/torch/test_memory.py::test_rows_take_the_place_of_what_they_are_made_of"),
         ("let kernels read tensors in another order than they lie", "return as_captured(copies[tree], tree) if", "return copies[tree] if",
@@ -481,12 +483,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
     ],
     "dpcore/torch/gradients/cache.py": [
-        ("read nothing in the objects that a function reads", "    if isinstance(held, dict):\n        return list(held.items())\n", "",
-         "unit/torch/gradients/test_followed.py::test_what_functions_read_beside_the_model_tells_models_apart"),
-        ("take every configuration for the same one", "(kind, number, _value(vars(value), met))", "kind",
-         "unit/torch/test_memory.py::test_a_second_equal_model_is_not_captured_again"),
-        ("take the graph of a loss that read other numbers", "return _Same(value), _read(value, met)", "return _Same(value)",
-         "unit/torch/test_memory.py::test_what_functions_read_makes_another_model"),
+        ("share no graphs", "if program.shareable:", "if False:",
+         "unit/torch/gradients/test_followed.py::test_equal_models_share_a_graph_whatever_their_code_reads"),
     ],
     "backends/dpcore_triton/recording.py": [
         ("repeat what the host waits for", "if reasons:", "if False:", "agreement/test_graphs.py"),

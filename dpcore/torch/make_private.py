@@ -55,7 +55,7 @@ from dpcore.torch.randomness import CAVEAT
 from dpcore.torch.run import PrivateOptimizer, PrivateRun
 from dpcore.torch.wrong_arguments import check_method, explained
 
-_CAPTURED = "dpcore: {} is captured as a graph and proved; equal models do not wait for it again"
+_CAPTURED = "dpcore: {} is captured as a graph and proved"
 _PATIENCE = 5.0  # seconds; a longer set-up is reported by a line
 
 

@@ -13,7 +13,7 @@ import hashlib
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, cache
@@ -75,6 +75,12 @@ class Captured:
     def places(self) -> list[Node]:
         """The placeholders."""
         return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def forms(self) -> Hashable:
+        """How the placeholders lie in memory, and where; the digest has their shapes and dtypes."""
+        values = [place.meta["val"] for place in self.places]
+        return tuple((v.stride() if v.layout is torch.strided else v.layout, v.device) for v in values)
 
     @property
     def draws(self) -> bool:

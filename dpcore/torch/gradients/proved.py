@@ -250,9 +250,9 @@ _FORMS = 8
 class ProvedGradient:
     """The graphs of a model's loss, by the forms of batches and the modes of the model.
 
-    `loss` is the user's own, by which equal models are recognized; `loss_of` is that of one example's output and its
-    targets. `values` put the trained parameters in place, and `held` snapshots the state of model and loss. `prove`,
-    and `current` for a batch of another form, raise NotProved if there is no proof, with the operation and the line.
+    `loss` is the user's own, and `loss_of` that of one example's output and its targets. `values` put the trained
+    parameters in place, and `held` snapshots the state of model and loss. `prove`, and `current` for a batch of another
+    form, raise NotProved if there is no proof, with the operation and the line.
     """
 
     def __init__(
@@ -266,6 +266,7 @@ class ProvedGradient:
         self.model, self.loss, self.values = model, loss, values
         self._loss_of, self._snapshot = loss_of, held
         self.programs: dict[Hashable, Program] = {}
+        self._graphs: dict[Hashable, tuple[Captured, int | None]] = {}
         self._readers: dict[Program, list[tuple[dict[str, Any], str]]] = {}
         self._device = next(model.parameters()).device
         self._calls = 0
@@ -303,31 +304,37 @@ class ProvedGradient:
         return cache.structure(batch), cache.python_state([self.model, self.loss])
 
     def _program(self, form: Hashable, batch: Tree) -> Program:
-        known = self.programs.get(form)
-        if known is None:
-            options = self.compiled, self.lean, self.precision, self.prefers_pairs
-            key = *cache.equal_models(self.model, self.loss, self.values.names), form, *options
-            known = cache.get(key, lambda: self._made(batch))
-            if len(self.programs) >= _FORMS:
-                del self.programs[next(iter(self.programs))]
-            self.programs[form] = known
-        return known
+        if form not in self.programs:
+            if len(self._graphs) >= _FORMS:
+                oldest = next(iter(self._graphs))
+                del self._graphs[oldest]
+                self.programs.pop(oldest, None)
+            self.programs[form] = self._proved(form, batch)
+        return self.programs[form]
 
     @uncollected()
-    def _made(self, batch: Tree) -> Program:
-        program = self._proved(batch)
-        if self.compiled:
-            program.compile()
-        return program
-
-    def _proved(self, batch: Tree) -> Program:
+    def _proved(self, form: Hashable, batch: Tree) -> Program:
+        if form in self._graphs:
+            return self._made(*self._graphs[form])
         before, made = self._snapshot(), Made()
         found, classes = self._captured(batch, before, made)
-        program = Program(found, self.values.gathered(found), self.lean, self.prefers_pairs)
+        program = self._made(found, classes)
         with self._undone(before, made), seeded(self._device, TRIAL), self.values.captured(), self._apart():
             found.check_numbers()
-        program.classes = classes
+        self._graphs[form] = found, classes
         return program
+
+    def _made(self, found: Captured, classes: int | None) -> Program:
+        def program() -> Program:
+            made = Program(found, self.values.gathered(found), self.lean, self.prefers_pairs)
+            made.classes = classes
+            if self.compiled:
+                made.compile()
+            return made
+
+        key = found.digest, found.forms, found.held, classes, self.compiled, self.lean, self.prefers_pairs
+        found_or_made: Program = cache.get(key, program)
+        return found_or_made
 
     def _captured(self, batch: Tree, before: Snapshot, made: Made) -> tuple[Captured, int | None]:
         """Return the graph, and the classes of the model's output under a loss over classes."""
@@ -356,7 +363,7 @@ class ProvedGradient:
         return precision.apart(self.precision, self._device)
 
     def forget(self) -> None:
-        """Forget all graphs."""
+        """Make the programs of the captured graphs again, since an option has another value."""
         self.programs, self._readers = {}, {}
 
     def _check_current(self, form: Hashable, batch: Tree) -> None:

@@ -201,58 +201,6 @@ def test_rows_take_the_place_of_what_they_are_made_of() -> None:
     assert [block.shape for block in blocks] == [(1600,)] * 8
 
 
-def test_a_second_equal_model_is_not_captured_again() -> None:
-    from dpcore.torch.gradients import proved
-
-    class Settings:
-        def __init__(self, width: int) -> None:
-            self.width, self.names, self.itself = width, {"a", "b"}, self
-
-    class Net(nn.Module):
-        def __init__(self, width: int = 7, other: bool = False) -> None:
-            super().__init__()
-            self.settings = Settings(width)
-            self.more = Settings(width) if other else self.settings
-            self.one, self.two = nn.Linear(5, 7), nn.Linear(7, 3)
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return self.two(self.one(inputs)) * self.settings.width
-
-    captured: list[Any] = []
-    capture = proved.capture
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proved, "capture", lambda *args: captured.append(1) or capture(*args))
-        for made, times in ((Net(), 1), (Net(), 1), (Net(8), 2), (Net(other=True), 3), (Net(8), 3)):
-            start(made)
-            assert len(captured) == times
-
-
-FACTOR = 1.0
-
-
-def scaled(output: torch.Tensor) -> torch.Tensor:
-    return FACTOR * output
-
-
-def test_what_functions_read_makes_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A global, also of a function that is called, and what is in a closure, as between runs of a notebook."""
-    weight = [1.0]
-
-    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return weight[0] * torch.nn.functional.cross_entropy(scaled(output), targets)
-
-    def digest() -> str:
-        net = nn.Sequential(nn.Linear(5, 3))
-        return start(net, loss=loss)._engine.gradient.proved.digest()
-
-    first = digest()
-    assert digest() == first
-    weight[0] = 2.0
-    second = digest()
-    monkeypatch.setitem(globals(), "FACTOR", 3.0)
-    assert len({first, second, digest()}) == 3
-
-
 @pytest.mark.parametrize("way", ["pairs", "one-by-one"])
 @pytest.mark.parametrize(("name", "sampling"), [("dp_sgd", "fixed-order"), ("disk", "fixed-order"), ("dp_sgd", USERS)])
 def test_what_is_measured_is_what_a_real_step_takes(name: str, sampling: Any, way: str) -> None:

@@ -1,6 +1,5 @@
 """Graphs against one-by-one autograd: what models do with their parameters, losses of any form, and what is refused."""
 
-from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
@@ -354,25 +353,52 @@ def test_constants_tell_models_apart_and_are_not_written_to() -> None:
         proved(Written(1.0), F.cross_entropy, batch)
 
 
-OPTIONS, TABLE = Namespace(scale=1.0), {"scale": 1.0}
+SCALE = 1.0
 
 
-@pytest.mark.parametrize(
-    "forward", [lambda s, x: plain(s, x) * OPTIONS.scale, lambda s, x: plain(s, x) * TABLE["scale"],
-                lambda s, x: s.scaled(plain(s, x))],
-)  # fmt: skip
-def test_what_functions_read_beside_the_model_tells_models_apart(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Scaled(Layers):
-        @staticmethod
-        def scaled(x: torch.Tensor) -> torch.Tensor:
-            return x * OPTIONS.scale
+def test_equal_models_share_a_graph_whatever_their_code_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attributes, class attributes, properties, globals, closures: what is computed decides, and not how."""
+    weight = {0: 1.0}
+
+    class Settings:
+        width = 7
+
+        def __init__(self, nested: float) -> None:
+            self.deep = {"inner": [{"scale": nested}]}
+
+        @property
+        def scale(self) -> float:
+            return self.width * SCALE
+
+    class Net(nn.Module):
+        factor = 1.0
+
+        def __init__(self, nested: float = 2.0, unused: str = "") -> None:
+            super().__init__()
+            self.settings, self.unused = Settings(nested), unused
+            self.one, self.two = nn.Linear(5, 7), nn.Linear(7, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            factor = self.factor * self.settings.scale * self.settings.deep["inner"][0]["scale"]
+            return self.two(self.one(inputs)) * factor
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return weight[0] * torch.nn.functional.cross_entropy(output, targets)
+
+    def program(net: nn.Module | None = None) -> Any:
+        return proved(net or Net(), loss, batch).prove(batch)
 
     batch = torch.randn(4, 5), torch.arange(4) % 3
-    model = Scaled(forward)
-    assert_same(model, F.cross_entropy, batch)
-    monkeypatch.setattr(OPTIONS, "scale", 9.0)
-    monkeypatch.setitem(TABLE, "scale", 9.0)
-    assert_same(model, F.cross_entropy, batch)
+    first = program()
+    assert program() is first
+    assert program(Net(unused="other")) is first
+    others = [program(Net(3.0))]
+    changes = (Net, "factor", 5.0), (Settings, "width", 11), (weight, 0, 13.0), (globals(), "SCALE", 17.0)
+    for owner, name, value in changes:
+        with monkeypatch.context() as patch:
+            (patch.setattr if isinstance(owner, type) else patch.setitem)(owner, name, value)
+            others.append(program())
+    assert len({first, *others}) == 6
 
 
 @dataclass(slots=True)
