@@ -80,8 +80,9 @@ def blocks_of(counts: Sequence[int]) -> int:
 def fill_lengths(layers: Layers, lengths: Tensor, chosen: Sequence[bool]) -> None:
     """Put a bound on the norm of each term, with raised coordinates, to its place: (B, T) of the chosen layers."""
     examples = layers.parts.examples
-    units = [-(-row.total * examples // ROWS) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
-    layers.start(_lengths_kernel, units, 1, [(0, 0)] * len(units), lengths, examples, ROWS=ROWS, COLUMNS=WIDTH)
+    units = [-(-row.total // ROWS) if own else 0 for row, own in zip(layers.rows, chosen, strict=True)]
+    own = [(0, 0)] * len(units)
+    layers.start(_lengths_kernel, units, examples, own, lengths, examples, ROWS=ROWS, COLUMNS=WIDTH)
 
 
 def fill_tiles(layers: Layers, squares: Tensor, units: Sequence[int], places: Sequence[int]) -> None:
@@ -205,17 +206,16 @@ def _lengths_kernel(
     rows, row_of, layers, layer_of, lengths, examples,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    layer = layer_at(tl.program_id(0), layers, layer_of)
+    layer, within = located(layers, layer_of, examples)
     p, q, first, end = sizes_of(layer)
-    term = (tl.program_id(0) - tl.load(layer)) * ROWS + tl.arange(0, ROWS)
-    example, position = term // (end - first), first + term % (end - first)
-    mask = example < examples
+    blocks = (end - first + ROWS - 1) // ROWS
+    example, time = (within // blocks).to(tl.int64), within % blocks * ROWS + tl.arange(0, ROWS)
+    mask, position = time < end - first, first + time
     a = length_of(rows_at(rows, row_of, example, position, mask, 1, KIND), mask, p, ALIGNED, ROWS, COLUMNS)
     e = length_of(rows_at(rows, row_of, example, position, mask, 4, KIND), mask, q, ALIGNED, ROWS, COLUMNS)
     weight = tl.abs(weights_at(rows, row_of, position, mask))
-    tl.store(
-        lengths + (tl.load(layer + 4) * examples + term), weight * (a.to(tl.float64) * e.to(tl.float64)), mask=mask
-    )
+    at = lengths + (tl.load(layer + 4) * examples + example * (end - first) + time)
+    tl.store(at, weight * (a.to(tl.float64) * e.to(tl.float64)), mask=mask)
 
 
 @jit
@@ -228,7 +228,7 @@ def length_of(at, mask, width, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLUMN
         column = start + tl.arange(0, COLUMNS)
         to = at[:, None] + column[None, :]
         if ALIGNED:
-            to = tl.multiple_of(to, (16, 16))
+            to = tl.multiple_of(to, (1, 16))
         x = read(to, mask[:, None] & (column < width)[None, :]).to(tl.float32)
         sums += x * x
     square = tl.sum(sums, axis=1)

@@ -19,8 +19,8 @@ are added in one chain, of 16 products after 16 products, where each part's last
 times their number, and there is one chunk, whose weight is the example's, too.
 
 **Float32 numbers** are split: ``x = x1 + x2 + d`` with x1 and x2 the nearest bfloat16 numbers of x and of ``x - x1``,
-so that ``|x2| <= 2^-9 |x|`` and ``|d| <= 2^-18 |x|``. Three products are added, ``x1 y1 + x1 y2 + x2 y1``. What is left
-out is below ``3.1 2^-18 |x y| < 2^-16 |x y|``: `SPLIT`.
+of 8 bits each, so that ``|x2| < 2^-8 |x|`` and ``|d| < 2^-17 |x|``. Three products are added: ``x1 y1``, ``x1 y2`` and
+``x2 y1``. What is left out is ``x2 y2 + (x1 + x2) d_y + d_x y``, below ``2^-15 |x y|``: `SPLIT`.
 
 **Sizes.** Let |a_t| and |e_t| be the norms of a term's rows with each coordinate raised by 2^-50, and S the sum of
 ``|w_t| |a_t| |e_t|`` with the point weights, at least. Products of raised coordinates are at least 2^-100, so that all
@@ -51,7 +51,7 @@ from dpcore_triton.launch import INTERPRETED, jit
 from dpcore_triton.pairs import Bound
 
 # The share of the sizes that 16 products on a tensor core are off by, and what splitting float32 numbers leaves out.
-BLOCK, SPLIT, UNIT = 2.0**-19, 2.0**-16, 2.0**-24
+BLOCK, SPLIT, UNIT = 2.0**-19, 2.0**-15, 2.0**-24
 # Positions of a block of inner products, rows and columns of a tile of float32 numbers; most columns of a tile.
 SIDE, WIDE = 64, 128
 # Products that are added on the tensor core from 0: of 16-bit numbers, and of float32 numbers that are split.

@@ -29,7 +29,7 @@ import torch
 from dpcore.errors import ArgumentTypeError, SpeedWarning
 from dpcore_triton.described import places
 from dpcore_triton.kept import Kept
-from dpcore_triton.launch import Launch, current_stream, default_device
+from dpcore_triton.launch import Launch, current_stream, default_device, upload
 from dpcore_triton.passes import Passes
 from dpcore_triton.recording import recording, repeated
 from dpcore_triton.step import plan, start
@@ -115,13 +115,13 @@ class Graphs:
             slots, noise, batch_size, filters, rule, settings, step_number, unit, correlation, square, square_noise
         )  # fmt: skip
         graph, device = self._graph(planned.key), planned.launches.device
-        numbers = torch.from_numpy(planned.numbers)
+        numbers = upload(planned.numbers, device)
         if graph is None:
-            start(planned, numbers.to(device, non_blocking=True))
+            start(planned, numbers)
             return
         if graph.numbers is None:
-            graph.numbers = torch.empty_like(numbers, device=device)
-        graph.numbers.copy_(numbers, non_blocking=True)
+            graph.numbers = torch.empty_like(numbers)
+        graph.numbers.copy_(numbers)
         graph.run(lambda: start(planned, graph.numbers), device)
 
     def passes(self) -> Passes:

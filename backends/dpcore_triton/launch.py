@@ -129,9 +129,14 @@ def float32_only(known: Container[torch.dtype] = (torch.float32,), /, **lists: S
 
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy a small array to `device` without waiting for it: CUDA stages pageable memory before the call returns."""
+    """Copy a small array to `device` without waiting for it.
+
+    From pinned memory, which torch keeps until the copy is through. A GPU that reads pageable memory by itself, as a
+    GH200 does, would read an array that is free already: a step's numbers have the scale of its noise.
+    """
     with _unseen():
-        return torch.from_numpy(values).to(device, non_blocking=True)
+        given = torch.from_numpy(values)
+        return (given.pin_memory() if device.type == "cuda" else given).to(device, non_blocking=True)
 
 
 # Tables and numbers that are kept: a step of a model with per-layer clipping takes several for each layer.

@@ -246,7 +246,8 @@ def linear_sums(
     A program adds a tile of a matrix, example by example: first an example's T products, then, times its weight and
     rounded to integers, to the others'. Where T is 1 an example's tile is one column times one row, or a part of a
     product over all examples: see `dpcore_triton.slices`. Each of these four has a launch, the last one two. Words hold
-    integers up to `FARTHEST` only: where `longest` is beyond it, as without noise, or not known, all is float64.
+    integers up to `FARTHEST` only: where `longest` is beyond it, as without noise, or not known, all
+    but the products over all examples is float64.
     """
     check_layers(layers, scales)
     check_sums(layers, weights, out, longest)

@@ -122,7 +122,7 @@ def numbers_at(at, used, column, width, ALIGNED: tl.constexpr):
     """Return some columns of rows in float32: zeros where they are not `used`."""
     to = at[:, None] + column[None, :]
     if ALIGNED:  # the host has seen it, and loads of 16 bytes need to know
-        to, width = tl.multiple_of(to, (16, 16)), width // 8 * 8
+        to, width = tl.multiple_of(to, (1, 16)), width // 8 * 8
     return tl.load(to, mask=used[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
 
 

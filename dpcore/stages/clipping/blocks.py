@@ -211,7 +211,7 @@ class _Pairs:
         return replace(self, **changed)  # type: ignore[type-var]
 
 
-def _products(e: Any, a: Any) -> Any:
+def products(e: Any, a: Any) -> Any:
     """Return each example's ``sum_t e_t a_t^T``, (B, q, p): a product of its own, of arrays that lie alike in memory.
 
     One product for several examples may round each otherwise for another number of them.
@@ -284,7 +284,7 @@ class Linear(_Pairs):
         """See `Block.rows`."""
         sides = (map(_at_least_float32, side) for side in (self.inputs, self.gradients))
         parts = zip(*sides, self.point_weights, strict=True)
-        tiles = [w * _products(e, a) for a, e, w in parts]
+        tiles = [w * products(e, a) for a, e, w in parts]
         return sum(tiles[1:], tiles[0]).reshape(self.examples, math.prod(self.shape))
 
     def beside(self, other: Linear) -> Linear:
@@ -343,8 +343,13 @@ class Embedding(_Pairs):
                 kept = index >= 0
                 if isinstance(row, np.ndarray):
                     np.add.at(row, index[kept], weight * gradient[kept])
-                else:  # without a look at values, for which a device would wait
-                    row.index_add_(0, index.clamp(min=0), (weight * gradient).masked_fill(~kept[:, None], 0.0))
+                    continue
+                # Without a look at values, for which a device would wait.
+                index, added = index.clamp(min=0), (weight * gradient).masked_fill(~kept[:, None], 0.0)
+                if row.is_cpu:
+                    row.index_add_(0, index, added)
+                else:  # this sorts; a device's index_add_ would round otherwise each time, and not as it was measured
+                    row.index_put_((index,), added, accumulate=True)
         return rows.reshape(self.examples, math.prod(self.shape))
 
 

@@ -22,14 +22,15 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from dpcore.spec.check import read_as
 from dpcore.spec.contributions import FEW_ROWS, rounding_of_linear
-from dpcore.stages.clipping.blocks import CHUNK, Block, Chunked
+from dpcore.stages.clipping.blocks import CHUNK, Block, Chunked, Rows, products
 from dpcore.torch.gradients.axis import Axis, Op, name_of, order_of, shape_of
-from dpcore.torch.gradients.sources import MAKERS, SAME_ORDER, Source, formed, is_zero, product, stacked
+from dpcore.torch.gradients.sources import MAKERS, SAME_ORDER, Source, is_formed, is_zero, product, stacked
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -115,6 +116,9 @@ def _(inputs: Tensor, weight: Tensor, *_: Any) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------- norms and the sum
 
+_TOGETHER = 256
+"""Rows of a product of examples with fewer than `FEW_ROWS` each, whatever the number of examples."""
+
 
 @dataclass(frozen=True)
 class Softmax:
@@ -171,24 +175,33 @@ class Softmax:
         with torch.no_grad(), nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
             gradients = self._gradients(inputs.to(self.weight.dtype), first, last).to(inputs.dtype)
             factors = inputs.new_ones(*inputs.shape[:2], 1) if self.of_bias else inputs
-            block = formed(product(gradients, factors)).weighted(self.point_weight)
+            # The graph's products are of a fixed number of examples; here are as many as there are.
+            alone = (
+                is_formed(inputs.shape[1], last - first, factors.shape[2]) or min(last - first, factors.shape[2]) == 1
+            )
+            block = Rows(products(gradients, factors).flatten(1)) if alone else product(gradients, factors)
+            block = block.weighted(self.point_weight)
         return block.map(Tensor.numpy) if isinstance(self.inputs, np.ndarray) else block
 
     def _gradients(self, inputs: Tensor, first: int, last: int) -> Tensor:
         """Return e for some classes, (B, T, last - first).
 
-        Each example with many rows is a product of its own, and starts at a cache line: for another number of examples
-        a library may choose another kernel. Examples with few rows are one product, as in the forward pass.
+        For another number of rows a library may choose another kernel, which rounds otherwise. So each example with
+        many rows is a product of its own, examples with few are products of `_TOGETHER` rows, and all start at a cache
+        line.
         """
         normalizers, labels, own = (torch.as_tensor(x).flatten() for x in (self.normalizers, self.labels, self.own))
         others = None if self.others is None else torch.as_tensor(self.others).flatten()
         total = own if others is None else own + len(self.weight) * others
         count, times, width = inputs.shape
         inputs, found = inputs.reshape(-1, width), normalizers.new_empty(count * times, last - first)
-        apart = self.rows if self.rows >= FEW_ROWS else max(1, count * times)
+        apart = self.rows if self.rows >= FEW_ROWS else _TOGETHER
         for start in range(0, count * times, apart):
             some = slice(start, start + apart)
-            z = _logits(inputs[some].clone(), self.weight.detach(), self.bias, first, last)
+            given = inputs[some].clone()
+            if (used := len(given)) < apart:
+                given = F.pad(given, (0, 0, 0, apart - used))
+            z = _logits(given, self.weight.detach(), self.bias, first, last)[:used]
             torch.mul(z.sub_(normalizers[some, None]).exp_(), -total[some, None], out=found[some])
         if others is not None:
             found += others[:, None]

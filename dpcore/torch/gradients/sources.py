@@ -287,13 +287,17 @@ def product(rows: Tensor, columns: Tensor) -> Block:
     return Linear((columns,), (rows,), (1.0,), gram=times * (p + q) < p * q)
 
 
+def is_formed(times: int, q: int, p: int) -> bool:
+    """Whether a matrix is small beside its rows, and there are many."""
+    return times >= _MANY and q * p <= _ROWS * times * (q + p)
+
+
 def formed(block: Block, prefers_pairs: Callable[[Any], bool] | None = None) -> Block:
     """Return small matrices of many rows as rows, unless the layer is one that `prefers_pairs`."""
     if not isinstance(block, Linear) or len(block.inputs) > 1:
         return block
-    (columns,), (rows,), (q, p) = block.inputs, block.gradients, block.shape
-    times = rows.shape[1]
-    if times < _MANY or q * p > _ROWS * times * (q + p) or (prefers_pairs is not None and prefers_pairs(block.layer)):
+    (columns,), (rows,) = block.inputs, block.gradients
+    if not is_formed(rows.shape[1], *block.shape) or (prefers_pairs is not None and prefers_pairs(block.layer)):
         return block
     return Rows((rows.mT @ columns).flatten(1))
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.depth import chosen
-from tests.unit.backends.tensor_core import A100, H100, Array, exact, narrow, summed, truncating
+from tests.unit.backends.tensor_core import A100, H100, LEFT_OUT, Array, exact, multiplied, narrow, summed, truncating
 
 pytest.importorskip("triton")
 
-from dpcore_triton.cores import RAISED, gram_bound, most_rounding, rounding, tiles_bound
+from dpcore_triton.cores import RAISED, SPLIT, gram_bound, most_rounding, rounding, tiles_bound
 from dpcore_triton.pairs import Bound
 
 EXAMPLES = chosen(250, 8400)  # of each of the fourteen tests: 3,500, or 100,000
@@ -35,7 +35,7 @@ def pairs(seed: int, count: int, shape: tuple[int, int, int], split: bool) -> tu
     time, p, q = shape
     rng = np.random.default_rng(seed)
     a, e = rng.normal(size=(count, time, p)), rng.normal(size=(count, time, q))
-    kind = np.arange(count) % 5
+    kind = np.arange(count) % (6 if split else 5)
     # Mantissas of ones, of one sign: each truncation drops as much as it can.
     a[kind == 1], e[kind == 1] = (1 - 2.0**-8) * 2.0 ** rng.integers(0, 2, 1), 1 - 2.0**-8
     # Neighbors that cancel, or nearly, around terms whose last digits lie below their quantum.
@@ -48,6 +48,7 @@ def pairs(seed: int, count: int, shape: tuple[int, int, int], split: bool) -> tu
     a[kind == 4], e[kind == 4] = (1 - 2.0**-8) * 2.0**-12, (1 - 2.0**-8) * 2.0**-12
     last = min(15 if split else 63, time - 1)
     a[kind == 4, 0], e[kind == 4, 0], a[kind == 4, last], e[kind == 4, last] = 1, 1, 1, -1
+    a[kind == 5], e[kind == 5] = LEFT_OUT
     a, e = (np.float32(x).astype(np.float64) for x in (a, e))
     return (a, e) if split else (narrow(a), narrow(e))
 
@@ -103,6 +104,14 @@ def test_a_block_rounds_by_no_more_than_is_assumed(core: str) -> None:
     assert 0.05 * 2.0**-19 < worst < 0.7 * 2.0**-19
 
 
+def test_splitting_leaves_out_what_is_assumed_and_no_more() -> None:
+    x, y = np.random.default_rng(0).uniform(1, 2, (2, 100_000)).astype(np.float32).astype(np.float64)
+    x[0], y[0] = LEFT_OUT
+    found = multiplied(x[:, None, None], y[:, None, None], exact, split=True).ravel()
+    left_out = np.abs(x * y - found) / (x * y)
+    assert 0.98 * SPLIT < left_out[0] == left_out.max() < SPLIT
+
+
 def test_a_chain_rounds_by_more_than_chunks_and_by_what_is_assumed() -> None:
     """What is below the tensor core's last digit is lost in each block after a large product."""
     a = np.full((1, 250, 1), (1 - 2.0**-8) * 2.0**-12)
@@ -112,5 +121,5 @@ def test_a_chain_rounds_by_more_than_chunks_and_by_what_is_assumed() -> None:
 
 
 def test_a_tied_head_has_room_for_the_sum_that_rounds_most() -> None:
-    assert most_rounding([128, 100]) == rounding([128, 100], split=False, chained=True)
+    assert most_rounding([8] * 30) == rounding([8] * 30, split=False, chained=True) > rounding([8] * 30, split=True)
     assert most_rounding([257]) == rounding([257], split=True) > rounding([257], split=False)
