@@ -115,9 +115,12 @@ def study(data: Any, rows: Path, until: str) -> None:
             add(train(data, seed, cell, arm))
 
 
-def paired(rows: list[dict[str, Any]], one: tuple[str, str], other: tuple[str, str]) -> list[float]:
-    """Differences of final accuracy between two (cell, arm), for the seeds that have both."""
-    final = {(row["cell"], row["arm"], row["seed"]): row["accuracy"][-1] for row in rows}
+def paired(
+    rows: list[dict[str, Any]], one: tuple[str, str], other: tuple[str, str], epoch: int | None = None
+) -> list[float]:
+    """Differences of accuracy between two (cell, arm) after an epoch or the last one, for the seeds that have both."""
+    final = {(row["cell"], row["arm"], row["seed"]): row["accuracy"][(epoch or 0) - 1] for row in rows
+             if len(row["accuracy"]) >= (epoch or 0)}  # fmt: skip
     seeds = range(DESIGN["seeds"])
     return [final[*one, s] - final[*other, s] for s in seeds if (*one, s) in final and (*other, s) in final]
 
@@ -157,7 +160,7 @@ def report(rows: list[dict[str, Any]]) -> str:
                 *["-"] * (2 - len(less)),
             ]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join([*lines, "", *primary(runs)])
+    return "\n".join([*lines, "", *primary(runs), "", *secondary(runs)])
 
 
 def primary(runs: list[dict[str, Any]]) -> list[str]:
@@ -174,6 +177,21 @@ def primary(runs: list[dict[str, Any]]) -> list[str]:
     lines = ["| hypothesis | 95 % | all three together |", "| --- | --- | --- |"]
     for words, values, many in asked:
         lines.append(f"| {words} | {estimate(values)} | {estimate(values, many) if many > 1 else '-'} |")
+    return lines
+
+
+def secondary(runs: list[dict[str, Any]]) -> list[str]:
+    sgd, low, pmlf = (("as printed", arm) for arm in ("DP-SGD", "low-pass", "DP-PMLF"))
+    fast, slow = (("short, rate 5", "DP-SGD"), ("short, rate 0.5", "DP-SGD"))
+    lines = [
+        "| after epoch | DP-SGD as printed | low-pass less DP-SGD | DP-PMLF less DP-SGD | rate 5 less rate 0.5 |",
+        "| --- " * 5 + "|",
+    ]
+    for epoch in (1, 2, 3, 4, 5, 10, 14, 19, 25):
+        own = [row["accuracy"][epoch - 1] for row in runs if (row["cell"], row["arm"]) == sgd]
+        pairs = (low, sgd), (pmlf, sgd), (fast, slow)
+        less = [estimate(values) if (values := paired(runs, *pair, epoch)) else "-" for pair in pairs]
+        lines.append("| " + " | ".join([str(epoch), estimate(own).replace("+", ""), *less]) + " |")
     return lines
 
 

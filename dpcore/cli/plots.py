@@ -2,7 +2,7 @@
 
 matplotlib is imported when a picture is drawn, and writes to a file without a display. Every function that draws a
 picture puts it in `path` in one move (the path's ending decides the format), with `title` as its first line;
-DpcoreError if matplotlib is not installed. Arrays of one picture have one shape, (m,).
+MissingPackageError if matplotlib is not installed. Arrays of one picture have one shape, (m,).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.cli.intervals import mean_interval
-from dpcore.errors import DpcoreError
+from dpcore.errors import MissingPackageError
 from dpcore.spec.extras import needs
 from dpcore.spec.whole_file import whole_file
 
@@ -47,7 +47,7 @@ def drawing(path: PathLike, size: tuple[float, float], title: str = "") -> Itera
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as cause:
-        raise DpcoreError(needs("a picture", "matplotlib")) from cause
+        raise MissingPackageError(needs("a picture", "matplotlib")) from cause
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec.recurrence import advance
 from dpcore.spec.validate import integer, non_negative
 from dpcore.stages.method import Method
@@ -81,8 +81,9 @@ def expected_loss(
     ArgumentError
         If a stage is not linear, or a number is out of range.
     """
+    _check_linear(method)
     h, x0, spread = _directions(curvatures, start, gradient_std)
-    given = np.asarray(method.update.settings().learning_rate if rates is None else rates, dtype=np.float64)
+    given = _numbers(method.update.settings().learning_rate if rates is None else rates)
     if given.ndim > 1 or not (given > 0).all() or not np.isfinite(given).all():
         raise ArgumentError(f"rates={rates!r}: must be finite learning rates above 0, one or a list of them")
     squares = _squares(method, h, integer(1, steps=steps), np.atleast_1d(given))
@@ -111,8 +112,9 @@ def best_rate(
     noise_std : float or array, shape (N,)
         As there; for several the best rate of each.
     """
+    _check_linear(method)
     h, x0, spread = _directions(curvatures, start, gradient_std)
-    noise = np.atleast_1d(np.asarray(noise_std, dtype=np.float64))
+    noise = np.atleast_1d(_numbers(noise_std))
     if noise.ndim > 1 or not noise.size or not np.isfinite(noise).all() or (noise < 0).any():
         raise ArgumentError(f"noise_std={noise_std!r}: must be a finite number of at least 0, or a list of them")
     rates = np.logspace(_FROM, _TO, (_TO - _FROM) * _A_DECADE + 1) / h.max()
@@ -147,20 +149,30 @@ def query_of(method: Method) -> Query:
 
 
 def _directions(curvatures: ArrayLike, start: ArrayLike, gradient_std: ArrayLike) -> tuple[Floats, Floats, Floats]:
-    h = np.asarray(curvatures, dtype=np.float64)
+    h = _numbers(curvatures)
     if h.ndim != 1 or not h.size or not (h >= 0).all() or not np.isfinite(h).all() or not h.any():
         raise ArgumentError("curvatures: must be a list of finite numbers of at least 0, one of them above 0")
     others: list[Floats] = []
     for name, value in (("start", start), ("gradient_std", gradient_std)):
-        array = np.asarray(value, dtype=np.float64)
+        array = _numbers(value)
         if array.shape not in ((), h.shape) or not np.isfinite(array).all() or (array < 0).any():
             raise ArgumentError(f"{name}: must be a number of at least 0, or one for each of the {len(h)} curvatures")
         others.append(np.broadcast_to(array, h.shape))
     return h, others[0], others[1]
 
 
+def _numbers(values: ArrayLike) -> Floats:
+    """Return an array of float64, NaN for what is none, which every check refuses."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return np.array([np.nan])
+
+
 def _check_linear(method: Method) -> None:
     """Refuse a method whose step is not linear in what it keeps."""
+    if not isinstance(method, Method):
+        raise ArgumentTypeError(f"method={method!r}: must be a dpcore.Method, as dpcore.methods.dp_sgd(...) returns")
     update, remedy = method.update, "the prediction is for linear methods; run dpcore compare for others"
     refused = {
         f"update={type(update).__name__}(...)": update.rule not in ("sgd", "momentum", "nesterov"),
@@ -179,7 +191,6 @@ def _check_linear(method: Method) -> None:
 
 def _squares(method: Method, h: Floats, steps: int, rates: Floats) -> tuple[Floats, Floats, Floats]:
     """Return what x_T^2 is made of, each (R, H): factors of the start's square and of both noises' variances."""
-    _check_linear(method)
     state = _State(method)
     r = np.broadcast_to(np.eye(state.size)[state.answer], (len(rates), len(h), state.size))
     by_noise, by_batch = np.zeros((2, len(rates), len(h)))

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnProcess
@@ -421,7 +422,13 @@ def test_it_ends_with_a_table_a_picture_and_the_guarantee(tmp_path, capsys, monk
         assert len({json.dumps(getattr(item, name), sort_keys=True) for item in statements}) == 1
     assert 0.999 < statements[0].best_epsilon <= 1
     assert (out / "comparison.png").stat().st_size > 10_000
-    # The same command keeps what is made; with --overwrite it begins anew.
-    assert "6 of 6 runs were made before" in say(capsys, ["demo", "--out", str(out), "--seeds", "2", "--json"]).err
+    # The same command keeps what is made; with --overwrite it begins anew. Without matplotlib there is still a table.
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        told = say(capsys, ["demo", "--out", str(out), "--seeds", "2"])
+        assert "6 of 6 runs were made before" in told.err
+        assert "pip install 'dpcore[plots]'" in told.err
+        assert "±" in told.out
+        assert "Picture:" not in told.out
     assert main(["demo", "--out", str(out), "--seeds", "1", "--overwrite"]) == 0
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 3

@@ -119,6 +119,17 @@ def test_list_and_show_have_it_all(capsys):
     assert "71.36" in text
 
 
+def test_a_recipe_that_was_edited_in_the_package_is_not_the_one_that_dpcore_brings(tmp_path, monkeypatch):
+    sums = (recipe.FOLDER / "SHA256SUMS").read_text()
+    made = [f"{one.digest}  {name}.toml" for name, one in ALL.items()]
+    assert sorted(sums.splitlines()) == sorted(made), "run `sha256sum *.toml > SHA256SUMS` in dpcore/recipes"
+    monkeypatch.setattr(recipe, "FOLDER", tmp_path)
+    (tmp_path / "SHA256SUMS").write_text(sums)
+    edited = tmp_path / "pmlf-table-4-mnist.toml"
+    edited.write_text(ALL[edited.stem].content.decode().replace("0.5", "0.7"))
+    assert not recipe._built_in.__wrapped__(edited.stem).built_in
+
+
 def result(out: Path) -> dict[str, Any]:
     return dict(json.loads((out / "paper.json").read_text()))
 

@@ -39,7 +39,7 @@ from dpcore.cli.train import train
 from dpcore.cli.train.run_folder import RUNS, locked
 from dpcore.cli.train.settings import DATA, METHOD, PRIVACY, RUN, Settings
 from dpcore.cli.train.train import BUDGET_STATUS, LedgerFile
-from dpcore.errors import ArgumentError, BudgetError
+from dpcore.errors import ArgumentError, BudgetError, MissingPackageError
 from dpcore.ledger import Ledger
 from dpcore.methods import METHODS
 from dpcore.spec.validate import integer, nearest
@@ -109,7 +109,7 @@ def run_comparison(
 def _finish(log: Log, plans: Plans, made: list[report.Row], as_json: bool, by: str = "", said: str = "") -> None:
     """Write and show the files of a comparison at its end. `by` names what ended it early, in the sentence `said`."""
     comparison, folder, tuned = log.comparison, log.folder.path, report.tuning(log, plans)
-    verdict, lines = said, list[str]()
+    verdict, lines, picture = said, list[str](), ""
     if not by:
         verdict, lines = report.verdict(made, comparison.baseline), report.footer(comparison, made, tuned)
     log.summary = report.to_dict(comparison, made, tuned, verdict, lines) if made else None
@@ -123,7 +123,10 @@ def _finish(log: Log, plans: Plans, made: list[report.Row], as_json: bool, by: s
     if not by:
         write_table(**report.table(comparison, made), file=(table := StringIO()))
         log.folder.write("table.txt", "\n".join([table.getvalue(), verdict, "", *lines, ""]).encode())
-        _draw(log, made)
+        try:
+            picture = f"Picture: {_draw(log, made)}   "
+        except MissingPackageError as missing:  # the runs are made, and their table does not need one
+            remark(str(missing))
     if as_json:
         ended = {"status": f"stopped by {by}" if by else "complete", **({"words": said} if by else {})}
         write_json({**ended, "folder": str(folder), "settings": comparison.to_dict(), **(log.summary or {})})
@@ -133,17 +136,19 @@ def _finish(log: Log, plans: Plans, made: list[report.Row], as_json: bool, by: s
         write_line()
     for line in (verdict, *(["", *lines] if lines else [])):
         write_line(line)
-    picture = "" if by else f"Picture: {folder / 'comparison.png'}   "
     write_line(f"{picture}Statements: {folder / 'statement.txt'}")
 
 
-def _draw(log: Log, made: list[report.Row]) -> None:
+def _draw(log: Log, made: list[report.Row]) -> Path:
+    """Draw the curves of the runs, and return the picture's path."""
     shared, panels = log.comparison.shared, dict[str, dict[str, Curves]]()
     for row in made:
         panel = f"epsilon = {format_number(row.target_epsilon)}, delta = {format_number(shared.delta)}"
         panels.setdefault(panel, {})[row.contestant] = row.curves
     title = f"{shared.data}, {shared.model}, {counted(log.comparison.seeds, 'seed')}"
-    by_epsilon(log.folder.path / "comparison.png", panels, title=title)
+    picture = log.folder.path / "comparison.png"
+    by_epsilon(picture, panels, title=title)
+    return picture
 
 
 # The same model, clip, batch size and epochs for all. The learning rates come from one search over one grid for all

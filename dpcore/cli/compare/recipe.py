@@ -92,7 +92,7 @@ class Recipe:
     @property
     def built_in(self) -> bool:
         """Whether it is, to the byte, the recipe of this name that dpcore brings."""
-        return self.name in names() and (FOLDER / f"{self.name}.toml").read_bytes() == self.content
+        return f"{self.digest}  {self.name}.toml" in (FOLDER / "SHA256SUMS").read_text().splitlines()
 
     @property
     def how(self) -> str:

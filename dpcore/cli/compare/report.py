@@ -322,7 +322,11 @@ def stopped(log: Log, name: str, *, continues: bool = True) -> str:
                 steps = f"{stated.steps_taken:,} of {counted(stated.steps_planned, 'step')}"
                 said = f"spent {most}epsilon = {format_epsilon(stated.best_epsilon)} in {steps}"
             parts.append(f"{run} {said}.")
-    return " ".join([*parts, "The same command continues from here."] if continues else parts)
+    return " ".join(
+        [*parts, "The same command continues: it keeps what is complete, and begins other runs again."]
+        if continues
+        else parts
+    )
 
 
 def kept(log: Log) -> str:

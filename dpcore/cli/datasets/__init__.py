@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,14 @@ def find_idx(folder: str | os.PathLike[str], name: str) -> Path:
 
 # Collections in the IDX format of MNIST: public facts (classes, image size) that the files must agree with.
 IDX_SETS = {"mnist": (10, (28, 28)), "fashion-mnist": (10, (28, 28)), "kmnist": (10, (28, 28))}
+# Sizes of MNIST's four files, and the SHA-256 of each, unpacked.
+MNIST_SIZES = (60_000, 60_000, 10_000, 10_000)
+MNIST_DIGESTS = (
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+)
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -354,16 +363,37 @@ def _digits() -> Dataset:
 
 
 def _idx(name: str, folder: Path, classes: int | None, shape: tuple[int, int] | None) -> Dataset:
-    files, parts = [find_idx(folder, role) for role in IDX_FILES], list[Any]()
+    files, parts, contents = [find_idx(folder, role) for role in IDX_FILES], list[Any](), list[npt.NDArray[np.uint8]]()
     for path, labels in (files[:2], files[2:]):
         pixels = read_idx(path, ndim=3)
         if shape is not None and pixels.shape[1:] != shape:
             raise DataError(f"{path}: has images of {pixels.shape[1:]} pixels, but {name} has {shape}; wrong folder?")
         numbers = read_idx(labels, ndim=1)
+        contents += [pixels, numbers]
         parts += [scaled(pixels, str(path))[:, None], class_numbers(numbers, str(labels))]
+    _check_mnist(name, files, contents)
     train_inputs, train_targets, test_inputs, test_targets = parts
     classes = classes or _public_classes(test_targets)
     return Dataset(name, train_inputs, train_targets, test_inputs, test_targets, classes)
+
+
+def _check_mnist(name: str, files: list[Path], contents: list[npt.NDArray[np.uint8]]) -> None:
+    """Refuse MNIST's files under another collection's name, and files of MNIST's sizes that are not MNIST's.
+
+    These collections are public, and told apart by nothing else: their files have the same names, sizes and forms.
+    """
+    if name not in IDX_SETS or tuple(map(len, contents)) != MNIST_SIZES:
+        return
+    for path, content, digest in zip(files, contents, MNIST_DIGESTS, strict=True):
+        header = bytes([0, 0, 8, content.ndim]) + np.array(content.shape, ">u4").tobytes()
+        found = sha256(header + content.tobytes()).hexdigest()
+        if found == digest and name != "mnist":
+            raise DataError(f"{path}: is MNIST's, not {name}'s; wrong folder?")
+        if found != digest and name == "mnist":
+            raise DataError(
+                f"{path}: is not MNIST's (SHA-256 {found[:16]}... unpacked, must be {digest[:16]}...); data 'idx' "
+                "reads any images in this format"
+            )
 
 
 def _texts(name: str, folder: Path, model_dir: str | None, length: int) -> TextDataset:

@@ -22,6 +22,7 @@ from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.schedules import WarmupCosine
 
 _BASELINE = "dp_sgd"
+_MOST_NOISE, _MOST_STEPS = 1e6, 1_000_000
 
 
 def _contestants(value: Any) -> dict[str, dict[str, Any]]:
@@ -92,10 +93,11 @@ def predict(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Predict the loss of methods on a quadratic at their best learning rates, without data."""
-    if not noise or min(noise) <= 0:
-        raise ArgumentError(f"--noise {', '.join(f'{value:g}' for value in noise)}: must be numbers above 0")
-    if steps < 1:
-        raise ArgumentError(f"--steps {steps}: must be at least 1")
+    if not noise or not 0 < min(noise) <= max(noise) <= _MOST_NOISE:
+        given = ", ".join(f"{value:g}" for value in noise)
+        raise ArgumentError(f"--noise {given}: must be numbers above 0, and at most {_MOST_NOISE:g}")
+    if not 1 <= steps <= _MOST_STEPS:
+        raise ArgumentError(f"--steps {steps}: must be from 1 to {_MOST_STEPS:,}, since each is computed")
     curvatures, distances = spectrum
     own: dict[str, Any] = {"schedule": WarmupCosine() if schedule == "cosine" else None}
     own |= {"averaging": None if ema is None else ExponentialAverage(ema)}

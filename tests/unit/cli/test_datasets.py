@@ -7,6 +7,7 @@ import io
 import struct
 import tracemalloc
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,21 @@ def test_mnist_files_are_read_and_scaled_by_255(tmp_path):
     np.testing.assert_array_equal(data.test_targets, np.arange(10))
     own = load("idx", folder(tmp_path, size=(5, 6), labels=4))
     assert (own.shape, own.classes) == ((1, 5, 6), 4)
+
+
+def test_what_has_mnists_sizes_is_mnist(tmp_path, monkeypatch):
+    made, digests = folder(tmp_path), []
+    for role in datasets.IDX_FILES:
+        path = datasets.find_idx(made, role)
+        content = path.read_bytes()
+        digests.append(sha256(gzip.decompress(content) if path.suffix == ".gz" else content).hexdigest())
+    monkeypatch.setattr(datasets, "MNIST_SIZES", (20, 20, 10, 10))
+    refused(DataError, "train-images.* is not MNIST's .* data 'idx' reads any", load, "mnist", made)
+    monkeypatch.setattr(datasets, "MNIST_DIGESTS", digests)
+    assert len(load("mnist", made)) == 20
+    refused(DataError, "train-images.* is MNIST's, not kmnist's; wrong folder", load, "kmnist", made)
+    monkeypatch.setattr(datasets, "MNIST_DIGESTS", ["no"] * 4)
+    assert len(load("kmnist", made)) == len(load("idx", made)) == 20
 
 
 def test_folders_that_do_not_fit_are_refused(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 import dpcore
 from dpcore import methods
-from dpcore.errors import ArgumentError, TrainingWarning
+from dpcore.errors import ArgumentError, ArgumentTypeError, TrainingWarning
 from dpcore.methods import best_rate, expected_loss
 from dpcore.methods.predict import query_of
 from dpcore.stages.filters import Accumulation, OptimalFIR, ScalarKalman
@@ -111,10 +111,12 @@ def test_a_method_that_is_not_linear_is_refused(method: Method, sentence: str):
 
 @pytest.mark.parametrize(("changed", "sentence"), [
     ({"curvatures": []}, "curvatures: must be"),
+    ({"curvatures": "abc"}, "curvatures: must be"),
     ({"curvatures": [0.0, 0.0]}, "curvatures: must be"),
     ({"curvatures": [1.0, -1.0]}, "curvatures: must be"),
     ({"start": [1.0, 2.0]}, "start: must be a number of at least 0, or one for each of the 1 curvatures"),
     ({"gradient_std": -1.0}, "gradient_std: must be"),
+    ({"noise_std": "much"}, "noise_std="),
     ({"noise_std": -1.0}, "noise_std=-1.0: must"),
     ({"steps": 0}, "steps=0: must be an integer of at least 1"),
 ])  # fmt: skip
@@ -122,7 +124,9 @@ def test_nonsense_is_refused(changed: dict[str, Any], sentence: str):
     given = {"curvatures": [1.0], "steps": 3, "noise_std": 1.0} | changed
     curvatures, steps = given.pop("curvatures"), given.pop("steps")
     for function in (expected_loss, best_rate):
-        with pytest.raises(ArgumentError, match=sentence):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=sentence):
             function(LINEAR["dp_sgd"], curvatures, steps, **given)
+        with pytest.raises(ArgumentTypeError, match="method=None: must be"):
+            function(None, curvatures, steps, **given)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"rates=\[0.0\]: must be finite learning rates"):
         expected_loss(LINEAR["dp_sgd"], [1.0], 3, noise_std=1, rates=[0.0])
