@@ -118,6 +118,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_vision.py"),
     ],
     "dpcore/cli/reports/verify.py": [
+        ("hold an own sampler's planned epsilon to the plan's alone", "for event in (run.planned, run.event)", "for event in (run.planned,)",
+         "unit/ledger/test_attacks.py::test_the_planned_epsilon_of_an_own_sampler_is_not_below_what_the_ledger_charged"),
         ("compare no planned event where steps were abandoned", "    if statement.steps_abandoned:  # which are additional to the plan\n        if (problem", "    if statement.steps_abandoned:\n        return Finding(name, OK, \"\")\n        if (problem",
          "unit/ledger/test_attacks.py::test_a_smaller_plan_is_no_plan_of_the_ledger_whatever_stopped_it"),
     ],

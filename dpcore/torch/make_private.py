@@ -201,8 +201,8 @@ def make_private(
 
     Notes
     -----
-    Only shapes and dtypes of the data are read here; for a TrainingWarning also the values of tensors, or of up to 64
-    examples of a dataset, for half a second at most. The model is tried out on synthetic values, or `example_batch`. On
+    Of the data are read here shapes and dtypes; labels in tensors, of which one that is no class raises; and for a
+    TrainingWarning the values of tensors, or of up to 64 examples of a dataset, for half a second at most. The model is tried out on synthetic values, or `example_batch`. On
     a CPU with glibc the process keeps freed memory for the next step (`mallopt`), unless an environment variable
     configures that.
     """

@@ -14,7 +14,7 @@ import torch
 
 from dpcore import accounting
 from dpcore.accounting import Event
-from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
+from dpcore.errors import ArgumentError, DataError, DpcoreError, PrivacyError
 from dpcore.mechanism.recorder import Recorder
 from dpcore.plan.plan import Plan
 from dpcore.spec import validate
@@ -68,7 +68,11 @@ class PrivateRun:
         if delta is not None:
             spent = "rank 0 knows it"
             if self.loader.in_first_process:
-                planned, so_far = format_epsilon(plan.epsilon(delta)), format_epsilon(self.epsilon(delta))
+                try:
+                    so_far = format_epsilon(self.epsilon(delta))
+                except DataError:  # a printed object is no place for it to end
+                    so_far = "unknown (the ledger cannot be read)"
+                planned = format_epsilon(plan.epsilon(delta))
                 spent = f"{so_far} spent of {planned} planned, at delta {format_number(delta)}"
         lines = {
             "model": f"{type(self.model).__name__}, {mechanism.layout.dimension:,} trained parameters",

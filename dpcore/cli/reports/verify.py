@@ -149,9 +149,10 @@ def _planned(statement: Statement, run: RunRecord) -> Finding:
             return Finding(name, FAILED, f"cannot be checked: {problem}")
         plan, _ = rebuilt(statement)
         if isinstance(plan, StatedEvents):  # its event is only stated, abandoned steps included: it costs no less
-            least, said = run.planned, min(statement.epsilon_planned.values())
-            enough = said >= smallest_epsilon(least, statement.delta)[0] * (1 - ROUNDING)
-            words = f"epsilon = {said:.4g} with abandoned steps is {'not ' if enough else ''}below the ledger's plan"
+            said = min(statement.epsilon_planned.values())
+            least = max(smallest_epsilon(event, statement.delta)[0] for event in (run.planned, run.event))
+            enough = said >= least * (1 - ROUNDING)
+            words = f"epsilon = {said:.4g} with abandoned steps is {'not ' if enough else ''}below the ledger's"
             return Finding(name, TRUSTED if enough else FAILED, words)
         stated = plan.event.to_dict()
     return _event(name, stated, run.planned.to_dict())

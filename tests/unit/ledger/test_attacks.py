@@ -243,6 +243,33 @@ def test_a_smaller_plan_is_no_plan_of_the_ledger_whatever_stopped_it(tmp_path: P
     assert [found(lie, stopped=stopped) for stopped in (False, True)] == [False, False]
 
 
+class Coins(PoissonSampler):
+    """A caller's own: a statement's events are all that is known of it."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"sampler": "coins", "adjacency": "add-remove"}
+
+
+def test_the_planned_epsilon_of_an_own_sampler_is_not_below_what_the_ledger_charged(tmp_path: Path) -> None:
+    plan = Plan(dp_sgd(lr=0.1, noise_multiplier=0.6), Coins(dataset_size=1000, batch_size=10), 20)
+    ledger = Ledger.create(tmp_path / "ledger", accept_file_system=True)
+    given: dict[str, Any] = {"event_after": plan.event_after}
+    run = ledger.begin(name="", adjacency="add-remove", steps=20, description={}, key_digest="a", **given)
+    released(run, 6)
+    run.close(6)
+    other, _ = ledger.resume(run.run_id, run.branch_id, 5, **given)
+    other.reserve(19)
+    other.close(20)
+    told = state(
+        plan, 1e-5, steps_taken=20, abandoned=((5, 6),), backend="numpy", keys=Provenance(OPERATING_SYSTEM, 1),
+        ledger=ledger.describe(run.run_id, 1e-5),
+    ).to_dict()  # fmt: skip
+    without = state(plan, 1e-5, steps_taken=20, backend="numpy", keys=Provenance(OPERATING_SYSTEM, 1)).to_dict()
+    assert holds(ledger_findings(told, ledger.path))
+    lie = told | {name: without[name] for name in ("event_planned", "epsilon_planned")}
+    assert [f.check for f in ledger_findings(lie, ledger.path) if f.status == "failed"] == ["ledger: event planned"]
+
+
 def test_a_statement_counts_what_another_process_has_released_meanwhile(tmp_path: Path) -> None:
     plan = Plan(dp_sgd(lr=0.1, noise_multiplier=1.0), PoissonSampler(dataset_size=100, batch_size=10), 20)
 

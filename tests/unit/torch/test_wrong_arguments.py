@@ -141,3 +141,10 @@ def test_noise_too_large_for_the_grid_is_refused_before_a_ledger_knows_the_run(t
             model(), DATA, sgd(noise_multiplier=1e12), steps=4, gradients=gradients, ledger=path, microbatch_size=4
         )
     assert not Ledger.open(path).runs()
+
+
+def test_a_run_whose_ledger_is_gone_is_shown_all_the_same(tmp_path: Path) -> None:
+    run = start(model(), sgd(), stop=2, ledger=Ledger.create(tmp_path / "people.ledger"))
+    assert "unknown" not in repr(run)
+    (tmp_path / "people.ledger").unlink()
+    assert "epsilon: unknown (the ledger cannot be read) spent of" in repr(run)
