@@ -59,8 +59,9 @@ def linear_norms(layers: Sequence[LinearPairs[Tensor]], scales: Scales = None) -
     """See `dpcore.spec.pair_ops.PairOperations.linear_norms`.
 
     A launch for each kind of kernel, whatever the number of layers. Where tensor cores are not used everything is
-    float64: then `exact` only keeps few positions from inner products, which are looser where terms cancel. An
-    example's numbers meet no other's. No atomics: the result is the same every time.
+    float64 but for norms of terms, which are added in float32 and raised: then `exact` only keeps few positions from
+    inner products, which are looser where terms cancel. An example's numbers meet no other's. No atomics: the result is
+    the same every time.
     """
     check_layers(layers, scales)
     exponents = [exponent_of(layer.point_weights) for layer in layers]
@@ -162,7 +163,7 @@ def way_of(layer: LinearPairs[Tensor], chip: Chip | None, *, scaled: bool, slice
     If sums may be `sliced`, return how one position is added; its norm is a product of two norms all the same.
 
     It follows from shapes, dtype and chip, and not from the number of examples. Scaled layers, whose terms' norms take
-    as many products as v itself, one position, and what is to be exact are float64.
+    as many products as v itself, one position, and what is to be exact are not on tensor cores.
     """
     sizes = total, p, q = sum(_counts(layer)), layer.inputs[0].shape[2], layer.gradients[0].shape[2]
     if scaled:

@@ -202,9 +202,9 @@ def make_private(
     Notes
     -----
     Of the data are read here shapes and dtypes; labels in tensors, of which one that is no class raises; and for a
-    TrainingWarning the values of tensors, or of up to 64 examples of a dataset, for half a second at most. The model is tried out on synthetic values, or `example_batch`. On
-    a CPU with glibc the process keeps freed memory for the next step (`mallopt`), unless an environment variable
-    configures that.
+    TrainingWarning the values of tensors, or of up to 64 examples of a dataset, for half a second at most. The model is
+    tried out on synthetic values, or `example_batch`. On a CPU with glibc the process keeps freed memory for the next
+    step (`mallopt`), unless an environment variable configures that.
     """
     # Cheap checks come first: the data are read and the model is tried only if all the rest fits together.
     check_plain(model)
