@@ -48,7 +48,7 @@ def test_a_picture_is_drawn(tmp_path: Path):
     (["--methods", "dp_adam"], "update=Adam(...): cannot be predicted"),
     (["--methods", "pmlf:window=x"], "window='x'"),
     (["--noise", "0"], "must be numbers above 0"),
-    (["--steps", "0"], "must be at least 1"),
+    (["--steps", "0"], "must be from 1 to 1,000,000"),
     (["--spectrum", "power:1"], "write power:EXPONENT:COUNT"),
     (["--spectrum", "nowhere.txt"], "nowhere.txt"),
 ])  # fmt: skip
