@@ -10,8 +10,16 @@ from dpcore.accounting.branches import Rows, count
 from dpcore.ledger import Ledger, LedgerRun
 from dpcore.ledger.state import START, Entry, seal, write
 from dpcore.ledger.storage import Storage
+from dpcore.sampling import PoissonSampler
 
 _keys = itertools.count()
+
+
+class Coins(PoissonSampler):
+    """A caller's own, which draws anew at every step: abandoned steps are steps like the others."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"sampler": "coins", "adjacency": "add-remove"}
 
 
 def poisson(steps: int, abandoned: Sequence[Rows] = (), sigma: float = 1.0) -> Event:

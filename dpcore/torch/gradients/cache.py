@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,26 +14,26 @@ from torch import nn
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 
+T = TypeVar("T")
+
 _MOST = 32
 _known: OrderedDict[Hashable, Any] = OrderedDict()
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 
 
-def get(key: Hashable, make: Callable[[], Any]) -> Any:
+def get(key: Hashable, make: Callable[[], T]) -> T:
     """Return the program of a key; make it if there is none.
 
     The key is what the captured graph computes. So a model gets a graph that was captured of itself, whatever its code
     reads; equal models, as in a sweep, share the proof of theirs and what torch.compile made of it.
     """
-    if key in _known:
-        _known.move_to_end(key)
-        return _known[key]
-    program = make()
-    if program.shareable:
-        _known[key] = program
-        while len(_known) > _MOST:
+    if key not in _known:
+        _known[key] = make()
+        if len(_known) > _MOST:
             _known.popitem(last=False)
+    _known.move_to_end(key)
+    program: T = _known[key]
     return program
 
 

@@ -58,8 +58,7 @@ class Captured:
     """A model's graph.
 
     It takes trained parameters, then the model's other tensors, then the batch's tensors; it returns the gradients,
-    some of which may be None. The digest is equal for graphs that compute the same. `check_numbers` runs the code again
-    at another number of examples, and raises NotCaptured if the code uses that number otherwise than as a size.
+    some of which may be None. The digest is equal for graphs that compute the same.
     """
 
     graph: Graph
@@ -69,7 +68,6 @@ class Captured:
     parameters: int  # how many placeholders are trained parameters
     batch: int  # and the batch's
     digest: str
-    check_numbers: Callable[[], None]
 
     @property
     def places(self) -> list[Node]:
@@ -81,6 +79,11 @@ class Captured:
         """How the placeholders lie in memory, and where; the digest has their shapes and dtypes."""
         values = [place.meta["val"] for place in self.places]
         return tuple((v.stride() if v.layout is torch.strided else v.layout, v.device) for v in values)
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the graph reads tensors of the code's own, as one in a closure; they belong to one model."""
+        return any(node.op == "get_attr" for node in self.graph.nodes)
 
     @property
     def draws(self) -> bool:
@@ -95,8 +98,11 @@ def capture(
     example: Tree,
     made: Made | None = None,
     forward: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Captured:
-    """Return the graph of a model in its present modes, for batches in the form of `example`.
+) -> tuple[Captured, Callable[[], None]]:
+    """Return the graph of a model in its present modes, for batches in the form of `example`, and a check of it.
+
+    The check runs the code again at another number of examples, and raises NotCaptured if the code uses that number
+    otherwise than as a size. It keeps `example`, and is not to be kept.
 
     `names` are the trained parameters, and `loss` is that of one example. Only shapes, dtypes and devices of `example`
     are read. `made` records the tensors that the code gets and makes, and `forward` gives the context of the forward
@@ -170,9 +176,8 @@ def capture(
         raise NotCaptured("random numbers are drawn from a generator of the model's own")
     _clean(graph)
     _refuse_written(graph, model, [*names, *held])
-    return Captured(
-        graph, root, count, tuple(held), len(values), len(leaves), _digest(root, graph, flat, count), check_numbers
-    )
+    digest = _digest(root, graph, flat, count)
+    return Captured(graph, root, count, tuple(held), len(values), len(leaves), digest), check_numbers
 
 
 def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[int, int]:

@@ -175,10 +175,9 @@ class Softmax:
         with torch.no_grad(), nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
             gradients = self._gradients(inputs.to(self.weight.dtype), first, last).to(inputs.dtype)
             factors = inputs.new_ones(*inputs.shape[:2], 1) if self.of_bias else inputs
+            times, q, p = inputs.shape[1], last - first, factors.shape[2]
             # The graph's products are of a fixed number of examples; here are as many as there are.
-            alone = (
-                is_formed(inputs.shape[1], last - first, factors.shape[2]) or min(last - first, factors.shape[2]) == 1
-            )
+            alone = min(q, p) == 1 or is_formed(times, q, p)
             block = Rows(products(gradients, factors).flatten(1)) if alone else product(gradients, factors)
             block = block.weighted(self.point_weight)
         return block.map(Tensor.numpy) if isinstance(self.inputs, np.ndarray) else block

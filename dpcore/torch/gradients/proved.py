@@ -83,8 +83,6 @@ class Program:
         self.classes: int | None = None  # of the model's output, under a loss over classes
         self.held_names = captured.held
         self.operations = sum(node.op == "call_function" for node in graph.nodes)
-        # A tensor in a closure belongs to one model.
-        self.shareable = gathers is None and not any(node.op == "get_attr" for node in graph.nodes)
         self._device = places[0].meta["val"].device
         self._prefers_pairs = prefers_pairs and partial(prefers_pairs, device=self._device)
         self._module = self._rewritten(captured, operands, marks)
@@ -305,49 +303,51 @@ class ProvedGradient:
 
     def _program(self, form: Hashable, batch: Tree) -> Program:
         if form not in self.programs:
-            if len(self._graphs) >= _FORMS:
-                oldest = next(iter(self._graphs))
-                del self._graphs[oldest]
-                self.programs.pop(oldest, None)
-            self.programs[form] = self._proved(form, batch)
+            known = form in self._graphs
+            self.programs[form] = self._made(*self._graphs[form]) if known else self._proved(form, batch)
         return self.programs[form]
 
     @uncollected()
     def _proved(self, form: Hashable, batch: Tree) -> Program:
-        if form in self._graphs:
-            return self._made(*self._graphs[form])
         before, made = self._snapshot(), Made()
-        found, classes = self._captured(batch, before, made)
+        found, check_numbers, classes = self._captured(batch, before, made)
         program = self._made(found, classes)
         with self._undone(before, made), seeded(self._device, TRIAL), self.values.captured(), self._apart():
-            found.check_numbers()
+            check_numbers()
+        if len(self._graphs) >= _FORMS:
+            oldest = next(iter(self._graphs))
+            del self._graphs[oldest]
+            self.programs.pop(oldest, None)
         self._graphs[form] = found, classes
         return program
 
     def _made(self, found: Captured, classes: int | None) -> Program:
+        gathers = self.values.gathered(found)
+
         def program() -> Program:
-            made = Program(found, self.values.gathered(found), self.lean, self.prefers_pairs)
+            made = Program(found, gathers, self.lean, self.prefers_pairs)
             made.classes = classes
             if self.compiled:
                 made.compile()
             return made
 
+        if gathers is not None or found.has_tensors:
+            return program()
         key = found.digest, found.forms, found.held, classes, self.compiled, self.lean, self.prefers_pairs
-        found_or_made: Program = cache.get(key, program)
-        return found_or_made
+        return cache.get(key, program)
 
-    def _captured(self, batch: Tree, before: Snapshot, made: Made) -> tuple[Captured, int | None]:
-        """Return the graph, and the classes of the model's output under a loss over classes."""
+    def _captured(self, batch: Tree, before: Snapshot, made: Made) -> tuple[Captured, Callable[[], None], int | None]:
+        """Return the graph and a check of it, and the classes of the model's output under a loss over classes."""
         with self._undone(before, made):
             with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls, self._apart():
                 forward = partial(precision.forward, self.precision, self._device)
-                found = capture(self.model, self.values.names, self._loss_of, batch, made, forward)
+                found, check_numbers = capture(self.model, self.values.names, self._loss_of, batch, made, forward)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
                     )
             self.changes_state = self.changes_state or _changed(before, self._snapshot)
-        return found, calls.classes
+        return found, check_numbers, calls.classes
 
     @contextmanager
     def _undone(self, before: Snapshot, made: Made) -> Iterator[None]:
@@ -371,7 +371,7 @@ class ProvedGradient:
 
         It would be no leak, since the proved graph runs. But it would be another model than the user's.
         """
-        found, _ = self._captured(batch, self._snapshot(), Made())
+        found, _, _ = self._captured(batch, self._snapshot(), Made())
         if found.digest != self.programs[form].digest:
             raise ArgumentError(
                 f"model={type(self.model).__name__}: computes something else than when it was last looked at, by a value "

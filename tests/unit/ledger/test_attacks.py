@@ -35,7 +35,7 @@ from dpcore.sampling import PoissonSampler
 from dpcore.spec.keys import OPERATING_SYSTEM, Provenance
 from dpcore.statement.build import state
 from dpcore.statement.verify import holds, verify
-from tests.unit.ledger_tools import begin, full, new, released
+from tests.unit.ledger_tools import Coins, begin, full, new, released
 from tests.unit.mechanism_tools import started
 from tests.unit.torch_runs import model, saved, start
 from tests.unit.two_threads import in_two_threads
@@ -218,18 +218,24 @@ def test_abandoned_rows_that_left_before_the_ledger_knew_belong_to_their_run(tmp
     assert ledger.verify().valid
 
 
+def left_behind(ledger: Ledger, plan: Plan, steps: int) -> LedgerRun:
+    """A run that released six steps, went back behind the sixth, and took so many in all."""
+    given: dict[str, Any] = {"event_after": plan.event_after}
+    run = ledger.begin(name="", adjacency="add-remove", steps=20, description={}, key_digest="a", **given)
+    released(run, 6)
+    run.close(6)
+    other, _ = ledger.resume(run.run_id, run.branch_id, 5, **given)
+    other.reserve(steps - 1)
+    other.close(steps)
+    return run
+
+
 def test_a_smaller_plan_is_no_plan_of_the_ledger_whatever_stopped_it(tmp_path: Path) -> None:
     """A statement that counts the whole plan states its event, and abandoned steps on top of it."""
     sampler = PoissonSampler(dataset_size=1000, batch_size=10)
     paid, lie = (Plan(dp_sgd(lr=0.1, noise_multiplier=sigma), sampler, 20) for sigma in (0.6, 6.0))
     ledger = Ledger.create(tmp_path / "ledger", accept_file_system=True)
-    given: dict[str, Any] = {"event_after": paid.event_after}
-    run = ledger.begin(name="", adjacency="add-remove", steps=20, description={}, key_digest="a", **given)
-    released(run, 6)
-    run.close(6)
-    other, _ = ledger.resume(run.run_id, run.branch_id, 5, **given)
-    other.reserve(10)
-    other.close(11)
+    run = left_behind(ledger, paid, 11)
 
     def found(plan: Plan, *, stopped: bool) -> bool:
         told = state(
@@ -243,23 +249,10 @@ def test_a_smaller_plan_is_no_plan_of_the_ledger_whatever_stopped_it(tmp_path: P
     assert [found(lie, stopped=stopped) for stopped in (False, True)] == [False, False]
 
 
-class Coins(PoissonSampler):
-    """A caller's own: a statement's events are all that is known of it."""
-
-    def describe(self) -> dict[str, Any]:
-        return {"sampler": "coins", "adjacency": "add-remove"}
-
-
 def test_the_planned_epsilon_of_an_own_sampler_is_not_below_what_the_ledger_charged(tmp_path: Path) -> None:
     plan = Plan(dp_sgd(lr=0.1, noise_multiplier=0.6), Coins(dataset_size=1000, batch_size=10), 20)
     ledger = Ledger.create(tmp_path / "ledger", accept_file_system=True)
-    given: dict[str, Any] = {"event_after": plan.event_after}
-    run = ledger.begin(name="", adjacency="add-remove", steps=20, description={}, key_digest="a", **given)
-    released(run, 6)
-    run.close(6)
-    other, _ = ledger.resume(run.run_id, run.branch_id, 5, **given)
-    other.reserve(19)
-    other.close(20)
+    run = left_behind(ledger, plan, 20)
     told = state(
         plan, 1e-5, steps_taken=20, abandoned=((5, 6),), backend="numpy", keys=Provenance(OPERATING_SYSTEM, 1),
         ledger=ledger.describe(run.run_id, 1e-5),

@@ -42,6 +42,7 @@ from dpcore.statement.build import guarantee, state
 from dpcore.statement.text import visible
 from dpcore.statement.verify import holds, verify
 from tests.refused import refused
+from tests.unit.ledger_tools import Coins
 
 SIZES: dict[str, Any] = {"dataset_size": 110, "batch_size": 10}
 COMMON: dict[str, Any] = {"lr": 0.1, "noise_multiplier": 1.2}
@@ -54,13 +55,6 @@ BANDED = np.eye(22) + 0.5 * np.diag(np.ones(21), -1)
 class MySampler(FixedSizeSampler):
     def describe(self) -> dict[str, Any]:
         return {"sampler": "mine", "dataset_size": self.dataset_size, "adjacency": "replace-one"}
-
-
-class Coins(PoissonSampler):
-    """Draws anew at every step, so that abandoned steps are steps like the others."""
-
-    def describe(self) -> dict[str, Any]:
-        return {"sampler": "coins", "adjacency": "add-remove"}
 
 
 class TwoRates(Coins):

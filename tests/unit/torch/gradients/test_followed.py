@@ -13,6 +13,7 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.gradients.cache import structure
 from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
 from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
+from dpcore.torch.model.functional import Values
 from tests.unit.torch.gradients.one_by_one import Layers, alone, assert_same, blocks, proved, rows
 
 
@@ -398,7 +399,31 @@ def test_equal_models_share_a_graph_whatever_their_code_reads(monkeypatch: pytes
         with monkeypatch.context() as patch:
             (patch.setattr if isinstance(owner, type) else patch.setitem)(owner, name, value)
             others.append(program())
-    assert len({first, *others}) == 6
+    turned = Net()
+    turned.one.weight.data = turned.one.weight.data.t().contiguous().t()  # a graph's parameters lie as in the capture
+    assert len({first, *others, program(turned)}) == 7
+
+
+def test_a_graph_with_a_tensor_of_the_codes_own_or_with_shards_is_no_other_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, two = (torch.randn(4, 5), torch.arange(4) % 3), torch.full((3,), 2.0)
+
+    def program(forward: Any) -> Any:
+        return proved(Layers(forward), F.cross_entropy, batch).prove(batch)
+
+    def computed(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return plain(s, x) * torch.full((3,), 2.0)
+
+    def kept(s: Any, x: torch.Tensor) -> torch.Tensor:
+        return plain(s, x) * two
+
+    whole = program(computed)
+    assert program(computed) is whole
+    assert program(kept) is not whole
+    assert program(kept) is not program(kept)
+    monkeypatch.setattr(Values, "gathered", lambda self, captured: lambda graph, places: None)
+    assert program(computed) is not whole
 
 
 @dataclass(slots=True)

@@ -30,9 +30,9 @@ def loss_of(output: Any, targets: Any) -> Tensor:
 
 
 def program(model: nn.Module, batch: Any) -> Program:
-    captured = capture(model, [name for name, _ in model.named_parameters()], loss_of, batch)
+    captured, check_numbers = capture(model, [name for name, _ in model.named_parameters()], loss_of, batch)
     found = Program(captured)
-    captured.check_numbers()
+    check_numbers()
     return found
 
 
