@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -20,6 +21,7 @@ from dpcore.cli import main
 from dpcore.cli.compare import compare as demo
 from dpcore.cli.compare import runs as compare_runs
 from dpcore.cli.compare.runs import FINAL, SEARCH, pays_for
+from dpcore.cli.train.run_folder import checkpoint_of
 from dpcore.cli.train.settings import Settings
 from dpcore.errors import BudgetError
 from dpcore.ledger import Ledger
@@ -217,15 +219,59 @@ def test_a_signal_leaves_a_true_folder_and_the_same_command_goes_on(tmp_path, ca
     assert "in 3 of 6 steps" in told
     assert "in 3 of 6 steps" in (out / "statement.txt").read_text()
     assert [run["status"] for run in results(out)["runs"]] == ["complete", "stopped"]
+    kept = checkpoint_of(out / results(out)["runs"][1]["folder"])
+    stopped = statement(out, results(out)["runs"][1])
     assert compare(out, *command) == 0
+    assert "1 run will go on where a signal stopped it" in capsys.readouterr().err
     runs = results(out)["runs"]
-    assert [(run["seed"], run["status"]) for run in runs] == [(0, "complete"), (1, "stopped"), (1, "complete")]
-    # The steps that were thrown away were released too: their run stays in the count.
-    assert [statement(out, run).steps_taken for run in runs] == [6, 3, 6]
-    assert results(out)["summary"]["tuning"]["runs"] == 3
-    capsys.readouterr()
+    assert [(run["seed"], run["status"]) for run in runs] == [(0, "complete"), (1, "complete")]
+    assert len(taken) == 12, "no step was taken twice"
+    first, second = (statement(out, run) for run in runs)
+    assert (second.steps_taken, second.steps_abandoned) == (6, 0)
+    assert second.best_epsilon == first.best_epsilon > stopped.best_epsilon
+    assert results(out)["summary"]["tuning"]["runs"] == 2
+    assert not kept.exists()
     assert compare(out, *command, "--overwrite") == 0
     assert len(results(out)["runs"]) == 2
+
+
+def test_a_run_goes_on_only_from_its_last_release(tmp_path, capsys, monkeypatch):
+    out, step = tmp_path / "comparison", PrivateRun.step
+    command = ("--methods", "dp_sgd", "--epsilon", "3", "--seeds", "1")
+
+    def ending_after(steps: int, how: Callable[[], None]) -> int:
+        def ends(run: PrivateRun, batch: object) -> None:
+            step(run, batch)
+            if run.steps_taken == steps:
+                how()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PrivateRun, "step", ends)
+            return compare(out, *command)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def die() -> None:
+        raise MemoryError
+
+    assert ending_after(2, interrupt) == 130
+    kept = checkpoint_of(out / results(out)["runs"][0]["folder"])
+    early = kept.read_bytes()
+    assert ending_after(4, interrupt) == 130
+    late = kept.read_bytes()
+    kept.write_bytes(early)
+    capsys.readouterr()
+    assert compare(out, *command) == 2
+    assert "is of step 2, and the statement of its run is not; delete it" in capsys.readouterr().err
+    kept.write_bytes(late)
+    assert ending_after(5, die) == 2
+    assert not kept.exists()
+    kept.write_bytes(late)  # as a disk may have it that lost its power
+    assert compare(out, *command) == 0
+    runs = results(out)["runs"]
+    assert [run["status"] for run in runs] == ["stopped", "complete"]
+    assert [statement(out, run).steps_taken for run in runs] == [6, 6]
 
 
 def test_a_run_that_never_ended_counts_what_its_folder_states(tmp_path, capsys, monkeypatch):

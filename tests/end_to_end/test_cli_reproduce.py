@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("typer")
 from dpcore.cli import main
-from dpcore.cli.compare import recipe, runs
+from dpcore.cli.compare import recipe, reproduce, runs
 from dpcore.cli.compare.recipe import Recipe
 from dpcore.cli.datasets import text
 from dpcore.cli.interrupt import Stopped
@@ -174,6 +174,23 @@ def test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints(tmp_path,
     )
     file.write_text(text)
     assert "has the runs of another recipe" in say(capsys, run(str(file), out), 2).err
+
+
+@pytest.mark.parametrize(("within", "paper", "half", "said"), [
+    (None, None, 1.0, ""), (True, 90.5, None, "within tolerance"), (False, 92.5, None, "OUTSIDE"),
+    (False, 92.5, 2.0, "outside, not by more than the interval"), (False, 92.5, 1.4, "OUTSIDE"),
+])  # fmt: skip
+def test_a_number_outside_is_told_from_one_whose_interval_reaches_the_tolerance(within, paper, half, said):
+    row = {"within_tolerance": within, "paper": paper, "here": 90.0, "half_width_95": half}
+    assert reproduce._verdict(row, 1.0) == said
+
+
+def test_a_start_that_was_refused_leaves_the_folder_to_another_recipe(tmp_path, capsys):
+    out, kept = tmp_path / "out", tmp_path / "out" / "recipe.toml"
+    for name, lacks in ((QUICK, "data_batch_1.bin"), ("pmlf-table-4-mnist", "train-images-idx3-ubyte[.gz]")):
+        refused = say(capsys, ["reproduce", "run", name, "--out", str(out), "--data-dir", str(tmp_path)], 2).err
+        assert f"has no {lacks}" in refused
+        assert kept.read_bytes() == ALL[name].content
 
 
 def test_the_answer_in_json_is_one_object_and_the_data_are_in_their_own_format(tmp_path):

@@ -66,6 +66,8 @@ def run_comparison(
     with locked(out), deferred() as interruption:
         if complete := len(log.complete()):
             console.print(f"{complete} of {counted(comparison.total, 'run')} were made before and are kept.")
+        if part := sum(record.goes_on for record in log.records):
+            console.print(f"{counted(part, 'run')} will go on where a signal stopped {'it' if part == 1 else 'them'}.")
         ahead = events_of(plans, comparison.ahead(log.accuracies()))
         if not runs.pays_for(paying, ahead):
             remark(
@@ -86,7 +88,10 @@ def run_comparison(
                             markup=False,
                         )
 
-                make_runs(log, dataset, jobs, interruption, plans, paying, tell)
+                def share(done: float) -> None:
+                    bar.update(task, completed=len(log.complete()) + done)
+
+                make_runs(log, dataset, jobs, interruption, plans, paying, tell, share)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status

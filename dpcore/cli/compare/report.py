@@ -323,7 +323,7 @@ def stopped(log: Log, name: str, *, continues: bool = True) -> str:
                 said = f"spent {most}epsilon = {format_epsilon(stated.best_epsilon)} in {steps}"
             parts.append(f"{run} {said}.")
     return " ".join(
-        [*parts, "The same command continues: it keeps what is complete, and begins other runs again."]
+        [*parts, "The same command continues: it keeps what is complete, and goes on with what a signal stopped."]
         if continues
         else parts
     )

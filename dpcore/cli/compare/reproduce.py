@@ -7,7 +7,7 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from io import StringIO
@@ -44,7 +44,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME | FILE.toml", help="A recipe
 _TINY = {"epochs": 1, "batch_size": 10, "warmup_steps": 1, "image_size": 32, "augmentations": 2, "num_workers": 0}
 _TINY_SCALE = 1 / 8
 _FOREIGN = "is not the one of this name that dpcore brings"
-_TINY_EXAMPLES = {"train": 60, "test": 20}
+_TINY_EXAMPLES = {"train": 30, "test": 20}
 
 
 @reproduce.command("list", example="dpcore reproduce list --paper pmlf")
@@ -134,7 +134,7 @@ def run_command(
         grids = ((key, item.value) for table in one.arms.values() for key, item in table.items() if key not in LISTS)
         changed |= {key: values[:1] for key, values in grids if isinstance(values, list)}
         if one.settings["model"].value in SCALED_MODELS:
-            changed |= {"model_scale": _TINY_SCALE, "batch_size": 30}
+            changed |= {"model_scale": _TINY_SCALE, "batch_size": 15}
         if one.settings["model"].value in PRETRAINED:
             changed |= {"model": "pretrained", "max_length": made_up_text.LENGTH}
             model_dir = str(out / "model")
@@ -172,13 +172,13 @@ def _begin(one: Recipe, out: Path) -> None:
     kept = out / "recipe.toml"
     if out.exists() and not out.is_dir():
         raise DataError(f"out={str(out)!r}: is a file; name a folder")
-    if kept.is_file():
+    if (out / "comparison").exists() and kept.is_file():
         if kept.read_bytes() != one.content:
             raise DataError(f"out={str(out)!r}: has the runs of another recipe, or of this one before it was changed; "
                 "name another folder")  # fmt: skip
         return
-    # A name with a dot is what a killed command may leave.
-    if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
+    # A name with a dot is what a killed command may leave, and a recipe alone one that was refused.
+    if out.is_dir() and not kept.is_file() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise DataError(f"out={str(out)!r}: is not empty and has no recipe.toml; name another folder")
     out.mkdir(parents=True, exist_ok=True)
     with whole_file(kept) as file:
@@ -269,7 +269,6 @@ def _result(one: Recipe, rows: list[dict[str, Any]], seeds: int, tiny: bool) -> 
 
 def _lines(one: Recipe, content: dict[str, Any]) -> list[str]:
     """Return the result for a person: a table, and what limits it."""
-    verdicts = {None: "", True: "within tolerance", False: "OUTSIDE"}
     cells = [
         (
             row["arm"],
@@ -277,7 +276,7 @@ def _lines(one: Recipe, content: dict[str, Any]) -> list[str]:
             "" if row["paper"] is None else one.printed.cell(row["arm"], row["epsilon"]),
             f"{row['here']:.2f}",
             "" if row["half_width_95"] is None else f"± {row['half_width_95']:.2f}",
-            verdicts[row["within_tolerance"]],
+            _verdict(row, one.tolerance.value),
         )
         for row in content["rows"]
     ]
@@ -295,6 +294,13 @@ def _lines(one: Recipe, content: dict[str, Any]) -> list[str]:
     if not one.built_in:
         lines.append(f"Recipe {one.name}: {_FOREIGN}.")
     return lines
+
+
+def _verdict(row: Mapping[str, Any], tolerance: float) -> str:
+    if row["within_tolerance"] is not False:
+        return "within tolerance" if row["within_tolerance"] else ""
+    reached = abs(row["paper"] - row["here"]) <= tolerance + (row["half_width_95"] or 0.0)
+    return "outside, not by more than the interval" if reached else "OUTSIDE"
 
 
 def _study(one: Recipe, data_dir: str | None, out: Path, changed: bool, as_json: bool) -> int:

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +43,10 @@ from dpcore.plan.plan import Plan
 from dpcore.spec.canonical import plain, read_json_file
 from dpcore.spec.validate import choice, integer
 from dpcore.statement.statement import Statement
-from dpcore.statement.text import format_number
+from dpcore.statement.text import WRITTEN_BEFORE, format_number
+
+if TYPE_CHECKING:
+    from dpcore.cli.train.training import Training
 
 SEARCH, FINAL = "search", "final"
 EPOCHS, GRADIENTS = "epochs", "gradients"
@@ -319,6 +322,13 @@ class Record:
         return COMPLETE if stated.steps_taken == stated.steps_planned and not stated.note else STOPPED
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a signal stopped the run after a step, and its checkpoint has all that was released until then."""
+        stated = self.statement
+        exact = stated is not None and self.status == STOPPED and not stated.note.startswith(WRITTEN_BEFORE)
+        return exact and checkpoint_of(self.path).exists()
+
+    @property
     def accuracy(self) -> list[float]:
         """Held-out accuracy at each evaluation."""
         return [item["test_accuracy"] for item in self.evaluations]
@@ -344,7 +354,9 @@ class Log:
         return log
 
     def begin(self, run: Run) -> Record:
-        """Record that a run begins, and its folder."""
+        """Record that a run begins, or goes on where a signal stopped it, and its folder."""
+        if (stopped := self.stopped(run)) is not None:
+            return stopped
         name = re.sub("[^a-z0-9]+", "-", run.contestant.lower()).strip("-")
         number, parent = len(self.records) + 1, self.folder.path / RUNS
         while (path := parent / f"{number:03d}-{name}").exists() or checkpoint_of(path).exists():
@@ -352,6 +364,10 @@ class Log:
         self.records.append(Record(run, path))
         self.write()
         return self.records[-1]
+
+    def stopped(self, run: Run) -> Record | None:
+        """Return the record of a run that can go on."""
+        return next((record for record in self.records if record.run == run and record.goes_on), None)
 
     def complete(self) -> dict[Run, Record]:
         """Return the complete runs."""
@@ -503,15 +519,18 @@ def make_runs(
     plans: Plans,
     paying: Ledger | None,
     tell: Callable[[Record], None],
+    share: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Make all runs that are not complete, until a signal stops it; `tell` is called with each that ended.
 
+    `share` is called with the part of a run that is done, while one after the other is made.
     If a run fails, or a ledger's budget does not pay for the next, earlier complete runs stay in the log.
     """
 
     def begin(run: Run) -> tuple[Record, Task]:
         name = described(run)
-        if not pays_for(paying, events_of(plans, [run])):  # part of a run is spent for nothing
+        # Part of a run is spent for nothing.
+        if log.stopped(run) is None and not pays_for(paying, events_of(plans, [run])):
             raise BudgetError(
                 f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
             )
@@ -531,7 +550,7 @@ def make_runs(
         return
     while not interruption and (due := log.due()):
         record, task = begin(due[0])
-        end(record, train_once(task, dataset, interruption))
+        end(record, train_once(task, dataset, interruption, share))
 
 
 def _side_by_side(
@@ -605,19 +624,43 @@ def _half(comparison: Comparison, run: Run) -> int | None:
     return (0 if run.role == SEARCH else 1) if comparison.searches else None
 
 
-def train_once(task: Task, dataset: Dataset, interruption: Interruption) -> str:
+def train_once(
+    task: Task, dataset: Dataset, interruption: Interruption, share: Callable[[float], None] = lambda _: None
+) -> str:
     """Make one run; return why a ledger's budget ended it, if it did."""
-    from dpcore.cli.train.training import Training
+    from dpcore.cli.train.training import Training, read_checkpoint
 
     if task.half is not None:
         dataset = dataset.tested_on(task.half)
-    settings = task.settings.resolved(len(dataset))
+    settings, kept = task.settings.resolved(len(dataset)), checkpoint_of(task.path)
     training = Training(settings, dataset, task.ledger, task.name)
+    if kept.exists():
+        training.load_state_dict(read_checkpoint(kept))
+        _check_state(training, task.path)
+        # The curves of a comparison have the ends of epochs, and not the step at which a signal came.
+        per_epoch = training.steps_per_epoch
+        training.evaluations = [one for one in training.evaluations if one["step"] % per_epoch == 0]
     training.private.begin()
-    folder = RunFolder(task.path)
-    folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
+    folder = RunFolder(task.path, existing=kept.exists())
+    if not kept.exists():
+        folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
+    planned = training.private.plan.steps
     with locked(folder.path):
-        return training.run(interruption, folder, alone=False).budget
+        kept.unlink(missing_ok=True)
+        outcome = training.run(interruption, folder, lambda taken, _: share(taken / planned), alone=False)
+        if not outcome.complete:
+            training.save(kept)
+        return outcome.budget
+
+
+def _check_state(training: Training, path: Path) -> None:
+    """Refuse a checkpoint if more was released since it was written: it would be released again, and not counted."""
+    taken, (stated, _) = training.private.steps_taken, read_run(path)
+    if stated is None or stated.steps_taken != taken:
+        raise DataError(
+            f"checkpoint {checkpoint_of(path)}: is of step {taken}, and the statement of its run is not; delete "
+            "it, and the same command begins the run again"
+        )
 
 
 class _Shared(Interruption):

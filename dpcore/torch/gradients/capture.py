@@ -504,9 +504,13 @@ def _functional(root: nn.Module, graph: Graph, inputs: Sequence[Any], fake: Fake
 _DROPPING = {
     torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
     torch.ops.aten.div_.Scalar: torch.ops.aten.div.Scalar,
+    torch.ops.aten.copy_.default: torch.ops.aten.copy.default,
 }
-"""Operations in place that dropout does on its own memory, and those that give a new tensor."""
-_FRESH = {torch.ops.aten.empty_like.default, torch.ops.aten.bernoulli.p}
+"""Operations in place that dropout, and autograd where a gradient lies otherwise than its parameter, do on their own
+memory, and those that give a new tensor."""
+_FRESH = {
+    torch.ops.aten.empty_like.default, torch.ops.aten.bernoulli.p, torch.ops.aten.new_empty_strided.default,
+}  # fmt: skip
 
 
 class _Given(Interpreter):
