@@ -48,7 +48,8 @@ class Shared(TypedDict, total=False):
     batch_size : float or None
         Expected batch size; None takes the sampler's.
     strategy : str, array, NamedStrategy, Strategy or None
-        Correlates the noise (`dpcore.strategies`); needs a fixed order of batches. None is independent noise.
+        Correlates the noise (`dpcore.strategies`); needs batches in a fixed or shuffled order, by random allocation
+        or, if it is banded, by cyclic Poisson sampling. None is independent noise.
     schedule : Schedule
         Of the learning rate, `dpcore.schedules`.
     averaging : Averaging

@@ -113,9 +113,9 @@ def make_private(
         ``loss(output, *targets)`` of a batch; called with one example at a time. It may keep nothing between calls.
     sampling : str or Sampler
         It draws the batches, and its event is accounted: a name of `dpcore.sampling.NAMES`, or an object. Correlated
-        noise needs "fixed-order" or "shuffled", or "cyclic-poisson" if the strategy is banded. Separately released
-        second moments need a hard maximum of examples in a batch; "poisson" has none. `dpcore.sampling.UserSampler`
-        makes a user the unit of privacy.
+        noise needs "fixed-order", "shuffled" or "random-allocation", or "cyclic-poisson" if the strategy is banded.
+        Separately released second moments need "fixed-order", "shuffled", "truncated-poisson" or "cyclic-poisson".
+        `dpcore.sampling.UserSampler` makes a user the unit of privacy.
     max_batch_size, groups : int, optional
         `max_batch_size` is for "truncated-poisson"; by default a batch would exceed it with a probability below 1e-6 a
         step. `groups` is for "cyclic-poisson".
