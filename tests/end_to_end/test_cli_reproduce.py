@@ -201,7 +201,7 @@ def test_the_answer_in_json_is_one_object_and_the_data_are_in_their_own_format(t
     answer = ask(*run(str(copied), tmp_path / "out", "--seeds", "2"))
     assert answer["built_in"]
     assert (answer["seeds"], answer["tiny"]) == (2, True)
-    assert answer["comparison"]["settings"]["batch_size"] == 10
+    assert answer["comparison"]["settings"]["batch_size"] == 5
     assert all(row["half_width_95"] is not None for row in answer["rows"])
     assert load("cifar-10", tmp_path / "out" / "data").shape == (3, 32, 32)
 

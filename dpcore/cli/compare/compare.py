@@ -60,7 +60,7 @@ def run_comparison(
     console = remarks()
     remark(accounting.delta_remark(shared.delta, len(dataset)))
     console.print(f"planned: {counted(comparison.total, 'run')}")
-    plans = preview(comparison, dataset, ledger)
+    plans, built = preview(comparison, dataset, ledger)
     paying = None if ledger is None else runs.ledger_for(ledger, [plan.event for plan in plans.values()])
     log = Log.open(out, comparison, ledger, overwrite=overwrite)
     with locked(out), deferred() as interruption:
@@ -91,7 +91,7 @@ def run_comparison(
                 def share(done: float) -> None:
                     bar.update(task, completed=len(log.complete()) + done)
 
-                make_runs(log, dataset, jobs, interruption, plans, paying, tell, share)
+                make_runs(log, dataset, jobs, interruption, plans, paying, tell, share, built)
         except Stopped as stop:
             raise Stopped(
                 f"{stop}; each run spent at most what its folder in {out / RUNS} states", stop.status

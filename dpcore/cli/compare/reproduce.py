@@ -41,7 +41,7 @@ reproduce = Commands()  # its help is in dpcore.cli.app
 _Name = Annotated[str, typer.Argument(metavar="NAME | FILE.toml", help="A recipe of dpcore reproduce list, or a file.",
     show_default=False)]  # fmt: skip
 # A few steps on a few examples: what a run says then has no meaning, but everything is run.
-_TINY = {"epochs": 1, "batch_size": 10, "warmup_steps": 1, "image_size": 32, "augmentations": 2, "num_workers": 0}
+_TINY = {"epochs": 1, "batch_size": 5, "warmup_steps": 1, "image_size": 32, "augmentations": 2, "num_workers": 0}
 _TINY_SCALE = 1 / 8
 _FOREIGN = "is not the one of this name that dpcore brings"
 _TINY_EXAMPLES = {"train": 30, "test": 20}
@@ -106,7 +106,7 @@ def run_command(
         str | None, typer.Option(metavar="FILE", help="File of the weights that a recipe begins from.")
     ] = None,
     model_dir: Annotated[str | None, typer.Option(metavar="DIR", help="For texts: folder of the model.")] = None,
-    tiny: Annotated[bool, flag("--tiny", "A few steps at one epsilon on made-up data, to see that it runs.")] = False,
+    tiny: Annotated[bool, flag("--tiny", "A few steps at one epsilon and rate on made-up data, to see that it runs.")] = False,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.")] = 1,
     seeds: Annotated[Any, option(count, "N", "Runs of each arm, instead of the recipe's.")] = None,
     as_json: Json = False,
@@ -130,7 +130,7 @@ def run_command(
             raise ArgumentError(f"--tiny: makes up {', '.join(known)}, and not data={data!r}; leave it out")
         changed = {"epsilon": one.comparison().epsilon[:1], **_TINY}
         if isinstance(rates := one.settings["lr"].value if "lr" in one.settings else None, list):
-            changed["lr"] = rates[:2]
+            changed["lr"] = rates[:1]
         grids = ((key, item.value) for table in one.arms.values() for key, item in table.items() if key not in LISTS)
         changed |= {key: values[:1] for key, values in grids if isinstance(values, list)}
         if one.settings["model"].value in SCALED_MODELS:

@@ -477,21 +477,29 @@ def check_plans(comparison: Comparison, dataset: Dataset, ledger: Path | None) -
             comparison.settings_for(run).plan(len(dataset))
 
 
-def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> Plans:
-    """Build one run of every plan, so that nothing is refused after hours of training.
+def preview(comparison: Comparison, dataset: Dataset, ledger: Path | None) -> tuple[Plans, dict[Run, Training]]:
+    """Build one run of every plan, so that nothing is refused after hours of training; return those of small models.
 
     The first run's remarks on the data and on the ledger apply to all.
     """
     from dpcore.cli.train.training import Training
 
     plans: dict[tuple[str, float, int], Plan] = {}
+    kept: dict[Run, Training] = {}
+    room = 0 if comparison.searches or ledger is not None else _KEPT
     for run in comparison.examples:
         with _naming(run):
             built = Training(comparison.settings_for(run), dataset, None if plans else ledger)
         for sentence in () if plans else built.remarks:
             remark(sentence)
         plans[run.contestant, run.epsilon, run.setting] = built.private.plan
-    return plans
+        if (room := room - sum(p.numel() for p in built.model.parameters())) >= 0:
+            kept[run] = built
+    return plans, kept
+
+
+_KEPT = 1 << 22
+"""So many parameters of runs that were built to see that they can be."""
 
 
 @contextmanager
@@ -520,10 +528,12 @@ def make_runs(
     paying: Ledger | None,
     tell: Callable[[Record], None],
     share: Callable[[float], None] = lambda _: None,
+    built: dict[Run, Training] | None = None,
 ) -> None:
     """Make all runs that are not complete, until a signal stops it; `tell` is called with each that ended.
 
-    `share` is called with the part of a run that is done, while one after the other is made.
+    If one after the other is made, `share` is called with the part of a run that is done, and those in `built` are
+    taken out of it.
     If a run fails, or a ledger's budget does not pay for the next, earlier complete runs stay in the log.
     """
 
@@ -550,7 +560,7 @@ def make_runs(
         return
     while not interruption and (due := log.due()):
         record, task = begin(due[0])
-        end(record, train_once(task, dataset, interruption, share))
+        end(record, train_once(task, dataset, interruption, share, (built or {}).pop(due[0], None)))
 
 
 def _side_by_side(
@@ -625,15 +635,19 @@ def _half(comparison: Comparison, run: Run) -> int | None:
 
 
 def train_once(
-    task: Task, dataset: Dataset, interruption: Interruption, share: Callable[[float], None] = lambda _: None
+    task: Task,
+    dataset: Dataset,
+    interruption: Interruption,
+    share: Callable[[float], None] = lambda _: None,
+    built: Training | None = None,
 ) -> str:
-    """Make one run; return why a ledger's budget ended it, if it did."""
+    """Make one run, which may be built already; return why a ledger's budget ended it, if it did."""
     from dpcore.cli.train.training import Training, read_checkpoint
 
     if task.half is not None:
         dataset = dataset.tested_on(task.half)
     settings, kept = task.settings.resolved(len(dataset)), checkpoint_of(task.path)
-    training = Training(settings, dataset, task.ledger, task.name)
+    training = built or Training(settings, dataset, task.ledger, task.name)
     if kept.exists():
         training.load_state_dict(read_checkpoint(kept))
         _check_state(training, task.path)
