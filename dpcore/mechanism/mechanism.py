@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcore.accounting.branches import Branch, Branches, Rows, count
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
 from dpcore.mechanism.composed_step import Composition, Normals, Observer
 from dpcore.mechanism.noise_state import check_noise_range, described, is_lost, normalizer_of, rebuild
 from dpcore.mechanism.parts import Part
@@ -70,6 +70,7 @@ class Turns:
     def __init__(self, place: Callable[[], AbstractContextManager[None]]) -> None:
         self._place = place
         self._process, self._adding = os.getpid(), 0
+        self.between = False  #: whether a load was cut short: keys, step and vectors may be of two states
         self._renew()
 
     def _renew(self) -> None:
@@ -88,7 +89,7 @@ class Turns:
         """Keep other threads out of the call named `call`, and handlers of signals that interrupt it.
 
         `draws` is whether it has to do with noise, which two processes must not share. Raises `PrivacyError` in a
-        forked process, and inside of another call.
+        forked process, inside of another call, and after a load that was cut short, for all but the next load.
         """
         if draws and os.getpid() != self._process:
             raise PrivacyError(
@@ -98,6 +99,10 @@ class Turns:
         with self.lock:
             if self._busy:
                 raise PrivacyError(f"{call}: called while a step is under way, as by a signal's handler; call it after")
+            if self.between and call != "load_state_dict":
+                raise PrivacyError(
+                    f"{call}: loading a state failed or was interrupted; load one, or build the run anew"
+                )
             try:
                 self._busy = True
                 with self._place():
@@ -319,13 +324,13 @@ class Mechanism:
                 self.vectors.start_moments(parameters, self.inside)
             self._drop_earlier_sum()
             self._mend_noise()
-            # Before the draw, so that the row is spent even after an interruption: noise that may have been seen is
-            # never added to another sum.
-            self.step += 1
-            self._caller_noise |= normals is not None
             norm, unit = self.clip_norm, self._unit(row)
             own_numbers = [numbers[piece.tensor] for piece in self.pieces]
+            self._caller_noise |= normals is not None
+            # Before the draw, so that the row is spent even after an interruption: noise that may have been seen is
+            # never added to another sum. Torn first: correlated noise must have had every row that is spent.
             self._torn = True
+            self.step += 1
             try:
                 self.keys.begin(row)
                 self.vectors.keep_history(parameters)
@@ -575,18 +580,25 @@ class Mechanism:
         self._torn = lost  # reconstructed before it is needed
         self.rng = rng
         self._discard()
+        self.turns.between = False
 
     def _fork(self, keys: RunKeys, public: Mapping[str, Any], row: int) -> None:
         """Go on from row `row` of a state's branch under keys of its own; nothing is changed if the account refuses."""
         others = {name: Branch(*saved) for name, saved in public["branches"].items()}
         branches = self._agreed_branches().joined(others)
-        resumed = None if self.account is None else self.account.resume(public["ledger"], row)
+        # From here on the account pays for the new branch, and no step may be taken until the load has come to its end.
+        former, self.turns.between = self.turns.between, True
+        try:
+            resumed = None if self.account is None else self.account.resume(public["ledger"], row)
+        except DpcoreError:  # a refusal, which changes nothing
+            self.turns.between = former
+            raise
         name, number = resumed or (self.peers.same(os.urandom(8).hex()), None)
         keep = self.plan.sampler.keeps_order
         forked = keys.fork(keep_sampling=keep, forks=self.keys.forks, row=row, number=number)
         self.keys = RunKeys.from_dict(self.peers.same(forked.to_dict()))
-        self.branches = branches.forked(public["branch"], name, row)
         self.step = row
+        self.branches = branches.forked(public["branch"], name, row)
         self.turns.restart()
         if self.account is not None:  # last: if it cannot be written, the keys are other ones all the same
             self.account.use_key(self.keys.digest)

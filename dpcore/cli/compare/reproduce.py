@@ -106,7 +106,9 @@ def run_command(
         str | None, typer.Option(metavar="FILE", help="File of the weights that a recipe begins from.")
     ] = None,
     model_dir: Annotated[str | None, typer.Option(metavar="DIR", help="For texts: folder of the model.")] = None,
-    tiny: Annotated[bool, flag("--tiny", "A few steps at one epsilon and rate on made-up data, to see that it runs.")] = False,
+    tiny: Annotated[
+        bool, flag("--tiny", "A few steps at one epsilon and rate on made-up data, to see that it runs.")
+    ] = False,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.")] = 1,
     seeds: Annotated[Any, option(count, "N", "Runs of each arm, instead of the recipe's.")] = None,
     as_json: Json = False,

@@ -14,7 +14,7 @@ import pytest
 
 from dpcore import accounting, methods
 from dpcore.accounting import Adjacency, Event
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, DataError, PrivacyError
 from dpcore.mechanism.mechanism import Mechanism
 from dpcore.plan.plan import Plan
 from dpcore.sampling import FixedBatches, FixedOrderSampler, FixedSizeSampler, PoissonSampler
@@ -380,9 +380,64 @@ def test_an_interrupted_release_never_draws_its_row_again(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         mechanism.release(x)
     assert mechanism.step == 1
+    monkeypatch.setattr(mechanism, "_unit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mechanism.release(x)
+    assert mechanism.step == 1, "nothing comes between a row that is spent and its noise"
     monkeypatch.undo()
     mechanism.release(x)  # the sum of the interrupted step is gone, too: an ordinary step of noise alone
     assert mechanism.step == 2
+
+
+class Written:
+    """An account whose ledger refuses the state, or cannot be written once it has taken it."""
+
+    tree: dict[str, Any] = {}
+    caveats = ()
+
+    def __init__(self, refuses: str) -> None:
+        self.refuses = refuses
+
+    def before_release(self, row: int) -> None:
+        """Pay."""
+
+    def resume(self, saved: Any, row: int) -> None:
+        """Take a branch of the state."""
+        if self.refuses == "resume":
+            raise DataError("resume")
+
+    def use_key(self, digest: str) -> None:
+        """Note the key."""
+        raise DataError("use_key")
+
+
+@pytest.mark.parametrize("cut", ["copy", "resume", "use_key"])
+def test_after_a_load_that_was_cut_short_no_step_is_taken_until_one_ends(cut: str, monkeypatch) -> None:
+    """The noise's state would be of one run and its keys of another: the next rows would be no rows of the matrix."""
+    strategy = NamedStrategy("banded-inverse-square-root", 3)
+    method = methods.memf(lr=1.0, base="sgd", strategy=strategy, noise_multiplier=1.5)
+    sampler = FixedBatches([[]] * 6 + [[0]], batch_size=1)
+    (saved, x), (mechanism, y) = (build(method, 7, sampler) for _ in range(2))
+    for _ in range(3):
+        saved.release(x)
+    mechanism.release(y)
+    if cut == "copy":
+        monkeypatch.setattr(mechanism, "backend", NumPyBut(from_numpy=interrupted))
+    else:
+        mechanism.account = Written(cut)
+    with pytest.raises((KeyboardInterrupt, DataError)):
+        mechanism.load_state_dict(saved.state_dict())
+    monkeypatch.undo()
+    if cut == "resume":  # a refusal changes nothing
+        mechanism.release(y)
+        assert mechanism.step == 2
+        return
+    mechanism.account = None
+    for call in (mechanism.draw, mechanism.state_dict, lambda: mechanism.release(y)):
+        refused(PrivacyError, "loading a state failed or was interrupted; load one", call)
+    mechanism.load_state_dict(saved.state_dict())
+    mechanism.release(y)
+    assert mechanism.step == 4
 
 
 @pytest.mark.parametrize("unscaled", [0, 1])
