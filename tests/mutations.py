@@ -209,6 +209,9 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let adaptive bits be free", "return sigma / math.sqrt(1 - (sigma / (2 * bit_noise)) ** 2)", "return sigma", "unit/sampling/test_exact.py"),
     ],
     "dpcore/mechanism/mechanism.py": [
+        ("take steps after a load that was cut short", 'if self.between and call != "load_state_dict":', "if False:",
+         "unit/mechanism/test_mechanism.py"),
+        ("take no further step though a state was refused", "            self.turns.between = former\n", "", "unit/mechanism/test_mechanism.py"),
         ("forget a stop by results with a saved state", "        self.stopped_by_results |= stopped\n", "",
          "unit/torch/test_held_out.py::test_a_saved_state_remembers_that_results_decided_to_stop"),
         ("read ahead what nobody has paid for", "return None if unpaid or", "return None if", "unit/torch/test_ahead.py"),
@@ -1106,6 +1109,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/mechanism/test_streaming.py::test_a_state_of_another_matrix_is_refused"),
     ],
     "dpcore/stages/strategies/sensitivity.py": [
+        ("keep the latest of patterns that are shifts", "pattern[0] < kept[shape][0]", "pattern[0] > kept[shape][0]",
+         "unit/stages/test_strategies_sensitivity.py"),
+        ("keep the earliest of patterns though rows before a fork do not count", "if first == 0 and steps and isinstance(", "if steps and isinstance(",
+         "unit/stages/test_strategies_sensitivity.py"),
         ("take reshuffled epochs for a fixed order", "float(np.abs(products).max())", "float(np.abs(np.diagonal(products)).max())",
          "unit/sampling/test_epochs.py"),
         ("sum columns with their signs", "return float(np.abs(block.T @ block).sum())", "return float((block.T @ block).sum())",

@@ -7,8 +7,8 @@ written the ledger and marked the row as spent. A graph can only repeat launches
   (`dpcore_triton.step.plan`); `repeat` makes the key from the function and all of its arguments: tensors by address,
   shape, stride, dtype and device, everything else by its value. An argument without such a description is refused.
 - **Numbers that change from step to step are written before each replay**: the row, scales, coefficients and settings
-  of a step go to the memory that its launch reads, by one copy before it on the stream. CUDA reads the copy's pageable
-  memory before the call returns: the host cannot overwrite the numbers of a step that has not begun.
+  of a step go to the memory that its launch reads, by one copy before it on the stream, from pinned memory
+  that torch keeps until the copy is through (`launch.upload`): the host cannot overwrite numbers that are still read.
 - **Nothing is uploaded or freed under a graph**: a recording has launches, no uploads, and keeps their tensors.
 - **A stream has its own graphs**, since their memory is ordered with its kernels only.
 

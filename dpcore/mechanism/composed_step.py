@@ -194,10 +194,9 @@ class Composition:
             for nu, total, used in zip(moments, sums, numbers, strict=True):
                 kept, new = (used.beta2, 1 - used.beta2) if "adam" in method.update.rule else (1.0, 1.0)
                 nu[...] = kept * nu + new * (total / query.unscaled_steps) ** 2
-        factor = getattr(method.update, "unscaled_lr_factor", None) or 1.0
-        return [
-            used._replace(learning_rate=factor * used.learning_rate, beta2=0.0, eps=0.0, floor=0.0) for used in numbers
-        ], [self.backend.zeros_like(nu) + 1 for nu in moments]
+        return [used._replace(beta2=0.0, eps=0.0, floor=0.0) for used in numbers], [
+            self.backend.zeros_like(nu) + 1 for nu in moments
+        ]
 
     def _searched(
         self,

@@ -286,6 +286,8 @@ def normals_of(noise: NDArray[Any] | None, plan: Plan, x: NDArray[Any], ledger: 
         raise ArgumentError(
             f"noise.shape={normals.shape}: must be {shape}, one row of normals for each step's releases"
         )
+    if normals.dtype.kind not in "iuf":
+        raise ArgumentTypeError(f"noise: must be numbers, not {normals.dtype}")
     return normals.reshape(plan.steps, -1, columns)
 
 

@@ -63,6 +63,9 @@ def numbers_of(
     method = plan.method
     chosen = [method.update.settings()] * len(parameters) if settings is None else settings
     factor = 1.0 if method.schedule is None else method.schedule.factor(row, plan.steps)
+    unscaled = getattr(method.update, "unscaled_lr_factor", None)
+    if unscaled is not None and method.preconditioning is not None and not plan.scaled(row):
+        factor *= unscaled
     known: dict[UpdateSettings, UpdateSettings] = {}
     objects = {id(numbers): numbers for numbers in chosen}  # most tensors share theirs
     for numbers in objects.values():

@@ -72,6 +72,6 @@ class CorrelatedGaussian(_Gaussian):
         super().__post_init__()
         if not (hasattr(self.strategy, "of") and hasattr(self.strategy, "describe")):
             raise ArgumentTypeError(
-                f"strategy={self.strategy!r}: must be a strategy of dpcore.stages.strategies; "
-                "names and arrays become one by dpcore.stages.strategies.strategy(name, steps)"
+                f"strategy={self.strategy!r}: must be a strategy of dpcore.strategies; "
+                "names and arrays become one by dpcore.strategies.strategy(name, steps)"
             )

@@ -320,8 +320,9 @@ class TwoPoint(Checked):
         w = self.weight(step)
         if w == 0:
             return (Point(1.0),)
-        displaced = Point(w, self.gamma)
-        return (displaced,) if w == 1 else (displaced, Point(1 - w))
+        if math.isclose(w, 1.0, rel_tol=1e-12):  # (1 - kappa) / (kappa gamma) is rounded: a weight of 1e-16 is none
+            return (Point(1.0, self.gamma),)
+        return Point(w, self.gamma), Point(1 - w)
 
 
 # Scale-then-privatize: gradients scaled for each coordinate by released second moments, before they are clipped.

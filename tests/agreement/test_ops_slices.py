@@ -271,3 +271,15 @@ def test_bounds_are_one_positive_number_for_each_layer() -> None:
         refused(
             ArgumentError, words, backend.linear_sums, [LinearPairs([a], [a], [1.0])], [weights], [out], None, longest
         )
+
+
+@pytest.mark.parametrize(("share", "arrives"), [(1e-2, 0.995), (1e-3, 0.909), (3e-4, 0.0)])
+def test_small_parts_of_examples_arrive_as_the_page_says(share: float, arrives: float) -> None:
+    """The numbers in docs/kernels.md: how much of the sum of parts of this share of the clip norm arrives."""
+    rng = np.random.default_rng(0)
+    a, e = (rng.standard_normal((64, width)).astype(np.float32) for width in (256, 1024))
+    weights = share * 2.0**36 / (np.linalg.norm(a, axis=1) * np.linalg.norm(e, axis=1)).astype(np.float64)
+    found = np.zeros((1024, 256))
+    add_slices(a, e, weights, found, 2.0**36)
+    meant = (e * weights[:, None]).T @ a.astype(np.float64)
+    assert (found * meant).sum() / (meant * meant).sum() == pytest.approx(arrives, abs=2e-3)

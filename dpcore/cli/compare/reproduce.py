@@ -107,7 +107,7 @@ def run_command(
     ] = None,
     model_dir: Annotated[str | None, typer.Option(metavar="DIR", help="For texts: folder of the model.")] = None,
     tiny: Annotated[
-        bool, flag("--tiny", "A few steps at one epsilon and rate on made-up data, to see that it runs.")
+        bool, flag("--tiny", "A few steps, one epsilon and rate, made-up data: to see that it runs.")
     ] = False,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.")] = 1,
     seeds: Annotated[Any, option(count, "N", "Runs of each arm, instead of the recipe's.")] = None,

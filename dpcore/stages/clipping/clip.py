@@ -122,6 +122,10 @@ class Clip:
             if not self.groups:
                 raise ArgumentError("clipping_groups={}: must map at least one name pattern to its clip norm")
             for pattern, bound in self.groups.items():
+                if not isinstance(pattern, str):
+                    raise ArgumentTypeError(
+                        f"clipping_groups: its pattern {pattern!r} must be a text, such as 'head.*'"
+                    )
                 norm(**{f"clipping_groups[{pattern!r}]": bound})
         else:
             choice(("flat", "per_layer", "per_tensor"), clipping_groups=self.groups)

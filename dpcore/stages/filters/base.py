@@ -126,7 +126,7 @@ class Chain:
         flat: list[Filter] = []
         for stage in filters:
             if isinstance(stage, type) or not hasattr(stage, "coefficients") or not hasattr(stage, "order"):
-                raise ArgumentTypeError(f"filters={stage!r}: must be filters from dpcore.stages.filters")
+                raise ArgumentTypeError(f"filters={stage!r}: must be filters from dpcore.filters")
             if stage.adaptive:
                 raise ArgumentError(
                     f"filters={stage!r}: an adaptive filter weighs the released averages themselves, kept for it, and "

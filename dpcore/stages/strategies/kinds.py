@@ -647,7 +647,13 @@ class BLT(Rational):
     def ratio(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
         """Return P, Q and the norm of c_0 .. c_{T-1}."""
         p, q = polynomials(self.scales, self.decays)
-        return p, q, float(np.linalg.norm(response(p, q, self.steps)))
+        return p, q, _length(p, q, self.steps)
+
+
+@lru_cache(maxsize=32)
+def _length(p: tuple[float, ...], q: tuple[float, ...], steps: int) -> float:
+    """Return the norm of the first `steps` coefficients of P / Q; each step asks for it."""
+    return float(np.linalg.norm(response(p, q, steps)))
 
 
 @lru_cache(maxsize=32)

@@ -42,7 +42,7 @@ import numpy.typing as npt
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.spec import validate
 from dpcore.stages.strategies.base import Indices, Matrix, Strategy, check_block
-from dpcore.stages.strategies.kinds import Banded, BandedToeplitz, Identity
+from dpcore.stages.strategies.kinds import Banded, BandedToeplitz, Identity, Toeplitz
 
 _CHUNK = 256
 
@@ -75,7 +75,25 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
     """
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
     square = _squared(strategy, steps, first)
-    return math.sqrt(max((square(_pattern(p, steps)) for p in patterns), default=0.0))
+    checked: Iterable[Indices] = (_pattern(p, steps) for p in patterns)
+    if first == 0 and steps and isinstance(strategy, Toeplitz) and strategy.first_column(steps).min() >= 0:
+        checked = _earliest(checked)
+    return math.sqrt(max(map(square, checked), default=0.0))
+
+
+def _earliest(patterns: Iterable[Indices]) -> Iterator[Indices]:
+    """Yield the earliest of patterns that are shifts of one another.
+
+    The columns of a Toeplitz matrix are one column, shifted and cut off. The sum over the earliest pattern has all rows
+    of the sum over a later one, and then some. If no entry is negative, its norm is what is asked for, and the largest.
+    """
+    kept: dict[bytes, Indices] = {}
+    for pattern in patterns:
+        if pattern.size:
+            shape = (pattern - pattern[0]).tobytes()
+            if shape not in kept or pattern[0] < kept[shape][0]:
+                kept[shape] = pattern
+    yield from kept.values()
 
 
 def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int, first: int = 0) -> float:

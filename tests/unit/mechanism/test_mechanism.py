@@ -392,11 +392,10 @@ def test_an_interrupted_release_never_draws_its_row_again(monkeypatch: pytest.Mo
 class Written:
     """An account whose ledger refuses the state, or cannot be written once it has taken it."""
 
-    tree: dict[str, Any] = {}
     caveats = ()
 
     def __init__(self, refuses: str) -> None:
-        self.refuses = refuses
+        self.refuses, self.tree = refuses, dict[str, Any]()
 
     def before_release(self, row: int) -> None:
         """Pay."""

@@ -61,6 +61,11 @@ def test_points_mean_what_the_query_says(query, t: int) -> None:
     np.testing.assert_allclose(total, meaning(query, t, points, np.sin), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("kappa", "gamma"), [(0.5, 1.0), (2 / 3, 0.5), (0.8, 0.25), (0.4, 1.5), (0.6, 2 / 3)])
+def test_a_displaced_point_of_all_the_weight_is_the_only_one(kappa: float, gamma: float) -> None:
+    assert TwoPoint(kappa, gamma).points(3) == (Point(1.0, gamma),)
+
+
 def test_phases() -> None:
     query = Preconditioned(Plain(), unscaled_steps=2, scaled_steps=3)
     u, r, f = Phase.UNSCALED, Phase.REFRESHED, Phase.FROZEN

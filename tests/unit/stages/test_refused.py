@@ -65,6 +65,7 @@ CLIPS: Calls = [
     *((lambda c=c: Clip(c), f"max_grad_norm={c}") for c in (0.0, -1, math.nan, math.inf)),
     (lambda: Clip(rule="automatc"), "did you mean 'automatic'"), (lambda: Clip(groups="layers"), "groups='layers'"),
     (lambda: Clip(groups={}), "clipping_groups={}"),
+    (lambda: Clip(groups={1: 1.0}), TYPE + "clipping_groups: its pattern 1"),
     (lambda: Clip(groups={"*": 0}), "must lie between 1e-100 and 1e100"),
     (lambda: Clip(groups={"c*": 1.0}).grouping(("c.weight", "f.weight")), "no pattern matches the tensor 'f.weight'"),
     (lambda: Clip(groups={"*": 1.0, "f*": 2.0}).grouping(("c.weight", "f.weight")), "matches no tensor"),

@@ -82,6 +82,16 @@ def test_one_value_by_bands_by_columns_and_by_the_matrix(seed: int, bands: int, 
         )
 
 
+@given(st.integers(0, 10**6), st.integers(1, T), st.lists(PATTERNS, min_size=1, max_size=3), st.integers(0, 3))
+def test_of_patterns_that_are_shifts_the_earliest_counts(seed: int, bands: int, patterns: list, first: int) -> None:
+    series = tuple(np.random.default_rng(seed).uniform(0, 1, bands) + np.eye(1, bands)[0])
+    shifted = [[place + by for place in pattern] for pattern in patterns for by in (0, 1, 4) if max(pattern) + by < T]
+    for chosen in (BandedToeplitz(series), SquareRoot(T)):
+        rows = chosen.matrix(T)[first:]
+        largest = max(float(np.linalg.norm(rows[:, pattern].sum(axis=1))) for pattern in shifted)
+        assert sensitivity(chosen, reversed(shifted), T, first) == pytest.approx(largest, rel=1e-12)
+
+
 def test_no_pattern_costs_nothing() -> None:
     assert sensitivity(Identity(), [], T) == sensitivity(Identity(), [[]], T) == 0.0
 
