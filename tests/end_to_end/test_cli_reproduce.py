@@ -231,7 +231,11 @@ def _parts(name: str) -> set[Any]:
 def test_every_tiny_version_runs(name: str, tmp_path: Path):
     answer = ask(*run(name, tmp_path / "out"))
     first = ALL[name].comparison().epsilon[0]
-    assert [(row["arm"], row["epsilon"]) for row in answer["rows"]] == [(arm, first) for arm in ALL[name].arms]
+    made = [row["arm"] for row in answer["rows"]]
+    kinds = {arm: (table["method"].value, *sorted(table)) for arm, table in ALL[name].arms.items()}
+    assert {kinds[arm] for arm in made} == {*kinds.values()}, "an arm of each kind"
+    assert made == [arm for arm in kinds if arm in made]
+    assert all(row["epsilon"] == first for row in answer["rows"])
     for row, found in zip(answer["rows"], answer["comparison"]["rows"], strict=True):
         assert row["paper"] == ALL[name].printed.value(row["arm"], first)
         assert row["here"] == (found["test_loss"][0] if ALL[name].measure == "loss" else 100 * found["mean"])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from dpcore.cli.compare import made_up_text
 from dpcore.cli.compare import recipe as recipes
 from dpcore.cli.compare.compare import LISTS, run_comparison
 from dpcore.cli.compare.recipe import Recipe
+from dpcore.cli.compare.runs import Comparison, Contestant
 from dpcore.cli.datasets import IDX_FILES, IDX_SETS, KEYS, cifar, text
 from dpcore.cli.datasets.image_folder import pillow
 from dpcore.cli.intervals import mean_interval
@@ -107,7 +108,7 @@ def run_command(
     ] = None,
     model_dir: Annotated[str | None, typer.Option(metavar="DIR", help="For texts: folder of the model.")] = None,
     tiny: Annotated[
-        bool, flag("--tiny", "A few steps, one epsilon and rate, made-up data: to see that it runs.")
+        bool, flag("--tiny", "A few steps of an arm of each kind on made-up data: to see that it runs.")
     ] = False,
     jobs: Annotated[int, option(count, "N", "Runs side by side, one thread each.")] = 1,
     seeds: Annotated[Any, option(count, "N", "Runs of each arm, instead of the recipe's.")] = None,
@@ -143,6 +144,8 @@ def run_command(
         data_dir = None if data == "digits" else str(out / "data")
         changed["weights"] = str(out / "weights.safetensors")
     comparison = one.comparison(1 if tiny and seeds is None else seeds, data_dir, model_dir, **changed)
+    if tiny:
+        comparison = _one_of_each(comparison)
     _begin(one, out)
     if tiny:
         _make_up(comparison.shared.data, out / "data")
@@ -167,6 +170,15 @@ def run_command(
     for line in ("", *lines, f"Files: {out / 'paper.txt'}, {out / 'paper.json'}"):
         write_line(line)
     return 0
+
+
+def _one_of_each(comparison: Comparison) -> Comparison:
+    """Keep the first contestant of those that differ in numbers, or in a filter's name, alone."""
+    kinds: dict[Any, Contestant] = {}
+    for each in comparison.contestants:
+        given = each.settings | each.grids
+        kinds.setdefault((given["method"], given.get("base"), *sorted(given)), each)
+    return replace(comparison, contestants=tuple(kinds.values()))
 
 
 def _begin(one: Recipe, out: Path) -> None:
