@@ -12,11 +12,8 @@ pytest.importorskip("typer")
 from dpcore.cli import main
 from dpcore.cli.compare import recipe, reproduce, runs
 from dpcore.cli.compare.recipe import Recipe
-from dpcore.cli.datasets import text
 from dpcore.cli.interrupt import Stopped
-from dpcore.cli.train.settings import PRETRAINED, SCALED_MODELS
 from dpcore.errors import DataError
-from tests.depth import nightly
 from tests.end_to_end.command_line import ask, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,28 +203,8 @@ def test_the_answer_in_json_is_one_object_and_the_data_are_in_their_own_format(t
     assert load("cifar-10", tmp_path / "out" / "data").shape == (3, 32, 32)
 
 
-def repeats(name: str) -> bool:
-    """Whether earlier recipes have this one's model, its data and its methods."""
-    earlier = set[Any]().union(*map(_parts, RUN[: RUN.index(name)]))
-    return _parts(name) <= earlier
-
-
-def _parts(name: str) -> set[Any]:
-    one = ALL[name]
-    methods = {settings["method"].value for settings in one.arms.values()}
-    data, model = one.settings["data"].value, one.settings["model"].value
-    given = {*one.settings, *(key for settings in one.arms.values() for key in settings)}
-    given &= {"weights", "galore_rank", "augmentations"}
-    # Of texts, tasks and kinds of models: what is in the columns of each file is in tests/unit/cli/test_text.py, and
-    # what each scaled model computes in tests/unit/torch/test_vision.py.
-    kind = "scaled" if model in SCALED_MODELS else (PRETRAINED.get(model) or [model])[0]
-    return {text.TASKS.get(data, data), kind, *methods, *given}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=nightly) if repeats(name) else name for name in RUN if name != QUICK
-])  # fmt: skip
+@pytest.mark.parametrize("name", [name for name in RUN if name != QUICK])
 def test_every_tiny_version_runs(name: str, tmp_path: Path):
     answer = ask(*run(name, tmp_path / "out"))
     first = ALL[name].comparison().epsilon[0]
