@@ -15,11 +15,14 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.contributions import rounding_of_rows
 from dpcore.spec.grid import step_of
 from dpcore.spec.ops import FilterCoefficients, NoiseRow, RingCoefficients, Slot, UpdateSettings
+from dpcore.stages.clipping.blocks import Embedding
 from tests.unit.stages.test_clip import norm_of_few
 
 pytest.importorskip("triton")
 
 import torch
+
+from dpcore_triton.launch import upload
 
 Tensors = dict[str, torch.Tensor]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -144,6 +147,26 @@ def test_kernels_run_where_their_tensors_are() -> None:
     assert {tensor.device for tensor in got.values()} == {torch.device("cuda:1")}
     torch.cuda.synchronize("cuda:1")
     assert_same_bits(got, compute(on("cuda:0", given)))
+
+
+@pytest.mark.cuda
+def test_rows_of_a_table_have_the_same_bits_twice() -> None:
+    """Frequent tokens meet in one row, which is measured and then added: it must be the same both times."""
+    rng = np.random.default_rng(12)
+    indices = torch.from_numpy(rng.integers(0, 4, (3, 1024))).cuda()
+    gradients = torch.from_numpy(rng.standard_normal((3, 1024, 256)).astype(np.float32)).cuda()
+    first, *others = (Embedding((indices,), (gradients,), (1.0,), 4).rows() for _ in range(10))
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.cuda
+def test_numbers_that_are_uploaded_are_read_before_their_memory_is_used_again() -> None:
+    """The host is ahead of the device; a step's numbers have the scale of its noise."""
+    values = np.arange(4096, dtype=np.float64)
+    torch.cuda._sleep(10**9)
+    uploaded = upload(values, torch.device("cuda"))
+    values[:] = -1.0
+    assert torch.equal(uploaded.cpu(), torch.arange(4096, dtype=torch.float64))
 
 
 LARGE = 2**31 + 5000
