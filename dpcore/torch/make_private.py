@@ -259,6 +259,7 @@ def make_private(
     rehearsal = Rehearsal(engine, example)
     rehearsal.check_grid()
     rehearsal.fit(limit_of(max_memory, device) if size is None else size)
+    engine.microbatch_given = size is not None or max_memory is not None
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     drawn = (CAVEAT,) if gradient.draws or source.tensors is None else ()
