@@ -332,6 +332,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             raise ArgumentError("train_dataset=None: must be given to train")
         self._set_training_mode()
         if self._private is None or resume_from_checkpoint is None:
+            if self._private is not None:
+                self._private.close()  # a run without a step gives back what it reserved
             args, (data, collate) = self.args, data_of(self)
             length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
             options = {"loss": loss_of(self), "num_workers": args.dataloader_num_workers, "collate_fn": collate}
@@ -399,6 +401,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             try:
                 batch = next(batches)
             except BudgetError as reason:
+                if not private.steps_taken:
+                    raise
                 warnings.warn(
                     f"training ends after {private.steps_taken} steps: {reason}", RuntimeWarning, stacklevel=2
                 )
