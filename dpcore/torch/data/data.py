@@ -194,8 +194,8 @@ def check_no_columns(data: list[Any]) -> None:
         rows = {item.shape[0] for item in data}
         if len(rows) == 1 and len(data) <= rows.pop():
             raise ArgumentError(
-                f"data=a list of {len(data)} tensors: must be a tuple, (inputs, *targets), if these are columns, or one "
-                "tensor, torch.stack(data), if they are examples"
+                f"data=a list of {len(data)} tensors: must be a tuple, (inputs, *targets), if these are columns, or "
+                "one tensor, torch.stack(data), if they are examples"
             )
 
 
