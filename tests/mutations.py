@@ -138,6 +138,11 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_cli_reproduce.py::test_a_recipe_that_is_not_complete_is_one_sentence"),
     ],
     "dpcore/ledger/allowance.py": [
+        ("take back what was fixed beforehand while another run has a row", "if not any(other.releases for other in self._book.state.runs.values()):", "if not run.releases:",
+         "unit/ledger/test_fixed.py::test_what_was_fixed_stays_as_long_as_another_run_has_a_row"),
+        ("keep the budget for a run that released nothing", 'draft.append("unfix")', "pass", "unit/ledger/test_fixed.py::test_a_run_that_gives_all_rows_back_fixes_nothing"),
+        ("keep room for a plan as it was charged at another order", "key = run.run_id, self.book.state.order", "key = run.run_id, None",
+         "unit/ledger/test_fixed.py::test_what_is_kept_free_is_charged_at_the_last_order"),
         ("state the branches that were known when the file was read last", "        with self._book.reading():\n            return self._book.known(self.run_id", "        if True:\n            return self._book.known(self.run_id",
          "unit/ledger/test_attacks.py::test_a_statement_counts_what_another_process_has_released_meanwhile"),
         ("go on with plans that something was released beside", "return in_plan and not outside_plans(state)", "return in_plan",
@@ -209,6 +214,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("let adaptive bits be free", "return sigma / math.sqrt(1 - (sigma / (2 * bit_noise)) ** 2)", "return sigma", "unit/sampling/test_exact.py"),
     ],
     "dpcore/mechanism/mechanism.py": [
+        ("go on without the ledger that pays for a run", 'if self.account is None and public["ledger"] is not None:', "if False:",
+         "unit/torch/test_resume.py::test_a_run_that_a_ledger_pays_for_does_not_go_on_without_it"),
         ("forget a stop by results with a saved state", "        self.stopped_by_results |= stopped\n", "",
          "unit/torch/test_held_out.py::test_a_saved_state_remembers_that_results_decided_to_stop"),
         ("read ahead what nobody has paid for", "return None if unpaid or", "return None if", "unit/torch/test_ahead.py"),
@@ -1125,6 +1132,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("leave abandoned steps out of what a resumed run states", "return self.plan.event_after(steps, self._engine.mechanism.abandoned)",
          "return self.plan.event_after(steps)", "end_to_end/test_cli_resume.py"),
     ],
+    "dpcore/torch/model/check_module.py": [
+        ("train two parameters in one memory", "chain(refusals(model), shared_memory(model))", "refusals(model)",
+         "unit/torch/test_check_module.py::test_two_parameters_in_one_memory_are_refused"),
+    ],
     "dpcore/torch/make_private.py": [
         ("keep pairs that are subtracted, in float64", "if isinstance(plan.method.query, Plain):", "if True:",
          "unit/torch/test_explain.py::test_a_gpu_keeps_pairs_of_16_bits_where_they_are_cheaper_than_matrices"),
@@ -1132,6 +1143,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_wrong_arguments.py::test_noise_too_large_for_the_grid_is_refused_before_a_ledger_knows_the_run"),
     ],
     "dpcore/torch/engine.py": [
+        ("let an evaluation of another thread undo a step", "with self.mechanism.turns.lock:  # waits for another thread's step", "if True:  # waits for another thread's step",
+         "unit/torch/test_outputs.py::test_an_evaluation_of_another_thread_loses_no_step"),
+        ("evaluate in the middle of the same thread's step", "            if self.stepping:\n", "            if False:\n",
+         "unit/torch/test_outputs.py::test_an_evaluation_of_another_thread_loses_no_step"),
         ("capture anew for every weight of a point", "regular = point.displacement, point.lag", "regular = point",
          "agreement/test_repeated_models.py::test_a_training_run_is_that_without_graphs"),
         ("let kernels see how many examples there are", "if own and self.gradient.way", "if not own and self.gradient.way",
@@ -1408,6 +1423,12 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_processes.py::test_failures_end_all_processes_with_a_sentence"),
     ],
     "dpcore/torch/checkpoint.py": [
+        ("state a resumed run without what its earlier steps need", '(*public["caveats"], *engine.caveats)', "engine.caveats",
+         "unit/torch/test_resume.py::test_the_statement_keeps_the_sentences_of_earlier_steps"),
+        ("read a state of another form after the fork", "            if not isinstance(state[part][name], dict | None", "            if False and not isinstance(state[part][name], dict | None",
+         "unit/torch/test_checkpoint.py::test_a_damaged_state_changes_nothing"),
+        ("take a saved micro-batch for a given one", 'kept = engine.microbatch_given or public["processes"]', 'kept = public["processes"]',
+         "unit/torch/test_resume.py::test_a_given_micro_batch_or_that_of_other_processes_stays"),
         ("save a secret part for everybody", "secret=True", "secret=False", "unit/torch/test_checkpoint.py"),
         ("let processes load other states", '    peers.check_alike({"step of the saved state": step, "saved state": total.hexdigest()})\n', "    pass\n",
          "end_to_end/test_processes.py::test_processes_that_load_other_states_are_refused"),
@@ -1443,10 +1464,13 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_data.py"),
     ],
     "dpcore/torch/held_out.py": [
+        ("let each process decide which state is best", "private.engine.mechanism.peers.same(next(iter(metrics.values())))", "next(iter(metrics.values()))",
+         "unit/torch/test_held_out.py::test_the_first_process_decides_which_state_is_best"),
         ("evaluate with dropout", "with in_mode(model, False), torch.no_grad():", "with torch.no_grad():", "unit/torch/test_held_out.py"),
         ("stop a whole evaluation late", "self._waited >= self._patience)", "self._waited > self._patience)", "unit/torch/test_held_out.py"),
     ],
     "dpcore/torch/data/data.py": [
+        ("take columns for examples", "            check_no_columns(data)\n", "", "unit/torch/test_data.py"),
         ("show the words of some errors of a caller's function", "rows = [collate([example]) for example in examples]\n    except Exception as cause:", "rows = [collate([example]) for example in examples]\n    except ValueError as cause:",
          "unit/torch/test_data.py::test_no_error_of_a_collate_function_is_shown"),
         ("show warnings of an example that was drawn", "self.generators), silence():", "self.generators):", "unit/torch/test_data.py::test_no_warning_or_log_shows_which_example_was_drawn"),

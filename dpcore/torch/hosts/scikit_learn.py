@@ -107,8 +107,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         """Train a fresh model by a run of its own, and keep what it releases: nothing of the data, and no key."""
         rows, rate = len(table), validate.fraction(sample_rate=self.sample_rate)
         steps = max(1, round(validate.positive(epochs=self.epochs) / rate))
-        whole = isinstance(self.sampling, str) and has_fixed_size(self.sampling)
-        batch_size = max(1, round(rate * rows)) if whole else rate * rows
+        batch_size = max(1, round(rate * rows)) if has_fixed_size(self.sampling) else rate * rows
         settings = {"lr": self.lr, "max_grad_norm": self.max_grad_norm, "batch_size": batch_size}
         method = METHODS[validate.choice(METHODS, method=self.method)](**{**settings, **(self.method_options or {})})
         model = self._model(table.shape[1], outputs)

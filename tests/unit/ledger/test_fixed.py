@@ -149,6 +149,19 @@ def test_a_run_that_gives_all_rows_back_fixes_nothing(tmp_path: Path) -> None:
     assert ledger.verify().valid
 
 
+def test_what_is_kept_free_is_charged_at_the_last_order(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(3.0, 1e-5))
+    run = begin(ledger, little, steps=STEPS)
+    run.reserve(0)
+    before, total = ledger.order, ledger.total()
+    run.close(0)
+    begin(ledger, third, steps=STEPS)
+    run.reserve(0)
+    assert ledger.order != before
+    assert ledger.total() == Ledger.open(ledger.path).total() != total
+    assert ledger.verify().valid
+
+
 def test_what_was_fixed_stays_as_long_as_another_run_has_a_row(tmp_path: Path) -> None:
     ledger = new(tmp_path, budget=BUDGET)
     runs = [begin(ledger, third, steps=STEPS) for _ in range(2)]
