@@ -216,6 +216,7 @@ class Engine(Loop):
                 self._shown -= 1
                 if not self._shown:
                     self._put(self._kept)
+                    self._kept = []
 
     def _show(self) -> None:
         with self.mechanism.turns.lock:  # waits for another thread's step, whose update would be lost
