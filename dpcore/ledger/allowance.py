@@ -77,7 +77,7 @@ class Allowance:
         self._kind, budget = book.state.header["composition"], book.state.header["budget"]
         self.budget = None if budget is None else (float(budget[0]), float(budget[1]))
         self._unplanned = PrivacyFilter.of(self._kind, None, self.budget)
-        self._plans: dict[str, float] = {}
+        self._plans: dict[tuple[str, float | None], float] = {}
 
     @property
     def filter(self) -> PrivacyFilter:
@@ -107,9 +107,10 @@ class Allowance:
         fixed = self.book.state.fixed
         if fixed is None or run.run_id not in fixed.runs or not draft.alive(run):
             return run.charge
-        if run.run_id not in self._plans:
-            self._plans[run.run_id] = self.filter.charge(run.plan)
-        return max(run.charge, self._plans[run.run_id])
+        key = run.run_id, self.book.state.order
+        if key not in self._plans:
+            self._plans[key] = self.filter.charge(run.plan)
+        return max(run.charge, self._plans[key])
 
     def fix(self, draft: Draft, first: Run, *, alone: bool = False) -> None:
         """Write which runs are fixed beforehand, and the order. Nothing is reserved yet; `first` is about to reserve.
@@ -357,6 +358,8 @@ class LedgerRun:
             if mark < branch.mark:
                 outcome = after(run, self.branch_id, mark, self._event_after)
                 self._allowance.append(draft, run, self.branch_id, mark, *outcome, kind="close")
+                if not any(other.releases for other in self._book.state.runs.values()):
+                    draft.append("unfix")  # no row has left: dpcore.ledger.state
             draft.release(self.branch_id)
         return min(mark, branch.mark)
 

@@ -282,7 +282,7 @@ def verify(storage: Storage, connection: sqlite3.Connection, wanted: str | None)
     ]
     state, last = State(), START
     seen: set[str] = set()
-    recomputed: dict[str, float] = {}
+    recomputed: dict[tuple[str, float | None], float] = {}
     try:
         for entry in storage.entries(connection, 0):
             problem = follow(state, last, entry)
@@ -301,11 +301,11 @@ def verify(storage: Storage, connection: sqlite3.Connection, wanted: str | None)
     return Verification(tuple(problems), state.entries, last)
 
 
-def _check_charge(state: State, entry: Entry, recomputed: dict[str, float]) -> list[str]:
+def _check_charge(state: State, entry: Entry, recomputed: dict[tuple[str, float | None], float]) -> list[str]:
     content = read_json(entry.body)
     if "charge" not in content:
         return []
-    body = write(content["event"])
+    body = write(content["event"]), state.order  # which may become another one before the first release
     try:
         if body not in recomputed:
             event = Event.from_dict(content["event"])

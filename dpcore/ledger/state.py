@@ -94,6 +94,12 @@ def number_in(value: Any) -> float:
 #   ends early is not given to others: where it ends may depend on results, and no theorem adds up a plan by PLD and
 #   what was chosen after it.
 #
+# **Nothing released.** When the last reserved row of the ledger is given back, as by a run that could not read its
+# first batch, no row has ever left: the transcript is empty, and no plan can have followed from a result. The entry
+# "unfix" then takes the choice of F back, and the next first reservation makes it again. All of this holds from the
+# last "fix" on. (Whether a batch can be read may depend on the data. Like every error, that is for those who have the
+# data, and is no release.)
+#
 # Which of the two holds is known before anything is released. F is found greedily: the run that reserves the first row,
 # then the others of living processes, in the order in which they were begun, as long as all fit the budget. If not even
 # the first fits, F is empty, and the filter decides.
@@ -176,7 +182,7 @@ class Run:
     charge: float
     description: Any
     dataset: str
-    early: bool  # begun before anything was reserved by anybody
+    early: bool  # begun before anything was reserved by anybody and not given back
     steps: int
     branches: dict[str, Branch]
     releases: int = 0
@@ -307,6 +313,14 @@ def _fix(state: State, content: Mapping[str, Any]) -> None:
     state.fixed = Fixed(tuple(content["runs"]), content["event"], charge, epsilon, order, limit)
 
 
+def _unfix(state: State, _content: Mapping[str, Any]) -> None:
+    if state.fixed is None or any(run.releases for run in state.runs.values()):
+        raise ValueError("takes back what was fixed beforehand after rows were released")
+    state.fixed = None
+    for run in state.runs.values():
+        run.early = True
+
+
 def _reserve(state: State, content: Mapping[str, Any]) -> None:
     run, branch = state.branch(content)
     moved = content["mark"] - branch.mark
@@ -329,5 +343,5 @@ def _settings(state: State, content: Mapping[str, Any]) -> None:
 
 _HANDLERS: dict[str, Callable[[State, Mapping[str, Any]], None]] = {
     "create": _create, "place": _place, "begin": _begin, "key": _key, "resume": _resume, "fork": _fork, "fix": _fix,
-    "reserve": _reserve, "close": _reserve, "settings": _settings,
+    "unfix": _unfix, "reserve": _reserve, "close": _reserve, "settings": _settings,
 }  # fmt: skip

@@ -134,7 +134,7 @@ class Turns:
         self._process, self._drawn = os.getpid(), threading.local()
 
 
-STATE_FORMAT = 6
+STATE_FORMAT = 7
 
 
 class Mechanism:
@@ -584,6 +584,11 @@ class Mechanism:
 
     def _fork(self, keys: RunKeys, public: Mapping[str, Any], row: int) -> None:
         """Go on from row `row` of a state's branch under keys of its own; nothing is changed if the account refuses."""
+        if self.account is None and public["ledger"] is not None:
+            raise PrivacyError(
+                f"ledger=None: must be the ledger that pays for this run, {public['ledger']['ledger']}, which its "
+                "state names: only it knows the releases after the state was saved"
+            )
         others = {name: Branch(*saved) for name, saved in public["branches"].items()}
         branches = self._agreed_branches().joined(others)
         # From here on the account pays for the new branch, and no step may be taken until the load has come to its end.

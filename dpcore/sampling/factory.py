@@ -45,7 +45,7 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
     ArgumentError, ArgumentTypeError
         For unknown names, settings of another sampler, a missing `groups`, and values out of range.
     """
-    kind = validate.choice(NAMES, sampling=str(name).replace("_", "-").replace(" ", "-"))
+    kind = _kind(name)
     known = {item.name: item.type for item in fields(_KINDS[kind])}
     given = {key: value for key, value in settings.items() if value is not None}
     for key, value in given.items():
@@ -61,6 +61,15 @@ def sampler(name: str, *, dataset_size: int, batch_size: float | None = None, **
         raise ArgumentError("batch_size=None: must be given, the expected number of examples a step")
     made: Sampler = _KINDS[kind](dataset_size=dataset_size, **given)
     return made
+
+
+def _kind(name: str) -> str:
+    return validate.choice(NAMES, sampling=str(name).replace("_", "-").replace(" ", "-"))
+
+
+def has_fixed_size(name: str) -> bool:
+    """Return whether the batches of the sampler of this name have a whole number of examples, the same at each step."""
+    return any(item.name == "batch_size" and item.type is int for item in fields(_KINDS[_kind(name)]))
 
 
 def from_description(described: Mapping[str, Any]) -> Sampler | None:

@@ -16,6 +16,7 @@ tags:
 - differential-privacy
 ---
 """
+TITLE = "A privately trained model"
 _TRAINED, _CHECK, _FILES = "## What was trained", "## How to check it", "## Files"
 _DIGEST = re.compile(r"^\| `([^`]+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 # A cell has its bars escaped; the line below the head of a table is no row.
@@ -25,7 +26,7 @@ _ROW = re.compile(r"^\| (?!---)((?:\\\||[^|\n])+) \| ((?:\\\||[^|\n])*) \|$", re
 def model_card(
     statement: Statement,
     *,
-    title: str = "A privately trained model",
+    title: str = TITLE,
     trained: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> str:

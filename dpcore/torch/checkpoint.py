@@ -17,10 +17,11 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -29,6 +30,7 @@ from dpcore.mechanism.noise_state import described, is_lost
 from dpcore.mechanism.parts import Joined, Part
 from dpcore.mechanism.peers import Peers, by_the_first
 from dpcore.mechanism.recorder import Recorder
+from dpcore.plan.plan import Plan
 from dpcore.spec.stream import check_key
 from dpcore.spec.whole_file import whole_file
 from dpcore.torch.data import batches
@@ -65,6 +67,8 @@ def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, 
     public["arrays"] = _tensors(public["arrays"])
     public["wide_parameters"] = {name: value.clone() for name, value in engine.working.copies.items()}
     public["microbatch_size"] = engine.planned_microbatch_size
+    public["processes"] = engine.mechanism.peers.world_size
+    public["caveats"] = list(engine.caveats)
     public["settings"] = fingerprint(engine)
     kept = engine.recorder
     public["recorded"] = None if kept is None else {"coordinates": kept.coordinates, **_tensors(kept.arrays())}
@@ -75,36 +79,45 @@ def save(engine: Engine, *, begin: bool = True, own: bool = False) -> dict[str, 
     return {"format": state["format"], "public": public, "secret": secret}
 
 
-def load(engine: Engine, state: Mapping[str, Any]) -> None:
-    """Load a state that `dpcore.torch.checkpoint.check` accepted.
+class Checked(NamedTuple):
+    """A state that this run can continue from, read as a whole: what is left to load cannot fail."""
 
-    If the ledger refuses (DataError, PrivacyError), nothing was changed.
-    """
-    public, secret = dict(state["public"]), dict(state["secret"])
-    mechanism, before = engine.mechanism, engine.mechanism.plan
-    # The steps so far were released under the saved noise multiplier, which may differ from this plan's in its last
-    # digits. The plan adopts the saved one, so that the event describes past and future releases exactly. With this
-    # plan's own, the event could claim more noise than earlier steps had. The price: a target epsilon is missed by
-    # about that last digit, as epsilon() reports.
-    method = mechanism.plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
-    public["arrays"] = _arrays(public["arrays"])
-    secret["arrays"] = _arrays(secret["arrays"])
-    secret |= {name: as_key(secret[name], name) for name in KEYS}
-    secret["earlier_keys"] = [(row, as_key(text, "earlier_keys")) for row, text in secret["earlier_keys"]]
-    mechanism.plan = replace(before, method=method)
+    plan: Plan
+    mechanism: dict[str, Any]
+    wide: dict[str, torch.Tensor]
+    recorder: Recorder | None
+    microbatch_size: int | None  # None: as it is
+    caveats: tuple[str, ...]
+
+
+@contextmanager
+def undamaged(*, secret: bool = True) -> Iterator[None]:
+    """Turn whatever reading a state of another form raises into one ArgumentError, which quotes nothing if `secret`."""
     try:
-        mechanism.load_state_dict({"format": state["format"], "public": public, "secret": secret})
+        yield
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as cause:
+        if isinstance(cause, (DpcoreError, torch.OutOfMemoryError)):
+            raise
+        words = type(cause).__name__ if secret else f"{type(cause).__name__}: {cause}"
+        raise ArgumentError(
+            f"state_dict: is damaged, or of another form ({words}); take an undamaged checkpoint"
+        ) from None
+
+
+def load(engine: Engine, state: Checked) -> None:
+    """Load a state. If the ledger refuses (DataError, PrivacyError), nothing was changed."""
+    mechanism, before = engine.mechanism, engine.mechanism.plan
+    mechanism.plan = state.plan
+    try:
+        mechanism.load_state_dict(state.mechanism)
     except DpcoreError:
         mechanism.plan = before
         raise
-    engine.plan_microbatches(int(public["microbatch_size"]))
-    for name, value in public["wide_parameters"].items():
-        if name in engine.working.copies:
-            engine.working.copies[name].copy_(value)
-    if public["recorded"] is not None and mechanism.peers.world_size == 1:  # several processes record nothing
-        engine.recorder = Recorder.of(mechanism.layout, public["recorded"])
-    elif engine.recorder is not None:  # it has steps that the run undoes
-        engine.recorder = Recorder(mechanism.layout, engine.recorder.coordinates)
+    if state.microbatch_size is not None:
+        engine.plan_microbatches(state.microbatch_size)
+    for name, value in state.wide.items():
+        engine.working.copies[name].copy_(value)
+    engine.recorder, engine.caveats = state.recorder, state.caveats
 
 
 def check_one_state(peers: Peers, state: Mapping[str, Any]) -> None:
@@ -195,12 +208,13 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 KEYS = ("noise_key", "sampling_key")
 
+_MAY_BE_NONE = ("ledger", "recorded")
 _SAME_NOISE = 1e-6
 """Largest relative difference of noise multipliers that two machines, or two versions of SciPy, calibrate."""
 
 
-def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse a state from which this run cannot continue, before anything is changed. An accepted state can be loaded.
+def checked(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) -> Checked:
+    """Read a state; refuse one from which this run cannot continue, before anything is changed.
 
     `present` is this run's own state, by `save`: the form that a valid state has. The error names the first setting
     that differs (the saved steps were released under the saved settings, but the plan would account for them under its
@@ -215,9 +229,12 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) 
         reason = f"its format is {state.get('format')!r}, this version reads {present['format']}"
         raise ArgumentError(f"state_dict['dpcore']: {reason}")
     for part in ("public", "secret"):
-        for name in present[part]:
+        for name, own in present[part].items():
             if name not in state[part]:
                 raise ArgumentError(f"state_dict['dpcore'][{part!r}]: lacks {name!r}; take an undamaged checkpoint")
+            if not isinstance(state[part][name], dict | None if name in _MAY_BE_NONE else type(own)):
+                words = "a dict or None" if name in _MAY_BE_NONE else f"a {type(own).__name__}"
+                raise ArgumentError(f"state_dict['dpcore'][{part!r}]: its {name} must be {words}")
     saved, own = state["public"]["settings"], present["public"]["settings"]
     if saved.get("steps") != own["steps"]:
         raise ArgumentError(
@@ -235,6 +252,36 @@ def check(engine: Engine, state: Mapping[str, Any], present: Mapping[str, Any]) 
         _of_secret(state["secret"], present["secret"], state["public"], noise),
     ):
         raise ArgumentError(f"state_dict['dpcore']{complaint}")
+    return _read_checked(engine, state)
+
+
+def _read_checked(engine: Engine, state: Mapping[str, Any]) -> Checked:
+    public, secret, mechanism = dict(state["public"]), dict(state["secret"]), engine.mechanism
+    # The steps so far were released under the saved noise multiplier, which may differ from this plan's in its last
+    # digits. The plan adopts the saved one, so that the event describes past and future releases exactly. With this
+    # plan's own, the event could claim more noise than earlier steps had. The price: a target epsilon is missed by
+    # about that last digit, as epsilon() reports.
+    method = mechanism.plan.method.with_noise_multiplier(public["settings"]["noise_multiplier"])
+    public["arrays"] = _arrays(public["arrays"])
+    secret["arrays"] = _arrays(secret["arrays"])
+    secret |= {name: as_key(secret[name], name) for name in KEYS}
+    secret["earlier_keys"] = [(row, as_key(text, "earlier_keys")) for row, text in secret["earlier_keys"]]
+    recorder = engine.recorder
+    if public["recorded"] is not None and mechanism.peers.world_size == 1:  # several processes record nothing
+        recorder = Recorder.of(mechanism.layout, public["recorded"])
+    elif recorder is not None:  # it has steps that the run undoes
+        recorder = Recorder(mechanism.layout, recorder.coordinates)
+    # A size that was given, or that fits the memory of this number of processes, stays.
+    kept = engine.microbatch_given or public["processes"] != mechanism.peers.world_size
+    return Checked(
+        plan=replace(mechanism.plan, method=method),
+        mechanism={"format": state["format"], "public": public, "secret": secret},
+        wide={name: value for name, value in public["wide_parameters"].items() if name in engine.working.copies},
+        recorder=recorder,
+        microbatch_size=None if kept else public["microbatch_size"],
+        # Earlier steps were released under the saved sentences, later ones under this run's.
+        caveats=tuple(dict.fromkeys((*public["caveats"], *engine.caveats))),
+    )
 
 
 def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
@@ -246,9 +293,10 @@ def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any
     for name in ("statistics", "corrections"):
         if not _are_numbers(public[name]) or len(public[name]) != len(mine[name]):
             yield f": its {name} must be {len(mine[name])} finite numbers"
-    for name in set(public["wide_parameters"]) & set(mine["wide_parameters"]):
-        if public["wide_parameters"][name].shape != mine["wide_parameters"][name].shape:
-            yield f": its copy of parameter {name!r} has another shape"
+    for name in public["wide_parameters"].keys() & mine["wide_parameters"].keys():
+        copies = [each["wide_parameters"][name] for each in (public, mine)]
+        if not isinstance(copies[0], torch.Tensor) or copies[0].shape != copies[1].shape:
+            yield f": its copy of parameter {name!r} must be a tensor of its shape"
     if not _is_count(public["step"]) or public["step"] > engine.mechanism.plan.steps:
         yield f": its step {public['step']!r} is not in the plan"
     if engine.mechanism.clip_norms is not None:
@@ -257,8 +305,14 @@ def _of_public(engine: Engine, public: Mapping[str, Any], mine: Mapping[str, Any
             yield f": its clip_norms must be a number for each step and the next one, all from {least:g} to {most:g}"
     if not _are_branches(public["branches"], public["branch"], public["step"]):
         yield ": its branches must be [parent, first, mark] by name"
-    if not _is_count(public["microbatch_size"]) or public["microbatch_size"] < 1:
-        yield f": its microbatch_size {public['microbatch_size']!r} must be positive"
+    for name in ("microbatch_size", "processes"):
+        if not _is_count(public[name]) or public[name] < 1:
+            yield f": its {name} {public[name]!r} must be positive"
+    for name, ledger in (("", public), ("ledger's ", public["ledger"])):
+        if ledger is not None and not _are_texts(ledger["caveats"]):
+            yield f": its {name}caveats must be sentences"
+    if public["ledger"] is not None and not _are_texts([public["ledger"][key] for key in ("ledger", "run", "branch")]):
+        yield ": its ledger must have the names of ledger, run and branch"
     if public["recorded"] is not None and not _are_recorded(public["recorded"], engine.mechanism.layout.dimension):
         yield ": its recorded gradients do not fit each other or this run"
 
@@ -327,6 +381,10 @@ def _forms(arrays: Any) -> dict[str, Any] | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) and value for value in values)
 
 
 def _are_numbers(values: Any) -> bool:

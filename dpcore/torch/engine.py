@@ -29,7 +29,8 @@ from dpcore.torch.randomness import step_seed
 class Engine(Loop):
     """The sum of a step of a torch model, and its release.
 
-    It joins per-example gradients, parameters and the mechanism. `summed` says that a whole sum waits for its release.
+    It joins per-example gradients, parameters and the mechanism. `summed` says that a whole sum waits for its release,
+    `stepping` that a step is under way, and `caveats` are the statement's sentences on the run and those it continues.
     `microbatch_size` changes the order of summation, and which example gets which dropout mask. After a step that ran
     out of memory it is smaller than `planned_microbatch_size`.
 
@@ -46,7 +47,10 @@ class Engine(Loop):
         self.working = working
         self.plan_microbatches(microbatch_size)
         self.limit: Limit | None = None
-        self.summed = self._swapped = False
+        self.microbatch_given = False  #: whether the caller determined it: a loaded state then leaves it as it is
+        self.caveats: tuple[str, ...] = ()
+        self.summed = self.stepping = False
+        self._shown, self._kept = 0, list[torch.Tensor]()  # blocks of `averaged`, and the training values meanwhile
 
     def plan_microbatches(self, size: int) -> None:
         """Take `size` examples at once, or fewer if memory runs out."""
@@ -176,7 +180,7 @@ class Engine(Loop):
 
     def check_not_swapped(self, call: str) -> None:
         """Refuse a call that needs the training values while `averaged` shows others."""
-        if self._swapped:
+        if self._shown:
             raise PrivacyError(
                 f"{call}: the model holds its averaged values, not those it is trained at; leave private.averaged() "
                 "first"
@@ -196,21 +200,38 @@ class Engine(Loop):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the method's output into the model's parameters for the length of the block."""
+        """Put the method's output into the model's parameters for the length of the block.
+
+        Of several blocks, in any threads, the first puts it in, and the last one to end restores the training values.
+        """
         method = self.mechanism.plan.method
-        if self._swapped or (method.averaging is None and method.update.rule != "accelerated"):
+        if method.averaging is None and method.update.rule != "accelerated":
             yield
             return
-        self.take_up_parameters()
-        output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
-        kept = [local(parameter).clone() for parameter in self.working.parameters]
-        self._swapped = True
+        self._show()
         try:
-            self._put(output)
             yield
         finally:
-            self._put(kept)
-            self._swapped = False
+            with self.mechanism.turns.lock:
+                self._shown -= 1
+                if not self._shown:
+                    self._put(self._kept)
+                    self._kept = []
+
+    def _show(self) -> None:
+        with self.mechanism.turns.lock:  # waits for another thread's step, whose update would be lost
+            if self.stepping:
+                raise PrivacyError("private.averaged: called while a step is under way, as by a signal's handler")
+            if not self._shown:
+                self.take_up_parameters()
+                output = [self.working.to_tensor(array) for array in self.mechanism.output(self.working.arrays())]
+                self._kept = [local(parameter).clone() for parameter in self.working.parameters]
+                try:
+                    self._put(output)
+                except BaseException:
+                    self._put(self._kept)
+                    raise
+            self._shown += 1
 
     def _put(self, values: Sequence[torch.Tensor]) -> None:
         self.gradient.values.settle()

@@ -10,7 +10,7 @@ import torch
 from dpcore.errors import DataError
 from dpcore.spec.extras import needs
 from dpcore.spec.whole_file import whole_file
-from dpcore.statement.card import model_card
+from dpcore.statement.card import TITLE, model_card
 from dpcore.statement.statement import Statement
 from dpcore.torch.run import PrivateRun
 
@@ -23,7 +23,7 @@ def export(
     folder: str | os.PathLike[str],
     delta: float | None = None,
     *,
-    title: str = "A privately trained model",
+    title: str = TITLE,
     trained: Mapping[str, Any] | None = None,
     note: str = "",
     overwrite: bool = False,
@@ -81,11 +81,17 @@ def export(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
         raise DataError(f"folder={str(target)!r}: cannot be made ({cause.strerror})") from cause
-    (target / "README.md").unlink(missing_ok=True)
-    for name, content in contents.items():
-        with whole_file(target / name) as file:
-            file.write(content)
+    write(target, contents)
     return statement
+
+
+def write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files, the card last: an earlier one goes first, so that no card stands next to another run's files."""
+    if "README.md" in contents:
+        (folder / "README.md").unlink(missing_ok=True)
+    for name, content in contents.items():
+        with whole_file(folder / name) as file:
+            file.write(content)
 
 
 def files(
@@ -102,11 +108,18 @@ def files(
         raise DataError(needs("a model's file", "safetensors")) from None
     # One entry: the format keeps no order of several, and the card states the SHA-256 of these bytes.
     metadata = {"statement": statement.statement_hash}
+    # Copies, since the format refuses tensors that share memory, as tied weights do.
+    copies = {k: torch.as_tensor(v).detach().cpu().clone() for k, v in tensors.items()}
+    return stated(statement, {"model.safetensors": save(copies, metadata)}, title=title, trained=trained)
+
+
+def stated(
+    statement: Statement, model: Mapping[str, bytes], *, title: str = TITLE, trained: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Return a model's files with those of its statement, and a card that lists all of them, which comes last."""
     contents = {
-        # Copies, since the format refuses tensors that share memory, as tied weights do.
-        "model.safetensors": save({k: torch.as_tensor(v).detach().cpu().clone() for k, v in tensors.items()}, metadata),
+        **model,
         "statement.json": (statement.to_json() + "\n").encode(),
         "statement.txt": statement.text().encode(),
     }
-    card = model_card(statement, title=title, trained=trained, files=contents)
-    return {**contents, "README.md": card.encode()}
+    return {**contents, "README.md": model_card(statement, title=title, trained=trained, files=contents).encode()}

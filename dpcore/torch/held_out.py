@@ -93,11 +93,14 @@ class HeldOut:
         self.best_state: dict[str, Any] | None = None
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the method's output and return the metrics; then `stop` says whether to stop."""
+        """Evaluate the method's output and return the metrics; then `stop` says whether to stop.
+
+        All processes must call it. Their metrics may differ in the last digits, so the first process's value decides.
+        """
         private = self._private
         with private.averaged():
             metrics = means(private.model, self._batches(), self._metrics)
-        value = self._sign * next(iter(metrics.values()))
+        value = self._sign * private.engine.mechanism.peers.same(next(iter(metrics.values())))
         if value > self._best:  # never true of NaN
             self._best, self._waited, self.best_state = value, 0, private.output_state_dict()
         else:

@@ -100,8 +100,8 @@ def make_private(
         On its device already. Parameters with ``requires_grad`` are trained, the others left alone. Modules that mix
         examples, or that keep anything between calls, are refused; the model is then unchanged.
     data : Dataset, or tuple or mapping of torch.Tensor or numpy.ndarray
-        A map-style dataset (of Hugging Face, too; a list of examples is one) or ``(inputs, *targets)``; its number of
-        examples is taken to be public.
+        A map-style dataset (of Hugging Face, too; a list is one, of its examples) or a tuple ``(inputs, *targets)`` or
+        mapping of columns; its number of examples is taken to be public.
     method : Method
         For example ``dpcore.methods.disk(...)``, with its expected `batch_size`.
     target_epsilon, target_delta : float, optional
@@ -259,6 +259,7 @@ def make_private(
     rehearsal = Rehearsal(engine, example)
     rehearsal.check_grid()
     rehearsal.fit(limit_of(max_memory, device) if size is None else size)
+    engine.microbatch_given = size is not None or max_memory is not None
     if ledger is not None:
         attach(opened, engine, source, data_id=data_id, run_name=run_name)
     drawn = (CAVEAT,) if gradient.draws or source.tensors is None else ()

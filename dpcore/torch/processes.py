@@ -168,14 +168,13 @@ def exchange(received: torch.Tensor, sent: torch.Tensor, group: Any) -> None:
 
 
 def reduce_scatter(own: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
-    """Add the whole vectors of all processes. Each process gets its own part of the sum."""
-    send = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
-    send(own, whole, group=group)
+    """Add the whole vectors of all processes. Each process gets its own part of the sum. It needs torch 2.13."""
+    dist.reduce_scatter_single(own, whole, group=group)
 
 
 def all_gather(whole: torch.Tensor, own: torch.Tensor, group: Any) -> None:
     """Send every process's part to all."""
-    send = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    send = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
     send(whole, own, group=group)
 
 

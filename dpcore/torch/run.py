@@ -58,8 +58,7 @@ class PrivateRun:
         self.model = engine.gradient.model
         self.optimizer, self.loader = optimizer, loader
         self._engine, self._rehearsal, self._modes = engine, rehearsal, modes
-        self._target_delta, self._caveats = target_delta, caveats
-        self._stepping = False
+        self._target_delta, engine.caveats = target_delta, caveats
 
     def __repr__(self) -> str:
         """Return model, method, epsilon spent and planned, steps, sampling and backend, all of it public."""
@@ -157,9 +156,9 @@ class PrivateRun:
         """
         engine, mechanism = self._engine, self._engine.mechanism
         with mechanism.turns.lock:  # a whole step of one thread
-            if self._stepping:
+            if engine.stepping:
                 raise PrivacyError("private.step: called while a step is under way, as by a signal's handler")
-            self._stepping, mechanism.asked = True, False
+            engine.stepping, mechanism.asked = True, False
             # Processes with shards gather the model's parameters first, when no answer is possible.
             begun = not mechanism.peers.shards
             try:
@@ -179,14 +178,15 @@ class PrivateRun:
                         mechanism.peers.agree(failed=True)
                 raise
             finally:
-                self._stepping = engine.summed = False
+                engine.stepping = engine.summed = False
 
     def averaged(self) -> AbstractContextManager[None]:
         """Put the method's output into the model inside the block, and restore the training values after it.
 
         The output is the average of the parameters if the method keeps one, and y for the accelerated method; for other
         methods the block changes nothing. It is a function of released vectors and costs no privacy. Inside, steps,
-        saving and loading are refused, and anything else written to the trained parameters is lost.
+        saving and loading are refused, and anything else written to the trained parameters is lost. It begins and ends
+        between the steps of other threads.
         """
         return self._engine.averaged()
 
@@ -263,7 +263,7 @@ class PrivateRun:
         chosen = self._delta(delta)
         statement = self._engine.mechanism.statement(
             chosen,
-            caveats=self._caveats,
+            caveats=self._engine.caveats,
             note=" ".join(part for part in (note, self._stop(), self._rates()) if part),
             software={"torch": torch.__version__},
         )
@@ -407,26 +407,32 @@ class PrivateOptimizer(torch.optim.Optimizer):
         ArgumentError
             If the state is of another run's settings, or damaged; nothing was changed then.
         DataError, PrivacyError
-            If the ledger does not allow it; nothing was changed then.
+            If the state's run has a ledger and this one has not, or if the ledger does not allow it; nothing was
+            changed then.
         """
         if "dpcore" not in state_dict:
             raise ArgumentError("state_dict without 'dpcore': must come from the state_dict() of a private optimizer")
-        self._engine.check_not_swapped("optimizer.load_state_dict")
         checkpoint.check_one_state(self._engine.mechanism.peers, state_dict)
         with self._engine.mechanism.turns.lock:
-            checkpoint.check(self._engine, state_dict["dpcore"], checkpoint.save(self._engine, begin=False, own=True))
-            needed = groups.defaults(self._update)  # torch adds its own to `self.defaults` as it loads a state
-            for group in state_dict["param_groups"]:
-                if not needed.keys() <= group.keys():
-                    key = next(key for key in needed if key not in group)
-                    raise ArgumentError(f"state_dict['param_groups']: a group lacks {key!r}, which the update needs")
-                groups.settings(group, self._update)
-            # torch checks the number of groups and of their parameters before it changes them. After that only a ledger
-            # can refuse, and then the groups are restored.
+            self._engine.check_not_swapped("optimizer.load_state_dict")
             before = super().state_dict()
-            super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
+            with checkpoint.undamaged():
+                own = checkpoint.save(self._engine, begin=False, own=True)
+                read = checkpoint.checked(self._engine, state_dict["dpcore"], own)
+            with checkpoint.undamaged(secret=False):
+                needed = groups.defaults(self._update)  # torch adds its own to `self.defaults` as it loads a state
+                for group in state_dict["param_groups"]:
+                    if not needed.keys() <= group.keys():
+                        key = next(key for key in needed if key not in group)
+                        raise ArgumentError(
+                            f"state_dict['param_groups']: a group lacks {key!r}, which the update needs"
+                        )
+                    groups.settings(group, self._update)
+                # torch checks the number of groups and of their parameters before it changes them. After that only a
+                # ledger can refuse, and then the groups are restored.
+                super().load_state_dict({key: value for key, value in state_dict.items() if key != "dpcore"})
             try:
-                checkpoint.load(self._engine, state_dict["dpcore"])
+                checkpoint.load(self._engine, read)
             except DpcoreError:
                 super().load_state_dict(before)
                 raise

@@ -16,7 +16,7 @@ import torch
 
 import dpcore
 import dpcore.torch
-from dpcore.errors import ArgumentError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.statement.card import listed
@@ -101,6 +101,17 @@ class Stop(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_training_stop = control.should_training_stop or state.global_step >= self.step
+
+
+class Broken(transformers.TrainerCallback):
+    """Fails after a step was reserved, as data that cannot be read do."""
+
+    works = False
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
+        if not self.works:
+            next(iter(train_dataloader))
+            raise ValueError("before the step")
 
 
 def test_it_trains_what_a_plain_loop_trains(tmp_path: Path):
@@ -374,6 +385,22 @@ def test_a_budget_ends_training_in_good_order(tmp_path: Path):
     assert 0 < found.private.steps_taken < 10
     assert ledger.total().fixed <= 3.0
     assert (tmp_path / f"checkpoint-{found.private.steps_taken}/dpcore.pt").exists()
+
+
+def test_after_a_batch_that_could_not_be_read_the_next_try_trains_or_says_why_not(tmp_path: Path):
+    path = str(tmp_path / "people.ledger")
+    ledger = Ledger.create(path, budget=(3.0, 1e-3), accept_file_system=True)
+    method, options = dpcore.methods.dp_adam(**ADAM), {"ledger": ledger, "key": None, "exact_key": False}
+    found = trainer(tmp_path, method, target_epsilon=3.0, save_strategy="no", **options)
+    found.add_callback(broken := Broken())
+    with pytest.raises(ValueError, match="before the step"):
+        found.train()
+    broken.works = True
+    found.train()
+    assert found.private.steps_taken == 10
+    again = trainer(tmp_path, method, target_epsilon=1.0, **options)
+    with pytest.raises(BudgetError, match="kept whole"):
+        again.train()
 
 
 # fmt: off

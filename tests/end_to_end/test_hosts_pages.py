@@ -83,10 +83,20 @@ with patch.object(dpcore.torch.PrivateRun, "step", autospec=True, side_effect=dp
 assert steps.call_count == 5 and again.private.steps_taken == resumed.global_step == 20
 assert abs(again.private.epsilon() - module.private.epsilon()) < 1e-9
 """
+# A callback that saw results ends the run, and the checkpoint of that moment says so.
+STOPPED = """
+from pytorch_lightning.callbacks import EarlyStopping
+early = EarlyStopping("accuracy", mode="max", patience=1, min_delta=10.0)
+last, stopped = ModelCheckpoint(dirpath="stopped", save_last=True), Classifier()
+pl.Trainer(max_epochs=4, strategy=NotWrapped(), plugins=[OwnerOnly()], callbacks=[early, last],
+           devices=trainer.num_devices, logger=False).fit(stopped)
+state = torch.load("stopped/last.ckpt", weights_only=True)["optimizer_states"][0]["dpcore"]["public"]
+assert state["step"] == stopped.private.steps_taken == 20 and state["stopped_by_results"]
+"""
 
 
 def test_lightning(tmp_path: Path):
-    run("pytorch_lightning", tmp_path, chosen([], TORCHRUN), RESUMED)
+    run("pytorch_lightning", tmp_path, chosen([], TORCHRUN), RESUMED + STOPPED)
     checkpoints = list((tmp_path / "run").rglob("*.ckpt"))
     assert len(checkpoints) == 4
     assert {stat.S_IMODE(file.stat().st_mode) for file in checkpoints} == {0o600}

@@ -293,12 +293,24 @@ def test_nonsense_is_one_sentence(options: dict[str, Any], table: Any, words: st
     assert "secret" not in str(refused.value)
 
 
-def test_a_fit_that_fails_leaves_no_model():
+@pytest.mark.parametrize("sampling", ["fixed_order", "shuffled", "fixed-size"])
+def test_a_share_of_the_rows_is_rounded_for_batches_of_a_fixed_size(sampling: str):
+    X, y = np.zeros((13, 2)), np.arange(13) % 2
+    fitted = PrivateClassifier(classes=[0, 1], sampling=sampling, **{**SHORT, "epochs": 0.25}).fit(X, y)
+    assert fitted.statement_.sampler["expected_batch_size"] == 3  # of 13 / 4
+    assert fitted.set_params(sample_rate=0.01, epochs=0.01).fit(X, y).statement_.sampler["expected_batch_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"bounds": (1, 0)}, "low < high"), ({"classes": None}, "classes="), ({"lr": -1.0}, "lr=")]
+)
+def test_a_fit_that_fails_leaves_nothing_of_another(options: dict[str, Any], words: str):
     estimator = PrivateClassifier(**QUICK).fit(X, Y)
-    with pytest.raises(ArgumentError, match="low < high"):
-        estimator.set_params(bounds=(1, 0)).fit(X, Y)
+    with pytest.raises(ArgumentError, match=words):
+        estimator.set_params(**options).fit(X, Y)
     with pytest.raises(NotFittedError):
         estimator.predict(X)
+    assert not {"model_", "classes_", "epsilon_", "statement_"} & vars(estimator).keys()
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def failing(rank: int, folder: Path) -> None:
     else:
         begin("dp_sgd", 0, process_group=only)
     cases: list[tuple[str, Callable[[], Any]]] = [
-        (r"data \(number of examples\)", lambda: begin("dp_sgd", 1, data=[t[: 30 - rank] for t in DATA])),
-        (r"data \(an example, or their order\)", lambda: begin("dp_sgd", 1, data=[t.roll(rank, 0) for t in DATA])),
+        (r"data \(number of examples\)", lambda: begin("dp_sgd", 1, data=tuple(t[: 30 - rank] for t in DATA))),
+        (r"data \(an example, or their order\)", lambda: begin("dp_sgd", 1, data=tuple(t.roll(rank, 0) for t in DATA))),
         (r"data \(an example, or their order\)", lambda: begin("dp_sgd", 1, data=rows(rank))),
         (r"key \(rank 1\); must", lambda: begin("dp_sgd", 1 + rank)),
         ("number of steps", lambda: begin("dp_sgd", 1, epochs=3 + rank)),

@@ -79,6 +79,7 @@ class Data:
             raise ArgumentError("data with 0 examples: must have at least one")
         if isinstance(data, list) and tree is None and collate_fn is None:
             check_example(data[0])
+            check_no_columns(data)
         self._reader = Reader(data, collate_fn, device)
         self._ahead = None if tree is not None or not self.workers else Ahead(self._reader, self.workers)
         self._one: Tree | None = None
@@ -175,14 +176,27 @@ def arrays(data: Any) -> Tree | None:
         return tuple(data.tensors)
     if isinstance(data, (torch.Tensor, np.ndarray)):
         data = (data,)
-    of_arrays = isinstance(data, list) and data and all(isinstance(item, (torch.Tensor, np.ndarray)) for item in data)
-    if isinstance(data, Dataset) or not (isinstance(data, (tuple, Mapping)) or of_arrays):
+    if isinstance(data, Dataset) or not isinstance(data, (tuple, Mapping)):
         return None
     tree = _tensors(data, "data")
     counts = [tensor.shape[0] if tensor.dim() else None for tensor in batches.leaves(tree)]
     if not counts or None in counts or len(set(counts)) != 1:
         raise ArgumentError(f"data with first dimensions {counts}: every tensor has one row per example")
     return tree
+
+
+def check_no_columns(data: list[Any]) -> None:
+    """Refuse a list that may be meant as columns: of tensors, each with as many rows, and as many as the list or more.
+
+    A list is a list of examples, whose number would be another one.
+    """
+    if all(isinstance(item, (torch.Tensor, np.ndarray)) and item.ndim for item in data):
+        rows = {item.shape[0] for item in data}
+        if len(rows) == 1 and len(data) <= rows.pop():
+            raise ArgumentError(
+                f"data=a list of {len(data)} tensors: must be a tuple, (inputs, *targets), if these are columns, or "
+                "one tensor, torch.stack(data), if they are examples"
+            )
 
 
 def check_no_table(data: Any, path: str) -> None:

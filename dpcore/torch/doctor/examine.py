@@ -28,7 +28,7 @@ from dpcore.torch.doctor.audit_run import add_up, audited
 from dpcore.torch.doctor.finding import Finding, Findings, NotTried, fault, not_tried, of_error, ok, remark
 from dpcore.torch.doctor.subject import Subject, unchanged
 from dpcore.torch.gradients.per_example import WAYS, Loss
-from dpcore.torch.model.check_module import Modes, refusals
+from dpcore.torch.model.check_module import Modes, refusals, shared_memory
 from dpcore.torch.model.functional import in_mode
 from dpcore.torch.model.joint import JointLoss, trained_parameters
 from dpcore.torch.model.state_probe import Snapshot
@@ -52,15 +52,7 @@ def layers(subject: Subject) -> Iterator[Finding]:
 
 def parameters(subject: Subject) -> Iterator[Finding]:
     """Parameters that share memory and are not one."""
-    memory: dict[int, str] = {}
-    for name, parameter in trained_parameters(subject.model).items():
-        first = memory.setdefault(parameter.data_ptr(), name)
-        if first != name and parameter.numel() and parameter.data_ptr():
-            yield fault(
-                f"parameters {first!r} and {name!r} are two and share memory: each would get noise and steps of its "
-                "own.",
-                "assign the same nn.Parameter to both modules, or clone its values",
-            )
+    yield from map(of_error, shared_memory(subject.model))
 
 
 def mode(subject: Subject) -> Iterator[Finding]:

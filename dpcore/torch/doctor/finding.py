@@ -104,7 +104,7 @@ class Findings(list[Finding]):
 
 
 _TELLS = re.compile(
-    "(add|call|check|convert|draw|end|free|give|hold|keep|leave|let|make|mend|move|must|pad|pass|put|register|rewrite|"
+    "(add|assign|call|check|convert|draw|end|free|give|hold|keep|leave|let|make|mend|move|must|pad|pass|put|register|rewrite|"
     "run|say|set|take|train|use) "
 )
 

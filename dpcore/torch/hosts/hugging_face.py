@@ -19,12 +19,12 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import is_datasets_available
 
 from dpcore.errors import ArgumentError, BudgetError, DataError, PrivacyError, TrainingWarning
-from dpcore.spec.whole_file import whole_file
 from dpcore.stages.method import Method
-from dpcore.statement.card import METADATA, model_card
+from dpcore.statement.card import METADATA
 from dpcore.statement.statement import Statement
 from dpcore.torch.checkpoint import save_state
 from dpcore.torch.data.overlap import overlapping
+from dpcore.torch.export import stated, write
 from dpcore.torch.hosts.arguments import check_arguments
 from dpcore.torch.make_private import make_private
 from dpcore.torch.model.check_module import frozen_norms
@@ -233,17 +233,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             sentence = f"{target}: saved without a privacy statement, as the run has no target_delta="
             warnings.warn(sentence, TrainingWarning, stacklevel=2)
             return
-        contents = {"statement.json": f"{statement.to_json()}\n".encode(), "statement.txt": statement.text().encode()}
-        for name, content in contents.items():
-            with whole_file(target / name) as file:
-                file.write(content)
-        card = target / "README.md"
-        if card.exists() and not card.read_text(encoding="utf-8").startswith(METADATA):
-            return
         saved = {path.name: path.read_bytes() for path in sorted(target.glob("*.safetensors"))}
         counted = {"parameters": sum(p.numel() for p in self._private.model.parameters())}
-        with whole_file(card) as file:
-            file.write(model_card(statement, trained=counted, files={**saved, **contents}).encode())
+        contents, card = stated(statement, saved, trained=counted), target / "README.md"
+        kept = {"README.md"} if card.exists() and not card.read_text(encoding="utf-8").startswith(METADATA) else set()
+        write(target, {name: content for name, content in contents.items() if name not in saved.keys() | kept})
 
     def _statement(self) -> Statement | None:
         """Return the run's statement, None without a target delta."""
@@ -332,6 +326,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             raise ArgumentError("train_dataset=None: must be given to train")
         self._set_training_mode()
         if self._private is None or resume_from_checkpoint is None:
+            if self._private is not None:
+                self._private.close()  # a run without a step gives back what it reserved
             args, (data, collate) = self.args, data_of(self)
             length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": int(args.num_train_epochs)}
             options = {"loss": loss_of(self), "num_workers": args.dataloader_num_workers, "collate_fn": collate}
@@ -399,6 +395,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             try:
                 batch = next(batches)
             except BudgetError as reason:
+                if not private.steps_taken:
+                    raise
                 warnings.warn(
                     f"training ends after {private.steps_taken} steps: {reason}", RuntimeWarning, stacklevel=2
                 )

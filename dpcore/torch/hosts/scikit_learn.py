@@ -23,6 +23,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, MissingPackageError, TrainingWarning
 from dpcore.methods import METHODS
+from dpcore.sampling.factory import has_fixed_size
 from dpcore.spec import validate
 from dpcore.spec.extras import needs
 from dpcore.torch.make_private import make_private
@@ -71,7 +72,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
 
     def _checked(self, X: Any, y: Any) -> tuple[NDArray[np.float64], Any]:
         """Return the table as numbers, and the targets, of equal length."""
-        self.__dict__.pop("model_", None)  # if this fit fails, no model stays beside another fit's encoding
+        for name in [name for name in vars(self) if name.endswith("_")]:  # if this fit fails, nothing of another stays
+            delattr(self, name)
         _check_order(X, y)
         _refuse_complex(X=X, y=y)
         raw, targets = validate_data(self, X, y, ensure_min_samples=2, **_as_it_is(X))
@@ -105,7 +107,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         """Train a fresh model by a run of its own, and keep what it releases: nothing of the data, and no key."""
         rows, rate = len(table), validate.fraction(sample_rate=self.sample_rate)
         steps = max(1, round(validate.positive(epochs=self.epochs) / rate))
-        settings = {"lr": self.lr, "max_grad_norm": self.max_grad_norm, "batch_size": rate * rows}
+        batch_size = max(1, round(rate * rows)) if has_fixed_size(self.sampling) else rate * rows
+        settings = {"lr": self.lr, "max_grad_norm": self.max_grad_norm, "batch_size": batch_size}
         method = METHODS[validate.choice(METHODS, method=self.method)](**{**settings, **(self.method_options or {})})
         model = self._model(table.shape[1], outputs)
         run = make_private(
@@ -168,7 +171,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
     epochs, sample_rate : float
         The plan: ``epochs / sample_rate`` steps, each with a share `sample_rate` of the rows expected.
     sampling : str
-        See `dpcore.torch.make_private`.
+        See `dpcore.torch.make_private`. If it draws batches of a fixed size, as "fixed-order" and "shuffled" do, the
+        share of the rows is rounded to a whole number, at least 1.
     hidden_layer_sizes : sequence of int
         Widths of the layers with tanh before the last one. Without any the model is linear.
     bounds : (low, high), or mapping of column to (low, high), optional
@@ -232,12 +236,12 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         PrivacyError
             If the target is out of reach, or the ledger's budget does not allow a step.
         """
+        table, labels = self._checked(X, y)
         if self.classes is None or (isinstance(self.classes, str) and self.classes != "public"):
             raise ArgumentError(
                 f"classes={self.classes!r}: must list the labels, as [0, 1]; or be 'public', if everybody may know "
                 "which labels occur in the data, since they are then read from them without noise"
             )
-        table, labels = self._checked(X, y)
         check_classification_targets(labels)
         public = isinstance(self.classes, str)
         classes = np.unique(labels if public else np.asarray(self.classes))

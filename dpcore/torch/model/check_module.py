@@ -10,6 +10,7 @@ Here modules are recognized by class and settings; `dpcore.torch.gradients.per_e
 
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import nn
@@ -18,7 +19,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpcore.errors import ArgumentError, ArgumentTypeError, DpcoreError, TrainingWarning
-from dpcore.torch.model.functional import refusal
+from dpcore.torch.model.functional import local, refusal
+from dpcore.torch.model.joint import trained_parameters
 
 TRAINED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Dtypes of parameters that can be trained."""
@@ -29,7 +31,7 @@ def check_module(model: nn.Module) -> tuple[nn.Module, ...]:
 
     Returns the frozen BatchNorm modules that were accepted; they must stay in eval mode (`check_still_frozen`).
     """
-    for refused in refusals(model):
+    for refused in chain(refusals(model), shared_memory(model)):
         raise refused
     return frozen_norms(model)
 
@@ -40,12 +42,28 @@ def frozen_norms(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def refusals(model: nn.Module) -> Iterator[DpcoreError]:
-    """Yield the errors of `check_module`."""
+    """Yield the errors of `check_module` on single modules."""
     for name, module in model.named_modules():
         yield from _of_parameters(name, module)
         complaint = None if is_frozen(module) else _complaint(module)
         if complaint is not None:
             yield ArgumentError(refusal(name, module, *complaint))
+
+
+def shared_memory(model: nn.Module) -> Iterator[DpcoreError]:
+    """Yield an error for each two trained parameters that share memory and are not one."""
+    spans = list[tuple[int, int, str]]()
+    for name, parameter in trained_parameters(model).items():
+        part = local(parameter)
+        start = part.data_ptr() if part.numel() else 0
+        stop = start + (part.nbytes if part.is_contiguous() else part.element_size())
+        others = [other for first, last, other in spans if start and first < stop and start < last]
+        if others:
+            yield ArgumentError(
+                f"parameters {others[0]!r} and {name!r} are two and share memory, so that each would get noise and "
+                "steps of its own: assign the same nn.Parameter to both modules, or clone its values"
+            )
+        spans.append((start, stop, name))
 
 
 def check_still_frozen(model: nn.Module, frozen: tuple[nn.Module, ...]) -> None:

@@ -131,6 +131,50 @@ def test_a_run_begun_after_the_first_release_is_not_fixed(tmp_path: Path) -> Non
     assert ledger.total().fixed_runs == (first.run_id,)
 
 
+def test_a_run_that_gives_all_rows_back_fixes_nothing(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(epsilon_of(little(STEPS), 1e-5), 1e-5))
+    failed, other = begin(ledger, little, steps=STEPS), Ledger.open(ledger.path)
+    failed.reserve(0)
+    assert other.total().alone
+    with pytest.raises(BudgetError, match="kept whole"):  # a row is reserved
+        begin(other, third, steps=STEPS)
+    failed.close(0)
+    run = begin(other, third, steps=STEPS)  # which chooses another order
+    released(run, 1)
+    total = ledger.total()
+    assert (total.fixed_runs, total.alone) == ((run.run_id,), False)
+    assert 0 < total.kept < total.limit - total.spent
+    run.close(1)
+    assert ledger.total().fixed_runs == (run.run_id,)  # a row has left
+    assert ledger.verify().valid
+
+
+def test_what_is_kept_free_is_charged_at_the_last_order(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(3.0, 1e-5))
+    run = begin(ledger, little, steps=STEPS)
+    run.reserve(0)
+    before, total = ledger.order, ledger.total()
+    run.close(0)
+    begin(ledger, third, steps=STEPS)
+    run.reserve(0)
+    assert ledger.order != before
+    assert ledger.total() == Ledger.open(ledger.path).total() != total
+    assert ledger.verify().valid
+
+
+def test_what_was_fixed_stays_as_long_as_another_run_has_a_row(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=BUDGET)
+    runs = [begin(ledger, third, steps=STEPS) for _ in range(2)]
+    for run in runs:
+        run.reserve(0)
+    runs[0].close(0)
+    late = begin(ledger, third, steps=STEPS)
+    assert ledger.total().fixed_runs == tuple(run.run_id for run in runs)
+    runs[1].close(0)
+    released(runs[1], 1)
+    assert set(ledger.total().fixed_runs) == {runs[1].run_id, late.run_id}  # no plan followed from a result
+
+
 def test_a_run_that_was_given_up_before_its_first_row_keeps_nothing(tmp_path: Path) -> None:
     ledger = new(tmp_path, budget=BUDGET)
     child = os.fork()
@@ -258,6 +302,11 @@ def test_forged_entries_are_noticed(tmp_path: Path) -> None:
     ):
         assert any(words in text for text in forged(name, **change).verify().problems)
     refused(DataError, "fixes runs that were not begun", forged, "e", runs=["nobody"])
+    unfix = {"kind": "unfix", "time": fix["time"], "entry": len(exported["entries"])}
+    entries = {**exported, "entries": [*exported["entries"], unfix]}
+    refused(
+        DataError, "takes back what was fixed beforehand after rows were released", resealed, entries, tmp_path / "f"
+    )
 
 
 # The filter's arithmetic: against SciPy's optimizers, the definitions, and dp-accounting.

@@ -104,6 +104,16 @@ REFUSED = {
 # fmt: on
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(1)], ids=["all", "a part"])
+def test_two_parameters_in_one_memory_are_refused(part: slice) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight = nn.Parameter(model[0].weight.data[part])
+    with pytest.raises(ArgumentError, match=r"'0\.weight' and '1\.weight' are two and share memory, .*: assign"):
+        check_module(model)
+    model[1].weight.requires_grad_(False)
+    assert check_module(model) == ()
+
+
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
 def test_refused_with_name_class_and_remedy(case: tuple) -> None:
     make, example, *words = case

@@ -29,6 +29,7 @@ import dpcore
 import dpcore.torch
 from dpcore.errors import ArgumentError, ArgumentTypeError, BackendError, DpcoreError, PrivacyError
 from dpcore.sampling import FixedOrderSampler, PoissonSampler, UserSampler, shard
+from dpcore.torch.data.data import Data
 from dpcore.torch.data.overlap import identities
 from dpcore.torch.make_private import check_labels
 from dpcore.torch.model.state_probe import Snapshot
@@ -40,7 +41,7 @@ from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved
 def test_every_kind_of_data_gives_the_same_run() -> None:
     read_only = DATA[0].numpy().copy()
     read_only.flags.writeable = False
-    kinds = (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), [read_only, DATA[1]])
+    kinds = (DATA, TensorDataset(*DATA), Rows(), tuple(t.numpy() for t in DATA), (read_only, DATA[1]))
     kinds = (*kinds, ({"input": DATA[0]}, DATA[1]), list(zip(*DATA, strict=True)))
     ends = [finish(start(model(), data=data)) for data in kinds]
     assert all(torch.equal(end, ends[0]) for end in ends[1:])
@@ -197,6 +198,7 @@ ARGUMENTS_REFUSED = {
     "a mapping of names": (lambda: {"data": {"train": Rows()}}, r"data\['train'\]=Rows: must be a tensor or an array"),
     "a tuple of lists": (lambda: {"data": (DATA[0].tolist(), [0] * 30)}, r"data\[0\]\[0\]\[0\]=float: must be a"),
     "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
+    "a list of columns": (lambda: {"data": list(DATA)}, "data=a list of 2 tensors: must be a tuple"),
     "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers as its examples"),
     "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers as its examples"),
     "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
@@ -455,6 +457,12 @@ def test_without_a_target_delta_one_must_be_asked_for() -> None:
     with pytest.raises(ArgumentError, match="delta=None"):
         run.statement()
     assert run.statement(1e-5).delta == 1e-5
+
+
+@pytest.mark.parametrize(("rows", "options"), [(5, {}), (40, {"collate_fn": torch.stack})])
+def test_a_list_of_tensors_is_a_list_of_examples(rows: int, options: dict[str, Any]) -> None:
+    source = Data(list(torch.zeros(30, rows)), torch.device("cpu"), **options)
+    assert (source.length, source.template().shape) == (30, (1, rows))
 
 
 @pytest.mark.parametrize("data", [DATA, Rows(), list(zip(*DATA, strict=True))], ids=["tensors", "dataset", "list"])

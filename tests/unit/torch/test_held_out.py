@@ -100,6 +100,16 @@ def test_a_ledger_gets_the_rest_back_and_agrees_with_the_statement(tmp_path: Pat
     assert findings["ledger: event"].words == "is that of the whole plan, of which the ledger has 2 steps"
 
 
+def test_the_first_process_decides_which_state_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(model(), stop=1)
+    held_out = HeldOut(run, HELD, {"accuracy": lambda *_: 0.5})
+    held_out.evaluate()
+    monkeypatch.setattr(run.engine.mechanism.peers, "same", lambda value: value + 0.1)  # the first process's metric
+    held_out.best_state = None
+    held_out.evaluate()
+    assert held_out.best_state is not None
+
+
 def test_a_saved_state_remembers_that_results_decided_to_stop() -> None:
     run, again = start(model(), stop=2), start(model())
     run.stopped_by_results = True

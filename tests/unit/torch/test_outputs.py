@@ -1,7 +1,9 @@
 """What a run gives: the method's output in the model, and records of releases on request."""
 
 import math
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +76,43 @@ def test_values_come_back_after_an_exception_and_steps_are_refused_inside() -> N
     assert run.steps_taken == 2
     run.step(batch)
     assert run.steps_taken == 3
+
+
+def test_an_evaluation_of_another_thread_loses_no_step() -> None:
+    run = start(model(), METHODS["uniform average"](8), stop=3)
+    batch, summed, shown = next(iter(run.loader)), threading.Event(), threading.Event()
+    sum_clipped, end = run.engine.sum_clipped, values(run.model)
+
+    def slow(*arguments: Any) -> None:
+        sum_clipped(*arguments)
+        with pytest.raises(PrivacyError, match="averaged: called while a step is under way"), run.averaged():
+            pass
+        summed.set()
+        assert not shown.wait(0.1)  # the other thread waits for the end of the step
+
+    def evaluate() -> None:
+        summed.wait(10)
+        with run.averaged(), run.averaged():
+            shown.set()
+
+    other = threading.Thread(target=evaluate)
+    other.start()
+    run.engine.sum_clipped = slow
+    run.step(batch)
+    other.join(10)
+    assert shown.is_set()
+    assert not torch.equal(values(run.model), end)
+
+
+def test_the_last_of_two_evaluations_restores_the_values() -> None:
+    run = start(model(), METHODS["uniform average"](8), stop=3)
+    end, one, two = values(run.model), run.averaged(), run.averaged()
+    with one:
+        two.__enter__()
+        average = values(run.model)
+    assert torch.equal(values(run.model), average)
+    two.__exit__(None, None, None)
+    assert torch.equal(values(run.model), end)
 
 
 def test_the_output_of_the_accelerated_method_is_y() -> None:

@@ -1,5 +1,6 @@
 """Resumed runs: under fresh noise always, with nothing lost of their state, and charged in full."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from torch.optim import lr_scheduler
 import dpcore
 import dpcore.torch
 from dpcore import accounting
+from dpcore.errors import PrivacyError
+from dpcore.ledger import Ledger
 from dpcore.sampling import FixedBatches
 from dpcore.spec.backends import load_backend
 from dpcore.spec.stream import Stream
 from dpcore.stages.strategies import NamedStrategy
 from tests.depth import chosen
-from tests.unit.torch_runs import DATA, KEY, METHODS, finish, load, model, saved, start, values
+from tests.unit.torch_runs import DATA, KEY, METHODS, as_text, finish, load, model, saved, start, values
 
 PLAIN = {
     "doppler": lambda: dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8),
@@ -130,11 +133,45 @@ def test_killed_and_resumed_equals_the_straight_run(name: str, stop: int, dtype:
     run, scheduler = fresh(microbatch_size=3)
     finish(run, scheduler, stop=stop)
     state, schedule = saved(run), scheduler.state_dict()
-    run, scheduler = fresh(microbatch_size=5, key=bytes(32), seed=2)
+    run, scheduler = fresh(key=bytes(32), seed=2)  # with the saved micro-batches, and so the saved masks
     load(run, state)
     scheduler.load_state_dict(schedule)
-    assert run.steps_taken == stop
+    assert (run.steps_taken, run.microbatch_size) == (stop, 3)
     assert torch.equal(finish(run, scheduler), straight)
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "taken"),
+    [({}, 1, True), ({}, 2, False), ({"microbatch_size": 5}, 1, False), ({"max_memory": 1}, 1, False)],
+)
+def test_a_given_micro_batch_or_that_of_other_processes_stays(
+    options: dict[str, Any], processes: int, taken: bool
+) -> None:
+    state = start(model(), microbatch_size=3).optimizer.state_dict()
+    state["dpcore"]["public"]["processes"] = processes
+    run = start(model(), **options)
+    own = run.microbatch_size
+    run.optimizer.load_state_dict(state)
+    assert run.microbatch_size == (3 if taken else own)
+    assert own != 3
+
+
+def test_the_statement_keeps_the_sentences_of_earlier_steps() -> None:
+    state = saved(start(model(), precision="bf16", stop=1))
+    for _ in range(2):  # a second state keeps them, too
+        run = load(start(model()), state, fork=True)
+        state = saved(run)
+    (sentence,) = (one for one in run.statement().caveats if "bfloat16" in one)
+    assert load(start(model(), precision="bf16"), state, fork=True).statement().caveats.count(sentence) == 1
+
+
+def test_a_run_that_a_ledger_pays_for_does_not_go_on_without_it(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "l", budget=None)
+    state, run = start(model(), ledger=ledger, stop=1).optimizer.state_dict(), start(model())
+    before = as_text(run)
+    with pytest.raises(PrivacyError, match=f"ledger=None: must be the ledger that pays .*{ledger.ledger_id}"):
+        run.optimizer.load_state_dict(state)
+    assert as_text(run) == before
 
 
 @pytest.mark.parametrize("key", [{}, {"key": None, "exact_key": False}], ids=["exact", "own"])
