@@ -529,7 +529,8 @@ def step_rdp(step: Step, orders: Array) -> Array:
     ]
     if len(parts) == 1 and parts[0][0] == 1.0:
         return parts[0][1]
-    logs = [np.log(weight) + log_expm1((orders - 1.0) * rdp) for weight, rdp in parts]
+    # A moment less 1 moves with weights and rates by at most as many times their error as its order.
+    logs = [np.log(weight) + log_expm1((orders - 1.0) * rdp) + orders * step.error for weight, rdp in parts]
     return np.asarray(np.logaddexp(0.0, np.logaddexp.reduce([np.full_like(orders, -np.inf), *logs])) / (orders - 1.0))
 
 

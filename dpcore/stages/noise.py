@@ -46,7 +46,8 @@ class IndependentGaussian(_Gaussian):
     Parameters
     ----------
     noise_multiplier : float or None
-        sigma, from 1e-9 to 1e9. 0 adds no noise (epsilon is then infinite); None is calibrated later, from a target epsilon.
+        sigma, from 1e-9 to 1e9. 0 adds no noise (epsilon is then infinite); None is calibrated later, from a target
+        epsilon.
     """
 
     noise_multiplier: float | None = None

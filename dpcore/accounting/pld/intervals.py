@@ -29,7 +29,8 @@ _RARE = 1e-5  # of delta: losses of an epoch that may count as infinite
 class Problem:
     """All steps of an event, how many there are, and the directions that differ.
 
-    A step's outcomes are resolved up to the standard normal quantiles `low` and `high`.
+    A step's outcomes are resolved up to the standard normal quantiles `low` and `high`. `inexact` is the relative error
+    that its weights and rates bring with them.
     """
 
     families: tuple[Losses, ...]
@@ -37,6 +38,7 @@ class Problem:
     directions: tuple[str, ...]
     low: float
     high: float
+    inexact: float = 0.0
 
     @property
     def eta(self) -> float:
@@ -50,7 +52,7 @@ class Problem:
         apart = max(float((1.0 / family.sigmas).max()) for family in self.families)
         long = max((family.batches for family in self.families if isinstance(family, Allocation)), default=0)
         terms = 256.0 + 64.0 * long  # of a sum, each with some roundings of its own
-        return (terms + 16.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
+        return self.inexact + (terms + 16.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
 
     @property
     def tilts(self) -> bool:
@@ -123,7 +125,8 @@ def problem(parts: Phases, log_delta: float) -> Problem:
     high = -float(special.ndtri_exp(min(log_delta, math.log(1e-3)) - math.log(1e7) - math.log(count)))
     rare = math.log(_RARE) + min(log_delta, math.log(1e-3)) - math.log(count)
     families += tuple(Allocation(step.batches, step.noise_multiplier, np.array([times]), rare) for step, times in whole)
-    return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high)
+    inexact = max((step.error for step, _ in steps), default=0.0)
+    return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high, inexact)
 
 
 def _divergences(family: Losses) -> Array:
@@ -472,7 +475,7 @@ def _variation(parts: Phases) -> float:
     total = math.erf(parts.mu / math.sqrt(8.0))
     for step, count in parts.steps:
         each = (weight * q * math.erf(1.0 / (math.sqrt(8.0) * sigma)) for weight, q, sigma in step.components)
-        total += count * math.fsum(each)
+        total += count * math.fsum(each) * (1.0 + step.error)
     return total * (1.0 + 1e-9)
 
 
