@@ -118,6 +118,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_vision.py"),
     ],
     "dpcore/cli/reports/verify.py": [
+        ("take a ledger's total on trust", "        yield from _total(statement, ledger.at(seal))", "        pass",
+         "end_to_end/test_cli_statement.py::test_a_statement_beside_its_ledger"),
+        ("take the total at an earlier seal", "    if before < _released(statement) and", "    if False and",
+         "end_to_end/test_cli_statement.py::test_a_statement_beside_its_ledger"),
         ("hold an own sampler's planned epsilon to the plan's alone", "for event in (run.planned, run.event)", "for event in (run.planned,)",
          "unit/ledger/test_attacks.py::test_the_planned_epsilon_of_an_own_sampler_is_not_below_what_the_ledger_charged"),
         ("compare no planned event where steps were abandoned", "    if statement.steps_abandoned:  # which are additional to the plan\n        if (problem", "    if statement.steps_abandoned:\n        return Finding(name, OK, \"\")\n        if (problem",
@@ -1014,6 +1018,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_doctor.py::test_everything_is_left_as_it_was"),
     ],
     "dpcore/ledger/state.py": [
+        ("take back rows that a checkpoint has", 'return max((first for first in firsts if first <= branch.mark), default=branch.first)', "return branch.first",
+         "unit/ledger/test_ledger.py::test_a_close_keeps_the_rows_that_another_branch_continued_from"),
         ("count a fork's rows as rows of the plan", "return releases == mark <= run.planned_steps or within(",
          "return mark <= run.planned_steps or within(", "unit/ledger/test_fixed.py"),
         ("add runs chosen later to a plan that keeps the whole budget", "return self.limit is not None and self.charge > self.limit", "return False",
@@ -1371,6 +1377,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("bound an attack where no grid has the losses", "if not parts.steps or too_quiet(parts):", "if not parts.steps:", "unit/accounting/test_random_allocation.py"),
     ],
     "dpcore/ledger/ledger.py": [
+        ("take rows beyond the plan for released", "if validate.integer(left=left, minimum=0) > most:", "if False:",
+         "unit/ledger/test_ledger.py::test_nonsense"),
         ("charge rows that left only as far as they fit", "if not (left or abandoned):\n            ", "if True:\n            ",
          "unit/ledger/test_attacks.py::test_a_run_whose_earlier_rows_do_not_fit_is_charged_and_refused_again_and_again"),
         ("say that something is left where one plan keeps all", "kept = state.fixed is not None and state.fixed.alone", "kept = False",

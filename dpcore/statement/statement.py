@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from dpcore.accounting.branches import count
+from dpcore.accounting.branches import check_rows, count
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.canonical import INFINITE, digest, plain, read_json
 from dpcore.statement.assumptions import BRIEFLY
@@ -133,7 +133,7 @@ class Statement:
             )
         if not self.steps_abandoned >= 0:
             raise ArgumentError(f"steps_abandoned={self.steps_abandoned!r}: must be 0 or more")
-        rows = tuple(_rows(item, self.steps_planned) for item in self.rows_abandoned)
+        rows = tuple(check_rows(item, self.steps_planned, "rows_abandoned") for item in self.rows_abandoned)
         object.__setattr__(self, "rows_abandoned", rows)
         if rows and count(rows) != self.steps_abandoned:
             raise ArgumentError(f"rows_abandoned={rows!r}: must be {self.steps_abandoned!r} rows, the steps abandoned")
@@ -251,13 +251,6 @@ class Statement:
 
 def _kind(item: Field[Any]) -> str:
     return str(item.type).partition("[")[0]
-
-
-def _rows(item: Any, steps: int) -> tuple[int, int]:
-    whole = isinstance(item, (list, tuple)) and len(item) == 2 and all(type(row) is int for row in item)
-    if not whole or not 0 <= item[0] < item[1] <= steps:
-        raise ArgumentError(f"rows_abandoned: {item!r} must be (first, stop), 0 <= first < stop <= {steps}")
-    return item[0], item[1]
 
 
 def _epsilon(value: Any, where: str) -> float:

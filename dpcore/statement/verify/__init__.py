@@ -288,7 +288,7 @@ def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
         label, follows = name.replace("_", " "), getattr(derived, name)
         for accountant, value in getattr(statement, name).items():
             if accountant in follows:
-                yield _upper_bound(f"{label} ({accountant})", value, follows[accountant], statement)
+                yield upper_bound(f"{label} ({accountant})", value, follows[accountant], statement)
             else:
                 words = f"cannot be recomputed: the event is covered by {', '.join(follows)}"
                 yield Finding(f"{label} ({accountant})", FAILED, words)
@@ -308,7 +308,8 @@ def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
     yield _field("derivation", statement.derivation, routes, "one sentence for each accountant")
 
 
-def _upper_bound(label: str, stated: float, derived: float, statement: Statement) -> Finding:
+def upper_bound(label: str, stated: float, derived: float, statement: Statement) -> Finding:
+    """Return the finding on an epsilon: it is the one that follows, and never less."""
     if same(stated, derived, ROUNDING):
         return Finding(label, OK, format_epsilon(derived))
     said = f"is stated as {format_epsilon(stated)} and follows as {format_epsilon(derived)}"
