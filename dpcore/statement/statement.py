@@ -169,6 +169,20 @@ class Statement:
         return None if self.dataset_size is None else bool(self.delta < 1 / self.dataset_size)
 
     @property
+    def delta_on_floats(self) -> float:
+        """Delta with what the draws' distance from their law adds: the one that holds for the numbers released."""
+        grid = self.noise.get("grid")
+        distance = grid.get("law_distance") if isinstance(grid, dict) else None
+        if not isinstance(distance, (int, float)) or not distance > 0:
+            return self.delta
+        return min(1.0, self.delta + (1.0 + math.exp(min(self.best_epsilon, 700.0))) * distance)
+
+    @property
+    def floats_matter(self) -> bool:
+        """Whether that distance adds more than a tenth to delta: it may where epsilon is 10 and more."""
+        return self.private and self.delta_on_floats > 1.1 * self.delta
+
+    @property
     def settings_hash(self) -> str:
         """SHA-256 of the settings that decide the mechanism, as canonical JSON."""
         return digest({name: getattr(self, name) for name in SETTINGS})
@@ -275,6 +289,9 @@ def _summary(statement: Statement, width: int) -> str:
         rows["guarantee"] = "NOT PRIVATE: epsilon is infinite; handle what was released like the training data"
     if statement.delta_is_small is False:
         rows["WARNING"] = f"delta is not below 1/n: one {statement.unit} published outright has such a delta"
+    if statement.floats_matter:
+        holds = format_delta(statement.delta_on_floats)
+        rows["ON FLOATS"] = f"WARNING: delta = {holds} at this epsilon, for the law that the draws have as floats"
     if statement.note:
         rows["note"] = statement.note
     expected = _value(sampler.get("expected_batch_size", "unknown"))
@@ -352,6 +369,12 @@ def _paragraphs(statement: Statement) -> list[str]:
         paragraphs.append(
             f"WARNING: delta = {format_delta(statement.delta)} is not below 1/n = 1/{n}. A mechanism that publishes "
             f"one {statement.unit} chosen at random has such a delta; this one has not been shown to do better."
+        )
+    if statement.floats_matter:
+        paragraphs.append(
+            f"WARNING: delta = {format_delta(statement.delta)} is that of exact draws. For the numbers that are "
+            f"released it is {format_delta(statement.delta_on_floats)}: (1 + exp(epsilon)) times the law distance is "
+            "added, and at this epsilon it is not small. A smaller epsilon has a smaller one."
         )
     if statement.attacker and statement.private:
         paragraphs.append(_attack(statement))
