@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from dpcore.errors import ArgumentError
 
 Rows = tuple[int, int]
 """(first, stop): rows first .. stop - 1 of one branch."""
@@ -59,6 +61,14 @@ class Branches:
     def forked(self, parent: str, name: str, row: int) -> Branches:
         """Return them with a new branch that leaves `parent` before `row`, and is the present one."""
         return Branches(name, {**self.known, name: Branch(parent, row, row)})
+
+
+def check_rows(item: Any, steps: int, name: str) -> Rows:
+    """Return a range of abandoned rows if it is one, within a plan of that many steps."""
+    whole = isinstance(item, (list, tuple)) and len(item) == 2 and all(type(row) is int for row in item)
+    if not whole or not 0 <= item[0] < item[1] <= steps:
+        raise ArgumentError(f"{name}: {item!r} must be (first, stop), 0 <= first < stop <= {steps}")
+    return item[0], item[1]
 
 
 def count(ranges: Iterable[Rows]) -> int:

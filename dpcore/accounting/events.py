@@ -3,7 +3,7 @@
 Rules for evolution: the meaning of an event never changes once a ledger or a statement may contain one (add a class
 instead), and an event has everything that is needed to derive epsilon again. `noise_multiplier` is always the
 standard deviation of the noise on a sum over the L2 sensitivity of that sum **under the event's own adjacency**; each
-class states that sensitivity.
+class states that sensitivity. It is 0, or from 1e-9 to 1e9: the accountants are right in that range.
 """
 
 import math
@@ -50,7 +50,7 @@ class Event(validate.Checked):
     _kinds: ClassVar[dict[str, type["Event"]]] = {}
     rules: ClassVar[validate.Rules] = {
         "sample_rate": validate.fraction,
-        "noise_multiplier": validate.non_negative,
+        "noise_multiplier": validate.noise,
         "sensitivity": validate.non_negative,
         **dict.fromkeys(("steps", "count", "epochs"), _ANY),
         **dict.fromkeys(("dataset_size", "batch_size", "max_batch_size", "groups", "batches"), _SOME),
@@ -116,6 +116,14 @@ def check_event(**values: Any) -> Event:
     if not isinstance(value, Event):
         raise ArgumentTypeError(f"{name}={value!r}: must be an event of dpcore.accounting")
     return value
+
+
+def _relative_noise(noise_multiplier: float, sensitivity: float) -> None:
+    """Refuse a noise multiplier that is out of range as a multiple of the sensitivity of the whole run."""
+    try:
+        validate.noise(noise_multiplier=noise_multiplier / sensitivity)
+    except ArgumentError as cause:
+        raise ArgumentError(f"sensitivity={sensitivity!r}: divides the noise multiplier, and {cause}") from None
 
 
 # Events of Gaussian noise without secret sampling.
@@ -185,6 +193,11 @@ class MatrixGaussian(Event):
     steps: int
     strategy: str
     adjacency: Adjacency = Adjacency.ZERO_OUT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sensitivity > 0.0:
+            _relative_noise(self.noise_multiplier, self.sensitivity)
 
     @property
     def mu(self) -> float:
@@ -344,6 +357,10 @@ class CyclicPoissonSampledGaussian(Event):
     strategy: str = "identity"
     adjacency = Adjacency.ZERO_OUT
     rules: ClassVar[validate.Rules] = {**Event.rules, "sensitivity": validate.positive}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _relative_noise(self.noise_multiplier, self.sensitivity)
 
     @property
     def participations(self) -> int:

@@ -56,7 +56,7 @@ def epsilon_from_rdp(orders: Array, rdp: Array, delta: float) -> float:
     """
     bound = rdp + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
     bound = np.where(delta * delta > -np.expm1(-rdp), 0.0, bound)
-    return max(0.0, float(bound.min()))
+    return max(0.0, float(_known(bound).min()))
 
 
 def log_delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> float:
@@ -64,7 +64,12 @@ def log_delta_from_rdp(orders: Array, rdp: Array, epsilon: float) -> float:
     improved = (orders - 1.0) * (rdp - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
     with np.errstate(divide="ignore"):
         by_kl = 0.5 * np.log(-np.expm1(-rdp))
-    return float(np.minimum(improved, by_kl).min())
+    return float(_known(np.minimum(improved, by_kl)).min())
+
+
+def _known(bounds: Array) -> Array:
+    """Return upper bounds with infinity for each that float64 cannot compute: `max(0.0, nan)` would be no bound."""
+    return np.where(np.isnan(bounds), np.inf, bounds)
 
 
 # Moments of the Poisson-subsampled Gaussian.
@@ -470,7 +475,7 @@ def event_rdp(event: Event, orders: Array) -> Array:
     for selection, count in selections:
         if count:
             total = total + count * selected_moments(selection, orders, event_rdp(selection.run, orders))
-    return total
+    return _known(total)
 
 
 def selected_moments(event: PrivateSelection, orders: Array, rdp: Array) -> Array:
@@ -524,7 +529,8 @@ def step_rdp(step: Step, orders: Array) -> Array:
     ]
     if len(parts) == 1 and parts[0][0] == 1.0:
         return parts[0][1]
-    logs = [np.log(weight) + log_expm1((orders - 1.0) * rdp) for weight, rdp in parts]
+    # A moment less 1 moves with weights and rates by at most as many times their error as its order.
+    logs = [np.log(weight) + log_expm1((orders - 1.0) * rdp) + orders * step.error for weight, rdp in parts]
     return np.asarray(np.logaddexp(0.0, np.logaddexp.reduce([np.full_like(orders, -np.inf), *logs])) / (orders - 1.0))
 
 

@@ -311,7 +311,8 @@ class LedgerRun:
     def close(self, row: int) -> None:
         """Give back rows that were reserved and not released, and end the lease of the branch.
 
-        A second call changes nothing, and another reservation takes the branch back.
+        A second call changes nothing, and another reservation takes the branch back. Rows up to a checkpoint that
+        another branch continued from stay reserved.
 
         Parameters
         ----------
@@ -355,6 +356,7 @@ class LedgerRun:
         """Give back the rows from `mark` on, end the lease of the branch, and return its mark."""
         with self._book.writing() as draft:
             run, branch = draft.leased(self.run_id, self.branch_id, self._token)
+            mark = max(mark, run.settled(self.branch_id))
             if mark < branch.mark:
                 outcome = after(run, self.branch_id, mark, self._event_after)
                 self._allowance.append(draft, run, self.branch_id, mark, *outcome, kind="close")

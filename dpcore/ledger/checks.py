@@ -148,11 +148,11 @@ class Remaining:
     def runs(self, epsilon: float, most: int = 10_000) -> int:
         """Return how many more runs fit, at most `most`, each of this epsilon at the budget's delta.
 
-        Each is taken for a Gaussian mechanism: n of them are one whose noise multiplier is divided by sqrt(n). Runs of
+        Each is taken for a Gaussian mechanism: n of them are one that touches n sums. Runs of
         secretly sampled batches differ a little.
         """
         sigma = analytic_noise_multiplier(epsilon, self.budget[1])
-        return self.steps(lambda runs: Gaussian(sigma / math.sqrt(runs)), most)
+        return self.steps(lambda runs: Gaussian(sigma, runs), most)
 
     def noise_multiplier(self, make_event: Callable[[float], Event]) -> float:
         """Return the smallest noise multiplier whose event still fits, rounded up.

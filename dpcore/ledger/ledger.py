@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
-from dpcore.accounting.branches import Rows
+from dpcore.accounting.branches import Rows, check_rows
 from dpcore.accounting.events import check_event
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.ledger import checks
@@ -19,7 +19,7 @@ from dpcore.ledger.book import Book, now
 from dpcore.ledger.checks import EventAfter, Remaining, RunRecord, Total, Verification, event_of
 from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.ledger.state import FORMAT, START, Entry, number_out, seal, write
-from dpcore.ledger.storage import Storage, check_place, check_writable, exists
+from dpcore.ledger.storage import Storage, StorageUpTo, check_place, check_writable, exists
 from dpcore.spec import validate
 from dpcore.spec.canonical import plain, read_json
 from dpcore.spec.version import __version__
@@ -212,8 +212,15 @@ class Ledger:
             If nothing left yet, and not even the first row fits.
         PrivacyError
             If its adjacency does not go with the ledger's, its event cannot be charged, or its key is in use.
+        ArgumentError
+            If more rows left than are planned, or an abandoned range is none within them.
         """
         words = {"name": str(name), "description": description, "dataset": str(dataset)}
+        most = validate.integer(steps=steps, minimum=1)
+        if validate.integer(left=left, minimum=0) > most:
+            raise ArgumentError(f"left={left!r}: must be at most the planned steps, {most}")
+        for rows in abandoned:
+            check_rows(rows, most, "abandoned")
         return self._begin(adjacency, steps, event_after, key_digest, left, abandoned, **words)
 
     def _begin(
@@ -370,7 +377,7 @@ class Ledger:
 
     def describe(self, run_id: str, delta: float) -> dict[str, Any]:
         """Return what the statement of a run says of its ledger: the names of both, and the ledger's total."""
-        total, seal = self.total(delta), self.seal
+        total, seal = self._total(delta)
         stated = {"epsilon": plain(total.filter), "epsilon_if_fixed_beforehand": plain(total.fixed), "delta": delta}
         return {"ledger": self.ledger_id, "run": run_id, "seal": seal, "total": stated, **self.stated_place}
 
@@ -413,9 +420,23 @@ class Ledger:
         ArgumentError
             If there is neither a delta nor a budget.
         """
+        return self._total(delta)[0]
+
+    def at(self, seal: str) -> Ledger:
+        """Return the ledger as it was when the entry with this seal was its last one, to be read only.
+
+        Raises
+        ------
+        DataError
+            If no entry has the seal.
+        """
+        return Ledger(StorageUpTo(self.path, seal))
+
+    def _total(self, delta: float | None) -> tuple[Total, str]:
+        """Return the total, and the seal of the last entry in it."""
         rows = self._allowance
         with self._book.reading() as draft:
-            state = self._book.state
+            state, seal = self._book.state, self._book.seal
             runs = tuple(checks.record(run) for run in state.runs.values())
             spent, counted, limit = rows.spent, rows.counted(draft), rows.limit
             fixed, outside = state.fixed, checks.outside_plans(state)
@@ -433,7 +454,7 @@ class Ledger:
             budget = plan
         elif exceeded and budget is not None:  # nobody fixed the sum's end
             budget = max(budget, odometer)
-        return Total(
+        total = Total(
             delta=chosen,
             adjacency=None if whole.adjacency is None else str(whole.adjacency),
             runs=len(runs),
@@ -449,6 +470,7 @@ class Ledger:
             limit=limit,
             notes=checks.notes(runs, spent, exceeded),
         )
+        return total, seal
 
     def remaining(self) -> Remaining:
         """Return the rest of the budget, to which steps and noise can be calibrated.

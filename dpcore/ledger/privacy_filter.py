@@ -107,7 +107,7 @@ class PrivacyFilter:
                     f"event={type(event).__name__}: this ledger composes by Gaussian differential privacy, which does "
                     "not cover secretly sampled batches; use a fixed order, or a ledger with composition='rdp'"
                 )
-            return parts.mu**2
+            return parts.mu * parts.mu
         if not RdpAccountant().supports(event):
             raise PrivacyError(f"event={type(event).__name__}: no Renyi divergence is known for it")
         return float(event_rdp(event, np.array([self.order]))[0])
@@ -142,7 +142,7 @@ class PrivacyFilter:
         """Return an epsilon that holds at `delta` whenever one looks and however runs were chosen; see above."""
         if total == 0.0:
             return 0.0
-        if math.isinf(total):
+        if total > 1e300:  # the powers below leave float64
             return math.inf
         j = math.ceil(2.0 * math.log2(total))
         while 2.0 ** (j / 2.0) < total:  # only by rounding

@@ -36,12 +36,14 @@ class Entry(NamedTuple):
 
 def write(content: Mapping[str, Any]) -> str:
     """Return the one JSON spelling of an entry's content."""
-    try:
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    except (TypeError, ValueError) as cause:
-        raise ArgumentError(
-            f"description: must be made of finite numbers, strings, lists and dicts ({cause})"
-        ) from cause
+    for name, value in content.items():
+        try:
+            json.dumps(value, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as cause:
+            raise ArgumentError(
+                f"{name}: must be made of finite numbers, strings, lists and dicts ({cause})"
+            ) from cause
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def seal(previous: str, body: str) -> str:
@@ -194,6 +196,12 @@ class Run:
         """The event of all of it, as it was planned."""
         return Event.from_dict(self.planned)
 
+    def settled(self, branch_id: str) -> int:
+        """Return the rows of a branch that stay released: checkpoints from which others continued came after them."""
+        branch = self.branches[branch_id]
+        firsts = [child.first for child in self.branches.values() if child.parent == branch_id]
+        return max((first for first in firsts if first <= branch.mark), default=branch.first)
+
     def abandoned(self, branch_id: str) -> tuple[Rows, ...]:
         """Return the rows that do not lead to a branch."""
         return Branches(branch_id, self.branches).abandoned
@@ -328,6 +336,8 @@ def _reserve(state: State, content: Mapping[str, Any]) -> None:
         raise ValueError("takes reserved rows back")
     if moved > 0 and content["kind"] == "close":
         raise ValueError("reserves rows at a close")
+    if moved < 0 and content["mark"] < run.settled(content["branch"]):
+        raise ValueError("takes back rows that another branch continued from")
     if content["mark"] < branch.first or content["releases"] != run.releases + moved:
         raise ValueError(f"counts {content['releases']} releases instead of {run.releases + moved}")
     if state.fixed is None:

@@ -378,6 +378,22 @@ class Storage:
         return self.damaged(text)
 
 
+class StorageUpTo(Storage):
+    """A ledger's file up to the entry with a seal."""
+
+    def __init__(self, path: Path, seal: str) -> None:
+        super().__init__(path, read_only=True)
+        self._seal = seal
+
+    def entries(self, connection: sqlite3.Connection, first: int) -> Iterator[Entry]:
+        """Yield the stored entries from number `first` to that one."""
+        for entry in super().entries(connection, first):
+            yield entry
+            if entry.seal == self._seal:
+                return
+        raise DataError(f"ledger {self.path}: no entry has the seal {self._seal}")
+
+
 def exists(path: Path) -> DataError:
     """Return the error for a new ledger whose file exists."""
     return DataError(f"ledger {path}: exists already, and a ledger is never overwritten; open it instead")

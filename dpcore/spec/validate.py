@@ -59,6 +59,8 @@ open_unit = _bounded(lambda value: 0 < value < 1, "lie strictly between 0 and 1"
 fraction = _bounded(lambda value: 0 < value <= 1, "be greater than 0 and at most 1")
 # Of vectors: their squares are numbers of float64, too.
 norm = _bounded(lambda value: 1e-100 <= value <= 1e100, "lie between 1e-100 and 1e100")
+# Relative to the sensitivity. All accountants are right within it, halved or multiplied by large counts as well.
+noise = _bounded(lambda value: value == 0 or 1e-9 <= value <= 1e9, "be 0, which is not private, or from 1e-9 to 1e9")
 decay = _bounded(lambda value: 0 <= value < 1, "be at least 0 and less than 1")  # of a momentum or moment
 unit_interval = _bounded(lambda value: 0 <= value <= 1, "lie between 0 and 1")
 

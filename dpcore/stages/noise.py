@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
 from dpcore.errors import ArgumentTypeError
-from dpcore.spec.validate import non_negative, plain
+from dpcore.spec.validate import noise, plain
 from dpcore.stages.strategies import NamedStrategy, Strategy
 
 __all__ = ["CorrelatedGaussian", "IndependentGaussian", "Noise"]
@@ -32,7 +32,7 @@ class _Gaussian:
     def __post_init__(self) -> None:
         plain(self)
         if self.noise_multiplier is not None:
-            non_negative(noise_multiplier=self.noise_multiplier)
+            noise(noise_multiplier=self.noise_multiplier)
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
         """Return the same noise at another multiplier."""
@@ -46,7 +46,8 @@ class IndependentGaussian(_Gaussian):
     Parameters
     ----------
     noise_multiplier : float or None
-        sigma >= 0. 0 adds no noise (epsilon is then infinite); None is calibrated later, from a target epsilon.
+        sigma, from 1e-9 to 1e9. 0 adds no noise (epsilon is then infinite); None is calibrated later, from a target
+        epsilon.
     """
 
     noise_multiplier: float | None = None

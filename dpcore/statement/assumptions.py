@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,13 @@ if TYPE_CHECKING:
 
 PUBLIC_SIZES = "The number of examples n and the sampling rate are treated as public."
 REAL_NUMBERS = "The analysis is of real-valued Gaussian noise; the rounding of floating-point numbers is not covered."
-"""The sentence of statements before releases had a grid, and of those without the number of coordinates."""
-_GRID = (
-    "what an example adds is an integer multiple of one grid's step, no longer than the clip norm, sums of these are "
-    "exact, and noise is drawn on the same grid."
+"""The sentence of statements without the number of coordinates, and so without a grid."""
+FLOATS = (
+    "The guarantee holds for the floating-point numbers that are released: what an example adds is an integer multiple "
+    "of one grid's step, no longer than the clip norm, sums of these are exact, and noise is drawn on the same grid. "
+    "All draws together are within the law distance stated above of their law, in total variation; (1 + exp(epsilon)) "
+    "times that is to be added to delta."
 )
-_FLOATS = (
-    "The guarantee holds for the floating-point numbers that are released: {} All draws together are within the law "
-    "distance stated above of their law, in total variation; (1 + exp(epsilon)) times that is to be added to delta."
-)
-FLOATS = _FLOATS.format(_GRID)
 SECRET_KEYS = (
     "The keys are assumed secret and never used again, and with them the secret part of every saved state; whoever "
     "knows them can subtract the noise."
@@ -67,15 +63,6 @@ BRIEFLY = {
 }
 """Short forms of sentences for a summary, which counts the others."""
 
-ROUNDED = _FLOATS.format(
-    "sums and noise are whole multiples of one grid's step, and the noise is raised by what the grid and the rounding "
-    "of sums add to the sensitivity."
-)
-"""The sentence of statements before sums were exact."""
-# Before there were plurals.
-_RESUMED = re.compile(r"The run was resumed ([0-9]{1,18}) time\(s\)( from a checkpoint, .*)", re.DOTALL)
-_ABANDONED = re.compile(r"Epsilon counts ([0-9]{1,18}) further step\(s\), which were( released and then abandoned\.)")
-
 
 def assumptions(
     plan: Plan, keys: Provenance, abandoned: int, ledger: Mapping[str, Any], *, on_grid: bool
@@ -117,18 +104,6 @@ def of_selection(caveats: Iterable[str], ledger: Mapping[str, Any]) -> tuple[str
     """Return the sentences of a selection that a ledger paid for, from those of the run that won."""
     said = [*caveats, SELECTED, *_places(ledger)]
     return tuple(dict.fromkeys(_search(ledger) if sentence == NO_LEDGER else sentence for sentence in said))
-
-
-def as_now(sentence: str) -> str:
-    """Return a sentence of a stored statement as it is worded now: one that says the same still is the same."""
-    if sentence == ROUNDED:
-        return FLOATS
-    if found := _RESUMED.match(sentence):
-        return f"The run was resumed {counted(int(found[1]), 'time')}{found[2]}"
-    if found := _ABANDONED.fullmatch(sentence):
-        were = "was" if int(found[1]) == 1 else "were"
-        return f"Epsilon counts {counted(int(found[1]), 'further step')}, which {were}{found[2]}"
-    return sentence
 
 
 def _places(ledger: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from dpcore.accounting.branches import count
+from dpcore.accounting.branches import check_rows, count
 from dpcore.errors import ArgumentError, DataError, DpcoreError
 from dpcore.spec.canonical import INFINITE, digest, plain, read_json
 from dpcore.statement.assumptions import BRIEFLY
@@ -133,7 +133,7 @@ class Statement:
             )
         if not self.steps_abandoned >= 0:
             raise ArgumentError(f"steps_abandoned={self.steps_abandoned!r}: must be 0 or more")
-        rows = tuple(_rows(item, self.steps_planned) for item in self.rows_abandoned)
+        rows = tuple(check_rows(item, self.steps_planned, "rows_abandoned") for item in self.rows_abandoned)
         object.__setattr__(self, "rows_abandoned", rows)
         if rows and count(rows) != self.steps_abandoned:
             raise ArgumentError(f"rows_abandoned={rows!r}: must be {self.steps_abandoned!r} rows, the steps abandoned")
@@ -167,6 +167,20 @@ class Statement:
     def delta_is_small(self) -> bool | None:
         """Whether delta < 1/n; None without n. A delta of 1/n allows one example to be published outright."""
         return None if self.dataset_size is None else bool(self.delta < 1 / self.dataset_size)
+
+    @property
+    def delta_on_floats(self) -> float:
+        """Delta with what the draws' distance from their law adds: the one that holds for the numbers released."""
+        grid = self.noise.get("grid")
+        distance = grid.get("law_distance") if isinstance(grid, dict) else None
+        if not isinstance(distance, (int, float)) or not distance > 0:
+            return self.delta
+        return min(1.0, self.delta + (1.0 + math.exp(min(self.best_epsilon, 700.0))) * distance)
+
+    @property
+    def floats_matter(self) -> bool:
+        """Whether that distance adds more than a tenth to delta: it may where epsilon is 10 and more."""
+        return self.private and self.delta_on_floats > 1.1 * self.delta
 
     @property
     def settings_hash(self) -> str:
@@ -253,13 +267,6 @@ def _kind(item: Field[Any]) -> str:
     return str(item.type).partition("[")[0]
 
 
-def _rows(item: Any, steps: int) -> tuple[int, int]:
-    whole = isinstance(item, (list, tuple)) and len(item) == 2 and all(type(row) is int for row in item)
-    if not whole or not 0 <= item[0] < item[1] <= steps:
-        raise ArgumentError(f"rows_abandoned: {item!r} must be (first, stop), 0 <= first < stop <= {steps}")
-    return item[0], item[1]
-
-
 def _epsilon(value: Any, where: str) -> float:
     if value == INFINITE:
         return math.inf
@@ -282,6 +289,9 @@ def _summary(statement: Statement, width: int) -> str:
         rows["guarantee"] = "NOT PRIVATE: epsilon is infinite; handle what was released like the training data"
     if statement.delta_is_small is False:
         rows["WARNING"] = f"delta is not below 1/n: one {statement.unit} published outright has such a delta"
+    if statement.floats_matter:
+        holds = format_delta(statement.delta_on_floats)
+        rows["ON FLOATS"] = f"WARNING: delta = {holds} at this epsilon, for the law that the draws have as floats"
     if statement.note:
         rows["note"] = statement.note
     expected = _value(sampler.get("expected_batch_size", "unknown"))
@@ -359,6 +369,12 @@ def _paragraphs(statement: Statement) -> list[str]:
         paragraphs.append(
             f"WARNING: delta = {format_delta(statement.delta)} is not below 1/n = 1/{n}. A mechanism that publishes "
             f"one {statement.unit} chosen at random has such a delta; this one has not been shown to do better."
+        )
+    if statement.floats_matter:
+        paragraphs.append(
+            f"WARNING: delta = {format_delta(statement.delta)} is that of exact draws. For the numbers that are "
+            f"released it is {format_delta(statement.delta_on_floats)}: (1 + exp(epsilon)) times the law distance is "
+            "added, and at this epsilon it is not small. A smaller epsilon has a smaller one."
         )
     if statement.attacker and statement.private:
         paragraphs.append(_attack(statement))

@@ -1,6 +1,7 @@
 """`dpcore statement` and `dpcore verify`: what a run wrote, its files beside its statement, and nonsense."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dpcore.accounting import Gaussian
 from dpcore.cli import main
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
@@ -179,6 +181,22 @@ def test_a_statement_beside_its_ledger(tmp_path, capsys):
         assert "failed: epsilon = 0.5 for all runs is below epsilon = 0.9995" in less["ledger's total"]
     assert "is stated at" in found(ledger=whole["ledger"] | {"total": total | {"delta": 1e-3}})["ledger's total"]
     assert "cannot be read" in found(ledger=whole["ledger"] | {"total": 3})["ledger's total"]
+    for name, label in (("epsilon", "epsilon"), ("epsilon_if_fixed_beforehand", "epsilon if fixed beforehand")):
+        for factor, words in ((0.999, "failed: .*too little"), (1.001, "failed: .*more than follows"), (1, "ok: ")):
+            other = found(ledger=whole["ledger"] | {"total": total | {name: factor * total[name]}})
+            assert re.match(words, other[f"ledger: total, {label}"])
+    # Later entries change nothing, and an earlier seal hides the run's own steps.
+    ledger = Ledger.open(file)
+    ledger.charge(Gaussian(30.0), name="later")
+    assert not any(words.startswith("failed") for words in found().values())
+    early = found(ledger=whole["ledger"] | {"seal": ledger.export()["seals"][1]})
+    assert early["ledger: total"] == (
+        "failed: the seal is of an entry before the last step of this run: it had 0 steps then"
+    )
+    assert (
+        "no entry has the seal None"
+        in found(ledger={k: v for k, v in whole["ledger"].items() if k != "seal"})["ledger: seal"]
+    )
     short = found(ledger={name: whole["ledger"][name] for name in ("ledger", "run")})
     assert short.keys() == {"ledger", "ledger: event", "ledger: event planned"}
     assert "failed: no entry has" in found(ledger=whole["ledger"] | {"seal": "ab" * 32})["ledger: seal"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpcore.accounting.events import Event
-from dpcore.accounting.gaussian import gaussian_epsilon, log_delta, rounding
+from dpcore.accounting.gaussian import MOST, gaussian_epsilon, log_delta, rounding
 from dpcore.accounting.phases import LEAST_ALLOCATED, AllocationStep, Phases, PoissonStep, demand_phases, phases
 from dpcore.accounting.pld import loss
 from dpcore.accounting.pld.allocation import Allocation, Losses
@@ -29,7 +29,8 @@ _RARE = 1e-5  # of delta: losses of an epoch that may count as infinite
 class Problem:
     """All steps of an event, how many there are, and the directions that differ.
 
-    A step's outcomes are resolved up to the standard normal quantiles `low` and `high`.
+    A step's outcomes are resolved up to the standard normal quantiles `low` and `high`. `inexact` is the relative error
+    that its weights and rates bring with them.
     """
 
     families: tuple[Losses, ...]
@@ -37,6 +38,7 @@ class Problem:
     directions: tuple[str, ...]
     low: float
     high: float
+    inexact: float = 0.0
 
     @property
     def eta(self) -> float:
@@ -50,7 +52,7 @@ class Problem:
         apart = max(float((1.0 / family.sigmas).max()) for family in self.families)
         long = max((family.batches for family in self.families if isinstance(family, Allocation)), default=0)
         terms = 256.0 + 64.0 * long  # of a sum, each with some roundings of its own
-        return (terms + 16.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
+        return self.inexact + (terms + 16.0 * min(39.0, max(self.low, self.high) + apart) ** 2) * 2.0**-52
 
     @property
     def tilts(self) -> bool:
@@ -123,7 +125,8 @@ def problem(parts: Phases, log_delta: float) -> Problem:
     high = -float(special.ndtri_exp(min(log_delta, math.log(1e-3)) - math.log(1e7) - math.log(count)))
     rare = math.log(_RARE) + min(log_delta, math.log(1e-3)) - math.log(count)
     families += tuple(Allocation(step.batches, step.noise_multiplier, np.array([times]), rare) for step, times in whole)
-    return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high)
+    inexact = max((step.error for step, _ in steps), default=0.0)
+    return Problem(families, count, ("remove",) if one_sided else ("remove", "add"), low, high, inexact)
 
 
 def _divergences(family: Losses) -> Array:
@@ -329,6 +332,7 @@ def refine(
 
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
 _LEAST_NOISE = 1e-6  # losses are of the order of its inverse square: single ones leave the range of the grid
+_MOST_MU = 1e8  # losses are of the order of its square: beyond it float64 does not resolve a unit of their sum
 _MOST_STEPS = 1 << 40  # their rounding adds half a unit to epsilon; that of 2^48, more than float64's range to delta
 
 
@@ -363,8 +367,8 @@ def epsilon_interval(event: Event, delta: float, tolerance: float | None = None)
     refinement miss the tolerance, the bounds found so far are returned, certified all the same. Known: a tolerance
     below 1e-6 epsilon. Rare events at a small epsilon (rate 1.2e-5, noise 0.83, 20,200 steps, delta 2e-11: gap 7e-4 at
     epsilon 0.039). 10^8 steps and more (gap 1.5e-2 epsilon at 2.6e8). Delta of 1e-170 and less. Noise multipliers below
-    0.05: the gap is 2e-3 epsilon at 0.01, and the lower end is 0 at 0.001. Below 1e-6, or below 0.25 for random
-    allocation, the interval goes from 0 to the epsilon without sampling.
+    0.05: the gap is 2e-3 epsilon at 0.01, and the lower end is 0 at 0.001. Below 1e-6, below 0.25 for random
+    allocation, and where mu is above 1e8 without sampling, the interval goes from 0 to the epsilon without sampling.
 
     References
     ----------
@@ -386,7 +390,8 @@ def _epsilon(parts: Phases, delta: float, tolerance: float | None) -> Interval:
         if parts.mu == 0.0:
             return Interval(0.0, 0.0)
         raised = delta * (1.0 + 4.0 * rounding(parts.mu))  # `gaussian_epsilon` is that of a smaller one, by two
-        return Interval(gaussian_epsilon(parts.mu, min(raised, 1.0 - 1e-16)), gaussian_epsilon(parts.mu, delta))
+        lower = gaussian_epsilon(min(parts.mu, MOST), min(raised, 1.0 - 1e-16))
+        return Interval(lower, gaussian_epsilon(parts.mu, delta))
     if _variation(parts) <= delta:
         return Interval(0.0, 0.0)
     whole = gaussian_epsilon(without_sampling(parts), delta)
@@ -457,7 +462,8 @@ def without_sampling(parts: Phases) -> float:
 def too_quiet(parts: Phases) -> bool:
     """Whether some losses are too large for a grid."""
     allocated = [step.noise_multiplier for step, _ in parts.steps if isinstance(step, AllocationStep)]
-    return _least_noise(parts) < _LEAST_NOISE or min(allocated, default=math.inf) < LEAST_ALLOCATED
+    beyond = _least_noise(parts) < _LEAST_NOISE or without_sampling(parts) > _MOST_MU
+    return beyond or min(allocated, default=math.inf) < LEAST_ALLOCATED
 
 
 def _variation(parts: Phases) -> float:
@@ -469,7 +475,7 @@ def _variation(parts: Phases) -> float:
     total = math.erf(parts.mu / math.sqrt(8.0))
     for step, count in parts.steps:
         each = (weight * q * math.erf(1.0 / (math.sqrt(8.0) * sigma)) for weight, q, sigma in step.components)
-        total += count * math.fsum(each)
+        total += count * math.fsum(each) * (1.0 + step.error)
     return total * (1.0 + 1e-9)
 
 

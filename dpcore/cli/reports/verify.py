@@ -21,7 +21,7 @@ from dpcore.ledger import Ledger, RunRecord
 from dpcore.methods import METHODS, PAPERS
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, visible
-from dpcore.statement.verify import ROUNDING, too_much
+from dpcore.statement.verify import ROUNDING, too_much, upper_bound
 from dpcore.statement.verify import holds as all_hold
 from dpcore.statement.verify import verify as check
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, TRUSTED, Finding, difference
@@ -47,7 +47,7 @@ def _unchecked(folder: Path, looked: Container[str], more: Iterable[str] = ()) -
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, an export, or a statement.json.")],
     ledger: Annotated[Path | None, typer.Option("--ledger", metavar="FILE",
-        help="Also compare run, event and steps with the ledger that paid.")] = None,
+        help="Also compare run, event, steps and total with the ledger that paid.")] = None,
     as_json: Json = False,
 ) -> int:  # fmt: skip
     """Derive a statement again from its settings, and compare the files next to it. Status 1 if a check fails."""
@@ -96,7 +96,7 @@ def _verdict(every: Collection[list[Finding]]) -> str:
 
 
 def ledger_findings(content: Mapping[str, Any], path: Path) -> list[Finding]:
-    """Compare a statement's run, event and steps with the ledger's."""
+    """Compare a statement's run, event, steps and total with the ledger's."""
     ledger = Ledger.open(path, read_only=True)
     try:
         return list(_compared(Statement.unchecked(content), ledger))
@@ -117,17 +117,36 @@ def _compared(statement: Statement, ledger: Ledger) -> Iterator[Finding]:
     yield Finding("ledger", OK, f"{path} paid for it, as its run {matching[0].run_id}")
     yield _steps(statement, matching[0])
     yield _planned(statement, matching[0])
-    if "seal" not in named:
+    if "seal" not in named and "total" not in named:
         return
-    seal = str(named["seal"])
+    seal = str(named.get("seal"))
     missing = [problem for problem in ledger.verify(seal=seal).problems if f"the seal {seal}" in problem]
     yield Finding("ledger: seal", FAILED if missing else OK, missing[0] if missing else f"{seal[:16]}... is an entry's")
+    if "total" in named and not missing:
+        yield from _total(statement, ledger.at(seal))
+
+
+def _total(statement: Statement, ledger: Ledger) -> Iterator[Finding]:
+    """Compare the stated total with that of the ledger as it was at the statement's seal."""
+    name, stated = "ledger: total", statement.ledger["total"]
+    before = next((run.releases for run in ledger.runs() if run.run_id == statement.ledger["run"]), 0)
+    if before < _released(statement) and not statement.note.startswith(WRITTEN_BEFORE):
+        words = f"the seal is of an entry before the last step of this run: it had {counted(before, 'step')} then"
+        yield Finding(name, FAILED, words)
+    total = ledger.total(float(stated["delta"]))
+    for key, follows in (("epsilon", total.filter), ("epsilon_if_fixed_beforehand", total.fixed)):
+        yield upper_bound(f"{name}, {key.replace('_', ' ')}", float(stated[key]), follows, statement)
+
+
+def _released(statement: Statement) -> int:
+    """Return how many rows the statement says that the run released."""
+    if statement.event.get("event") == PrivateSelection.__name__:  # of all that its runs release, one thing leaves
+        return 1
+    return statement.steps_taken + statement.steps_abandoned
 
 
 def _steps(statement: Statement, run: RunRecord) -> Finding:
-    name, stated = "ledger: event", statement.steps_taken + statement.steps_abandoned
-    if statement.event.get("event") == PrivateSelection.__name__:  # of all that its runs release, one thing leaves
-        stated = 1
+    name, stated = "ledger: event", _released(statement)
     charged = counted(run.releases, "step")
     if stated == run.releases and statement.steps_counted > statement.steps_taken:
         return Finding(name, OK, f"is that of the whole plan, of which the ledger has {charged}")

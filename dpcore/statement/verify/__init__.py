@@ -16,15 +16,15 @@ from dpcore.accounting import Adjacency, Event, Gaussian, MatrixGaussian, NonPri
 from dpcore.accounting.phases import parts_of, phases
 from dpcore.errors import DataError, DpcoreError
 from dpcore.plan.plan import Plan
-from dpcore.sampling import FixedBatches, RandomAllocationSampler
+from dpcore.sampling import FixedBatches
 from dpcore.spec.canonical import read_json
 from dpcore.spec.keys import CALLER, EXACT, OPERATING_SYSTEM, Provenance
 from dpcore.spec.stream import RNGS
 from dpcore.spec.version import __version__
-from dpcore.statement.assumptions import OWN_SAMPLER, ROUNDED, SECRET_BATCHES, as_now
-from dpcore.statement.build import NO_KEY, ROUTES, grid_of_releases, of_selection, state
+from dpcore.statement.assumptions import OWN_SAMPLER
+from dpcore.statement.build import NO_KEY, ROUTES, of_selection, state
 from dpcore.statement.statement import Statement
-from dpcore.statement.text import WRITTEN_BEFORE, counted, format_epsilon, format_lower
+from dpcore.statement.text import WRITTEN_BEFORE, counted, format_delta, format_epsilon, format_lower
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, SAME, TRUSTED, Finding, difference, is_digest, same
 from dpcore.statement.verify.rebuild import DigestPlan, StatedEvents, rebuilt
 
@@ -182,12 +182,8 @@ def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
     free = {name: statement.method[name] for name in _FREE if name in statement.method}
     yield _field("method", statement.method, derived.method | free, "all its stages are stated")
     clip, noise = statement.clip, dict(statement.noise)
-    if "grid" in noise and "grid" in derived.noise:
-        if ROUNDED in statement.caveats:  # its grid could be finer than exact sums allow
-            noise["grid"] = {**noise["grid"], "bits": derived.noise["grid"]["bits"]}
-        if statement.steps_abandoned and noise["grid"] == grid_of_releases(plan, coordinates)["grid"]:
-            noise["grid"] = derived.noise["grid"]
-            yield Finding("noise", REMARK, "law_distance counts no draw of an abandoned step, as it did at first")
+    if "grid" in derived.noise:
+        yield Finding("coordinates", TRUSTED, f"{coordinates:,}: how many numbers a release has")
     most = format_epsilon(float(clip["sensitivity"]), 6)
     words = f"{clip.get('rule', clip.get('kind'))}, {counted(len(clip['group_norms']), 'group')}"
     words = f"{words}, one {statement.unit} moves the sum by at most {most}"
@@ -207,6 +203,9 @@ def _compared(statement: Statement, plan: Plan) -> Iterator[Finding]:
         yield Finding("delta", OK, f"{statement.delta:g} is below 1/n = {1 / n:.3g}")
     else:
         words = f"{statement.delta:g} is not below 1/n = {1 / n:.3g}: it allows an example to be published outright"
+        yield Finding("delta", REMARK, words)
+    if statement.floats_matter:
+        words = f"on floats {format_delta(statement.delta_on_floats)}: the law distance is not small at this epsilon"
         yield Finding("delta", REMARK, words)
     yield from _events(statement, derived, plan)
     yield from _spent(statement, derived)
@@ -232,6 +231,10 @@ def _randomness(statement: Statement) -> Iterator[Finding]:
     for (name, kind), wrong in problems.items():
         if wrong:
             yield Finding("randomness", FAILED, f"{name}: {said[name]!r} is no {kind}")
+    # Only a ledger knows of branches that other processes made.
+    if statement.steps_abandoned and not said["forks"] and not statement.ledger:
+        words = f"forks: 0, and {counted(statement.steps_abandoned, 'step')} of branches that it left are counted"
+        yield Finding("randomness", FAILED, words)
 
 
 def _sampler(statement: Statement, derived: Statement, plan: Plan) -> Iterator[Finding]:
@@ -251,12 +254,10 @@ def _assumptions(statement: Statement, derived: Statement) -> Iterator[Finding]:
     """Every sentence that must be there is there."""
     # Whose a sampler is, is compared with the sampler: the one that is rebuilt is never the caller's.
     needed = [sentence for sentence in derived.caveats if not sentence.endswith(OWN_SAMPLER[1])]
-    stated = {as_now(sentence) for sentence in statement.caveats}
+    stated = set(statement.caveats)
     missing = [sentence for sentence in needed if sentence not in stated]
     if missing:
-        # Random allocation keeps its batches as secret; at first its statements did not say so.
-        before = missing == [SECRET_BATCHES] and statement.sampler.get("sampler") == RandomAllocationSampler.kind
-        yield Finding("assumptions", REMARK if before else FAILED, f"lacks: {missing[0]}")
+        yield Finding("assumptions", FAILED, f"lacks: {missing[0]}")
     else:
         yield Finding("assumptions", OK, f"all {len(needed)} sentences that these settings need")
     further = len(stated - set(needed))
@@ -288,7 +289,7 @@ def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
         label, follows = name.replace("_", " "), getattr(derived, name)
         for accountant, value in getattr(statement, name).items():
             if accountant in follows:
-                yield _upper_bound(f"{label} ({accountant})", value, follows[accountant], statement)
+                yield upper_bound(f"{label} ({accountant})", value, follows[accountant], statement)
             else:
                 words = f"cannot be recomputed: the event is covered by {', '.join(follows)}"
                 yield Finding(f"{label} ({accountant})", FAILED, words)
@@ -308,7 +309,8 @@ def _spent(statement: Statement, derived: Statement) -> Iterator[Finding]:
     yield _field("derivation", statement.derivation, routes, "one sentence for each accountant")
 
 
-def _upper_bound(label: str, stated: float, derived: float, statement: Statement) -> Finding:
+def upper_bound(label: str, stated: float, derived: float, statement: Statement) -> Finding:
+    """Return the finding on an epsilon: it is the one that follows, and never less."""
     if same(stated, derived, ROUNDING):
         return Finding(label, OK, format_epsilon(derived))
     said = f"is stated as {format_epsilon(stated)} and follows as {format_epsilon(derived)}"

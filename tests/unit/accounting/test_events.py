@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from dpcore.accounting import Adjacency, Composed, Event, FixedSizeSampledGaussian, Gaussian, MatrixGaussian, epsilon
-from dpcore.accounting.events import NonPrivate, PoissonSampledGaussian, SelfComposed
+from dpcore.accounting.events import (
+    CyclicPoissonSampledGaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    RandomAllocationGaussian,
+    SelfComposed,
+    TruncatedPoissonSampledGaussian,
+)
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from tests.refused import refused
 
@@ -66,6 +73,23 @@ def test_refuses_bad_noise_multipliers(bad: float) -> None:
         lambda: FixedSizeSampledGaussian(10, 1, bad, 1),
     ):
         refused(ArgumentError, "noise_multiplier=", make)
+
+
+@pytest.mark.parametrize("beyond", [9.9e-10, 1e-154, 1.1e9, 1e154])
+def test_noise_is_in_the_range_in_which_accountants_are_right(beyond: float) -> None:
+    words = "noise_multiplier=.*: must be 0, which is not private, or from 1e-9 to 1e9"
+    for make in (
+        lambda: Gaussian(beyond), lambda: PoissonSampledGaussian(0.1, beyond, 1),
+        lambda: FixedSizeSampledGaussian(10, 2, beyond, 1), lambda: RandomAllocationGaussian(10, beyond, 1),
+        lambda: TruncatedPoissonSampledGaussian(10, 0.1, 2, beyond, 1), lambda: MatrixGaussian(beyond, 1.0, 1, "C"),
+        lambda: CyclicPoissonSampledGaussian(0.1, 2, beyond, 1.0, 1),
+    ):  # fmt: skip
+        refused(ArgumentError, words, make)
+    for relative in (
+        lambda: MatrixGaussian(1.0, 1 / beyond, 1, "C"),
+        lambda: CyclicPoissonSampledGaussian(0.1, 2, 1.0, 1 / beyond, 1),
+    ):
+        refused(ArgumentError, f"sensitivity=.*{words}", relative)
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -0.1, 1.0000001, math.inf])

@@ -38,13 +38,26 @@ def test_delta_has_its_digits_in_both_tails(mu: float, width: float) -> None:
         assert log_delta(mu, epsilon) == pytest.approx(true_log_delta(mu, epsilon), rel=1e-9, abs=1e-11)
 
 
-@pytest.mark.parametrize("mu", [1e-17, 1e-3, 0.5, 30.0])
+@pytest.mark.parametrize("mu", [1e-9, 1e-3, 0.5, 30.0])
 def test_no_accountant_states_less_than_the_exact_delta(mu: float) -> None:
     event = Gaussian(1 / mu)
     for epsilon in (0.0, mu, mu * mu / 2 + 6 * mu):
         exact = true_log_delta(1 / event.noise_multiplier, epsilon)
         for name in accounting.accountants_for(event):
             assert math.log(accounting.delta(event, epsilon, name)) >= exact
+
+
+@given(st.integers(3, 12), st.floats(0, 1), st.floats(-200, -0.5))
+def test_no_digit_lost_to_a_large_mu_makes_delta_too_small(power: int, rest: float, log: float) -> None:
+    event = Gaussian(1e-9, max(1, round(10 ** (2 * (power + rest - 9)))))
+    epsilon = accounting.epsilon(event, 10**log, "gaussian")
+    with mpmath.workdps(80):
+        mu = mpmath.sqrt(event.count) / mpmath.mpf(event.noise_multiplier)
+        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        # Phi(b) by the first terms of its series: b is beyond -1e3.
+        exact = mpmath.ncdf(a) - mpmath.exp(-a * a / 2) / (mpmath.sqrt(2 * mpmath.pi) * -b) * (1 - b**-2)
+    assert exact <= 10**log
+    assert accounting.delta(event, epsilon, "gaussian") >= exact
 
 
 @given(MUS, DELTAS)
@@ -100,5 +113,6 @@ def test_published_figure() -> None:
 
 def test_calibration_refuses_bad_targets() -> None:
     refused(ArgumentError, "epsilon=0", analytic_noise_multiplier, 0, 1e-5)
+    refused(ArgumentError, r"epsilon=1e\+18: must be at most 1e17", analytic_noise_multiplier, 1e18, 1e-5)
     refused(ArgumentError, "delta=1", analytic_noise_multiplier, 1.0, 1)
     refused(ArgumentError, "count=0", analytic_noise_multiplier, 1.0, 1e-5, 0)

@@ -16,7 +16,16 @@ from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.rdp import rdp_privacy_accountant as reference
 
 from dpcore import accounting
-from dpcore.accounting import Adjacency, Composed, Event, Gaussian, MatrixGaussian, NonPrivate, PoissonSampledGaussian
+from dpcore.accounting import (
+    Adjacency,
+    Composed,
+    Event,
+    Gaussian,
+    MatrixGaussian,
+    NonPrivate,
+    PoissonSampledGaussian,
+    renyi,
+)
 from dpcore.accounting.phases import phases
 from dpcore.accounting.renyi import (
     DEFAULT_ORDERS,
@@ -31,6 +40,7 @@ from dpcore.accounting.renyi import (
     log_moments_integer,
     log_moments_without_replacement,
 )
+from dpcore.ledger.privacy_filter import PrivacyFilter
 from tests.depth import chosen
 
 Cyclic, FixedSize = accounting.CyclicPoissonSampledGaussian, accounting.FixedSizeSampledGaussian
@@ -394,3 +404,15 @@ def test_conversion_takes_the_best_order_and_is_never_negative() -> None:
     assert epsilon_from_rdp(orders, np.zeros(3), 1e-5) == 0.0
     assert epsilon_from_rdp(orders, np.full(3, 1e-3), 0.5) == 0.0
     assert epsilon_from_rdp(orders, np.full(3, np.inf), 0.5) == math.inf
+
+
+def test_an_order_that_cannot_be_computed_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = np.array([2.0, 8.0])
+    assert epsilon_from_rdp(orders, np.full(2, np.nan), 1e-5) == math.inf
+    assert epsilon_from_rdp(orders, np.array([1.0, np.nan]), 1e-5) == epsilon_from_rdp(orders[:1], np.ones(1), 1e-5)
+    assert log_delta_from_rdp(orders, np.full(2, np.nan), 1.0) == math.inf
+    monkeypatch.setattr(renyi, "poisson_rdp", lambda _q, _sigma, at: np.full_like(at, np.nan))
+    event = Poisson(0.01, 1.0, 1)
+    for each in (event, Composed((event, Gaussian(1.0))), accounting.PrivateSelection(event, 5.0)):
+        assert (accounting.epsilon(each, 1e-5, "rdp"), accounting.delta(each, 1.0, "rdp")) == (math.inf, 1.0)
+    assert PrivacyFilter().charge(event) == math.inf

@@ -68,6 +68,17 @@ def test_close_gives_the_rest_back(tmp_path: Path) -> None:
     assert run.releases == 301
 
 
+def test_a_close_keeps_the_rows_that_another_branch_continued_from(tmp_path: Path) -> None:
+    ledger = new(tmp_path)
+    run = begin(ledger)
+    run.reserve(0)
+    ledger.resume(run.run_id, run.branch_id, 30, event_after=poisson)  # its checkpoint came after 30 rows
+    run.close(10)
+    assert (run.mark, ledger.runs()[0].releases, ledger.verify().valid) == (30, 30, True)
+    content = {"kind": "close", "entry": ledger._book.state.entries, "run": run.run_id, "branch": run.branch_id}
+    refused(ValueError, "another branch continued from", ledger._book.state.apply, content | {"mark": 29})
+
+
 def test_blocks_cost_less_than_a_percent() -> None:
     now = [0.0]
     blocks = Blocks(10**4, clock=lambda: now[0])
@@ -286,6 +297,10 @@ def test_nonsense(tmp_path: Path) -> None:
         (ArgumentTypeError, "must be an event", lambda: begin(ledger, lambda *_: 3, adjacency="zero-out")),
         (ArgumentTypeError, "event=", lambda: ledger.charge("x", name="x")),
         (ArgumentError, "adjacency=", lambda: begin(ledger, adjacency="add-remov")),
+        (ArgumentError, "left=1001: must be at most the planned steps, 1000", lambda: begin(ledger, left=1001)),
+        (ArgumentError, "left=-1", lambda: begin(ledger, left=-1)),
+        (ArgumentError, r"abandoned: \(7, 3\) must be", lambda: begin(ledger, left=5, abandoned=[(7, 3)])),
+        (ArgumentError, r"abandoned: \(3, 1001\) must be", lambda: begin(ledger, left=5, abandoned=[(3, 1001)])),
         (ArgumentError, "has None, fixed when", lambda: Ledger.open_or_create(ledger.path, budget=(3, 1e-5))),
     ):
         refused(kind, match, use)
@@ -312,6 +327,20 @@ def test_a_script_that_makes_its_ledger_runs_twice(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"^name='others': the ledger .* has 'people', fixed when"):
         Ledger.open_or_create(path, name="others")
     assert Ledger.open_or_create(path).ledger_id == first.ledger_id
+
+
+def test_a_ledger_as_it_was_at_a_seal(tmp_path: Path) -> None:
+    ledger = new(tmp_path, budget=(8.0, 1e-5))
+    stated = [ledger.describe(ledger.charge(Gaussian(sigma), name="a count"), 1e-5) for sigma in (9.0, 5.0)]
+    for one, sigmas in zip(stated, ([9.0], [9.0, 5.0]), strict=True):
+        before = ledger.at(one["seal"])
+        assert [run.event for run in before.runs()] == [Gaussian(sigma) for sigma in sigmas]
+        total = before.total(1e-5)
+        assert one["total"] == {"epsilon": total.filter, "epsilon_if_fixed_beforehand": total.fixed, "delta": 1e-5}
+        assert (before.seal, before.total(1e-5)) == (one["seal"], total)
+    refused(DataError, "no entry has the seal abc", ledger.at, "abc")
+    with pytest.raises(DataError, match="read only"):
+        ledger.at(ledger.seal).charge(Gaussian(9.0), name="late")
 
 
 def test_what_was_released_already_is_written_down_and_leaves_no_budget(tmp_path: Path) -> None:

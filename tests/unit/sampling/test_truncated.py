@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian
-from dpcore.accounting.phases import truncated_components
+from dpcore.accounting.phases import Phases, PoissonStep, phases, truncated_components
+from dpcore.accounting.pld.intervals import _delta
+from dpcore.accounting.renyi import step_rdp
 from dpcore.errors import ArgumentError
 from dpcore.sampling import PoissonSampler, TruncatedPoissonSampler
 from dpcore.sampling.poisson import smallest_maximum
@@ -163,6 +165,51 @@ def test_very_large_data_sets_are_those_of_the_poisson_limit(n: int) -> None:
     assert [part[0] for part in parts] == pytest.approx([below, almost], rel=1e-6)
     assert [part[1] for part in parts] == pytest.approx([20 / n, rate], rel=1e-6)
     assert smallest_maximum(n, 20 / n) == smallest_maximum(10**6, 20 / 10**6)
+
+
+@pytest.mark.parametrize(("n", "mean"), [(60_000, 256), (10**8, 30), (10**9, 30), (10**9, 10**6), (10**12, 10**9)])
+@pytest.mark.parametrize("adjacency", ["zero-out", "add-remove"])
+def test_the_error_of_a_step_is_a_bound_on_that_of_its_weights_and_rates(n: int, mean: int, adjacency: str) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    q, most = mean / n, mean + round(3 * math.sqrt(mean))
+    event = TruncatedPoissonSampledGaussian(n, q, most, 1.0, 1, adjacency)
+    step = phases(event).steps[0][0]
+    with mpmath.workdps(60):
+
+        def exactly(k: int, n: int) -> object:
+            some = [mpmath.loggamma(x + 1) for x in (n, k, n - k)]
+            return mpmath.exp(some[0] - some[1] - some[2] + k * mpmath.log(q) + (n - k) * mpmath.log1p(-mpmath.mpf(q)))
+
+        def more_than(k: int, n: int) -> object:
+            total, term, j = mpmath.mpf(0), exactly(k + 1, n), k + 1
+            while term > total * mpmath.mpf(10) ** -18:
+                total, term, j = total + term, term * (n - j) / (j + 1) * q / (1 - mpmath.mpf(q)), j + 1
+            return total
+
+        cut = mpmath.mpf(most) / n * more_than(most, n)
+        full, almost = more_than(most - 1, n - 1), exactly(most - 1, n - 1)
+        zero_out = adjacency == "zero-out"
+        weight, inside = (
+            (q * almost + cut + (1 - mpmath.mpf(q)) * almost, q * almost + cut) if zero_out else (full, cut)
+        )
+        (other, _, _), (found, rate, _) = step.components
+        for stated, exact in ((found, weight), (found * rate, inside), (found * (1 - rate), weight - inside),
+                              (other, 1 - full - (almost if zero_out else 0))):  # fmt: skip
+            assert abs(stated / exact - 1) < step.error / 2
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bounds_hold_for_all_weights_and_rates_within_the_error(sign: float) -> None:
+    def law(error: float, share: float) -> PoissonStep:
+        table = ((0.7, 0.05, 1.0), (0.2, 0.3, 0.7))
+        return PoissonStep(tuple((w * (1 + share), p * (1 + 2 * share), s) for w, p, s in table), error)
+
+    stated, other = law(6e-4 / 0.7, 0.0), law(0.0, sign * 1e-4)
+    orders = np.array([1.01, 1.5, 2.0, 9.0, 300.0])
+    assert np.all(step_rdp(stated, orders) >= step_rdp(other, orders))
+    (low, high), here = (_delta(Phases(0.0, ((step, 50),)), 2.0, None) for step in (stated, other))
+    assert low <= here.lower
+    assert here.upper <= high
 
 
 def test_data_sets_beyond_exact_counts_are_refused() -> None:

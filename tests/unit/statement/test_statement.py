@@ -15,7 +15,7 @@ from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
 from dpcore.spec.canonical import read_json, read_json_file
 from dpcore.statement import Statement
 from dpcore.statement.assumptions import NO_LEDGER, SECRET_BATCHES
-from dpcore.statement.text import format_epsilon, format_lower, format_number
+from dpcore.statement.text import format_delta, format_epsilon, format_lower, format_number
 from tests.refused import refused
 
 
@@ -190,6 +190,19 @@ def test_the_text_says_what_an_attacker_can_do_and_what_is_certified() -> None:
     assert "certified the smallest lies in [2.698, 2.701]" in text
     assert "after 1,170 of 2,340 steps, and 3 that were abandoned" in text
     assert "What it means" not in make(attacker=attack, epsilon={"rdp": math.inf}).text()
+
+
+@pytest.mark.parametrize(("epsilon", "warned"), [(8.2, False), (8.7, True), (17.86, True), (800.0, True)])
+def test_a_law_distance_that_is_not_small_at_that_epsilon_is_a_warning(epsilon: float, warned: bool) -> None:
+    distance = 1.78e-10
+    statement = make(epsilon={"pld": epsilon}, noise={"grid": {"law_distance": distance}})
+    holds = min(1.0, 1e-5 + (1 + math.exp(min(epsilon, 600))) * distance)
+    assert statement.delta_on_floats == pytest.approx(holds, rel=1e-12)
+    for text in (statement.summary(), statement.text()):
+        assert ("WARNING" in text) == (format_delta(holds) in text) == warned
+    assert "WARNING" not in make(epsilon={"pld": epsilon}).text()
+    for damaged in ({"grid": 3}, {"grid": {"law_distance": "x"}}, {"grid": {}}):
+        assert make(noise=damaged).delta_on_floats == 1e-5
 
 
 def test_a_delta_of_one_over_n_is_a_warning() -> None:

@@ -35,7 +35,8 @@ Path = tuple[Any, ...]
 
 
 def halfway(plan: Plan, **changes: Any) -> Statement:
-    said = {"steps_taken": plan.steps // 2, "keys": Provenance(), "backend": "numpy", "note": "Stopped."}
+    said = {"steps_taken": plan.steps // 2, "backend": "numpy", "note": "Stopped."}
+    said["keys"] = Provenance(forks=int(bool(changes.get("abandoned"))))
     return state(plan, 1e-5, **(said | changes))
 
 
@@ -144,6 +145,13 @@ def free(path: Path, content: dict[str, Any]) -> bool:
     held = ("kind", "max_scaled_norm", "unscaled_steps") if scaled else ()
     query = path[:2] == ("method", "query") and path[2] not in held
     return update or stage or query or path in FREE
+
+
+def test_a_law_distance_that_is_not_small_is_a_remark() -> None:
+    plan = Plan(methods.dp_sgd(lr=0.1, noise_multiplier=0.5), FixedOrderSampler(dataset_size=110, batch_size=10), 110)
+    found = [one for one in verify(halfway(plan, dimension=10**8)) if one.status == "remark" and one.check == "delta"]
+    assert [one.words[:9] for one in found] == ["on floats"]
+    assert holds(found)
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
