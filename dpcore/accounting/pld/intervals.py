@@ -333,6 +333,7 @@ def refine(
 _LEAST_LOG_DELTA = -692.0  # below 1e-300; further down single masses leave the range of float64
 _LEAST_NOISE = 1e-6  # losses are of the order of its inverse square: single ones leave the range of the grid
 _MOST_MU = 1e8  # losses are of the order of its square: beyond it float64 does not resolve a unit of their sum
+_UNSURE = 100.0  # log of the factor that errors of weights and rates may add to delta: at 700 it leaves float64
 _MOST_STEPS = 1 << 40  # their rounding adds half a unit to epsilon; that of 2^48, more than float64's range to delta
 
 
@@ -460,10 +461,11 @@ def without_sampling(parts: Phases) -> float:
 
 
 def too_quiet(parts: Phases) -> bool:
-    """Whether some losses are too large for a grid."""
+    """Whether some losses are too large for a grid, or their probabilities too uncertain."""
     allocated = [step.noise_multiplier for step, _ in parts.steps if isinstance(step, AllocationStep)]
     beyond = _least_noise(parts) < _LEAST_NOISE or without_sampling(parts) > _MOST_MU
-    return beyond or min(allocated, default=math.inf) < LEAST_ALLOCATED
+    unsure = sum(count * step.error for step, count in parts.steps) > _UNSURE
+    return beyond or unsure or min(allocated, default=math.inf) < LEAST_ALLOCATED
 
 
 def _variation(parts: Phases) -> float:

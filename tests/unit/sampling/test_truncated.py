@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian
+from dpcore.accounting import Adjacency, TruncatedPoissonSampledGaussian, delta_interval, epsilon_interval
 from dpcore.accounting.phases import Phases, PoissonStep, phases, truncated_components
 from dpcore.accounting.pld.intervals import _delta
 from dpcore.accounting.renyi import step_rdp
@@ -210,6 +210,13 @@ def test_bounds_hold_for_all_weights_and_rates_within_the_error(sign: float) -> 
     (low, high), here = (_delta(Phases(0.0, ((step, 50),)), 2.0, None) for step in (stated, other))
     assert low <= here.lower
     assert here.upper <= high
+
+
+def test_rates_whose_rest_has_no_digits_are_accounted_as_if_nothing_were_sampled() -> None:
+    event = TruncatedPoissonSampledGaussian(7, 1 - 6.7e-7, 6, 8.6e6, 20_850)
+    found = delta_interval(event, 0.0)
+    assert found.lower == 0.0 < found.upper <= 1.001 * math.erf(math.sqrt(20_850 / 8) / 8.6e6)
+    assert epsilon_interval(event, 1e-12).upper > 0.0
 
 
 def test_data_sets_beyond_exact_counts_are_refused() -> None:
