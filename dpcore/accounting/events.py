@@ -196,15 +196,15 @@ class MatrixGaussian(Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sensitivity > 0.0:
+        if self.sensitivity > self.noise_multiplier:
             _relative_noise(self.noise_multiplier, self.sensitivity)
 
     @property
     def mu(self) -> float:
-        """Return mu of the one Gaussian mechanism: 0 if nothing was moved, infinity without noise."""
+        """Return mu of one Gaussian mechanism: 0 if nothing was moved, infinity without noise, else at least 1e-9."""
         if self.steps == 0 or self.sensitivity == 0.0:
             return 0.0
-        return self.sensitivity / self.noise_multiplier if self.noise_multiplier > 0.0 else math.inf
+        return max(1e-9, self.sensitivity / self.noise_multiplier) if self.noise_multiplier > 0.0 else math.inf
 
 
 # Events of Gaussian noise on sums over secretly sampled examples.
