@@ -2,7 +2,8 @@
 
 The law of the winner must be that of `dpcore.accounting.selection`. So the number of runs K, their settings and a coin
 for ties are drawn at once, independently of the data, and are on disk, sealed, before the ledger pays; it pays before
-the first run. A process that is killed goes on with what was sealed.
+the first run. A process that is killed goes on with what was sealed. The ledger has the winner's digest: of two copies
+of a folder one has a winner.
 
 A run that raises, exits, is killed or has no finite score is the worst result, below all others. It is never made
 again: a result that comes with probability s on one data set and s' on the other, made until it comes, has its law
@@ -201,7 +202,7 @@ def select(
     BudgetError
         If the ledger does not afford the selection: no run was made.
     PrivacyError
-        If a run's event is another one.
+        If a run's event is another one; if a copy of the folder has ended with another winner.
     OverlapError
         If `dpcore.torch.HeldOut` refused to score a run on data that it is trained on.
     ArgumentError
@@ -235,6 +236,7 @@ def select(
         paid = _paid(ledger, selection, name, state["id"], scored_on)
         if "left" in state:
             _run_all(run, place / "selection.json", state, event)
+        ledger.release_winner(state["id"], digest({"winner": state["best"]}))
     best, rest = state["best"], (selection, TIMING, paid)
     if best is None:
         return Winner(None, None, None, *rest)

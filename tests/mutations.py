@@ -1405,6 +1405,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("bound an attack where no grid has the losses", "if not parts.steps or too_quiet(parts):", "if not parts.steps:", "unit/accounting/test_random_allocation.py"),
     ],
     "dpcore/ledger/ledger.py": [
+        ("give both copies of a selection a winner", "elif known != winner:", "elif False:",
+         "unit/tuning/test_tuning.py::test_of_two_copies_of_a_folder_one_has_a_winner"),
         ("take rows beyond the plan for released", "if validate.integer(left=left, minimum=0) > most:", "if False:",
          "unit/ledger/test_ledger.py::test_nonsense"),
         ("charge rows that left only as far as they fit", "if not (left or abandoned):\n            ", "if True:\n            ",

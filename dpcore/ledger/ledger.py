@@ -12,7 +12,7 @@ from typing import Any
 from dpcore.accounting import Adjacency, Composed, Event, smallest_epsilon
 from dpcore.accounting.branches import Rows, check_rows
 from dpcore.accounting.events import check_event
-from dpcore.errors import ArgumentError, ArgumentTypeError, DataError
+from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.ledger import checks
 from dpcore.ledger.allowance import Allowance, LedgerRun, after
 from dpcore.ledger.book import Book, now
@@ -351,6 +351,24 @@ class Ledger:
         run.reserve(0)
         run.close(1)
         return run.run_id
+
+    def release_winner(self, selection: str, winner: str) -> None:
+        """Write down the one winner of a selection (ids and digests are texts); a second call with it changes nothing.
+
+        Raises
+        ------
+        PrivacyError
+            If the selection has another winner, as where its folder was copied: one entry pays for one.
+        """
+        with self._book.writing() as draft:
+            known = self._book.state.winners.get(selection)
+            if known is None:
+                draft.append("winner", selection=selection, winner=winner)
+            elif known != winner:
+                raise PrivacyError(
+                    f"selection {selection}: a copy of its folder has ended with another winner, and the ledger "
+                    f"{self.path} was charged for one: keep that one"
+                )
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r})"

@@ -215,6 +215,7 @@ class State:
     runs: dict[str, Run] = field(default_factory=dict)
     key_digests: dict[str, tuple[str, str]] = field(default_factory=dict)  # to the run and branch that use the key
     fixed: Fixed | None = None  # None until the first row is reserved
+    winners: dict[str, str] = field(default_factory=dict)  # of selections, by their ids: digests
     entries: int = 0
     file_systems: tuple[str, ...] = ()  # that the owner accepted, of those that are not known to be safe
 
@@ -347,11 +348,17 @@ def _reserve(state: State, content: Mapping[str, Any]) -> None:
     run.branches[content["branch"]] = branch._replace(mark=run.mark)
 
 
+def _winner(state: State, content: Mapping[str, Any]) -> None:
+    selection, winner = str(content["selection"]), str(content["winner"])
+    if state.winners.setdefault(selection, winner) != winner:
+        raise ValueError(f"gives the selection {selection} a second winner")
+
+
 def _settings(state: State, content: Mapping[str, Any]) -> None:
     state.branch(content)  # written until 0.1: which settings a row had, by which it could be released once more
 
 
 _HANDLERS: dict[str, Callable[[State, Mapping[str, Any]], None]] = {
     "create": _create, "place": _place, "begin": _begin, "key": _key, "resume": _resume, "fork": _fork, "fix": _fix,
-    "unfix": _unfix, "reserve": _reserve, "close": _reserve, "settings": _settings,
+    "unfix": _unfix, "reserve": _reserve, "close": _reserve, "winner": _winner, "settings": _settings,
 }  # fmt: skip

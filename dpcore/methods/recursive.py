@@ -18,7 +18,7 @@ _MOMENTUM: Final = 0.9
 
 
 def memf(**common: Unpack[Common]) -> Method:
-    """DP-MEMF (DP-FTRL): gradients of a fixed order of batches under correlated noise.
+    """DP-MEMF (DP-FTRL): gradients under correlated noise, of batches in an order that is fixed or shuffled.
 
     Parameters
     ----------

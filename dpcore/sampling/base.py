@@ -129,8 +129,8 @@ class Sampler:
         """Refuse correlated noise that the analysis of this sampler does not cover, with a `PrivacyError`."""
         raise PrivacyError(
             f"sampler={type(self).__name__}: correlated noise is accounted for by the steps at which an example takes "
-            "part, which must be fixed; use FixedOrderSampler (sampling='fixed-order'), or strategy=None with this "
-            "sampler"
+            "part in an epoch; use sampling='fixed-order', 'shuffled' or 'random-allocation', or strategy=None with "
+            "this sampler"
         )
 
     def moved(self, strategy: Strategy, steps: int, first: int = 0) -> float:

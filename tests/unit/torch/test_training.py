@@ -311,7 +311,7 @@ def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:
     assert set(public) == {
         "step", "branch", "branches", "layout", "rng", "arrays", "wide_parameters", "microbatch_size", "settings",
         "statistics", "corrections", "caller_noise", "recorded", "ledger", "noise",
-        "stopped_by_results",
+        "stopped_by_results", "caveats", "processes",
     }  # fmt: skip
 
 

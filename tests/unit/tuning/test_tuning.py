@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -207,6 +208,28 @@ def _child(folder: Path, ledger: Ledger, seed: float, after: int | None) -> None
     except BaseException:  # noqa: BLE001
         os._exit(1)
     os._exit(0)
+
+
+def test_of_two_copies_of_a_folder_one_has_a_winner(tmp_path: Path, ledger: Ledger) -> None:
+    """Both made the rest of the runs, each its own, and one entry has paid."""
+    place, copied, made = tmp_path / "one", tmp_path / "two", []
+
+    def run(settings: dict[str, Any]) -> Outcome:
+        if not copied.exists():
+            shutil.copytree(place, copied)
+        made.append(settings)
+        return Outcome(float(len(made)), bytes([len(made)]), EVENT)
+
+    def selected(folder: Path) -> Winner:
+        return best(folder, ledger, run, expected_runs=30.0, shape=None)
+
+    winner = selected(place)
+    refused(PrivacyError, "a copy of its folder has ended with another winner", selected, copied)
+    assert len(made) > winner.score >= 2
+    assert selected(place) == winner
+    assert ledger.verify().valid
+    entries = [run for run in ledger.runs() if run.description["scored_on"]]
+    assert len(entries) == 1
 
 
 def test_refuses_what_is_no_selection(tmp_path: Path, ledger: Ledger) -> None:
