@@ -12,6 +12,8 @@ PROFILE ?= ci
 OUT ?= gpu-results
 CHUNK ?= all
 SELECT ?=
+# QUICK=1 leaves to the nightly job the longest examples of the gallery, and the run of every benchmark.
+QUICK ?=
 # Python keeps the bytecode of what is imported; to compile all that is installed takes as long as to install it.
 LAZY := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 # Of `make site`.
@@ -94,7 +96,8 @@ format: $(READY)
 # Executes the gallery, on one core; then every link and picture must be there. Without a network.
 docs: $(READY)
 	rm -rf docs/_build/html
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(PY) -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees \
+		$(if $(QUICK),-D 'sphinx_gallery_conf.filename_pattern=/plot_(?!4_|5_|10_)') docs docs/_build/html
 	$(PY) docs/check_site.py docs/_build/html
 
 # With a browser, where there is one, at the widths of a phone and of a desktop; then served until Ctrl-C.
@@ -113,8 +116,8 @@ bench: $(READY)
 bench-check: $(READY)
 	cd asv_benchmarks && $(abspath $(PY)) -m asv machine --yes >/dev/null
 	cd asv_benchmarks && $(abspath $(PY)) -m asv check --python=same
-	cd asv_benchmarks && DPCORE_BENCH_CHECK=1 $(abspath $(PY)) -m asv run --quick --python=same --show-stderr \
-		--launch-method forkserver --bench '^(?!static\.)'
+	$(if $(QUICK),,cd asv_benchmarks && DPCORE_BENCH_CHECK=1 $(abspath $(PY)) -m asv run --quick --python=same \
+		--show-stderr --launch-method forkserver --bench '^(?!static\.)')
 	$(PY) asv_benchmarks/static.py
 	$(PY) asv_benchmarks/cpu_ratios.py
 

@@ -26,11 +26,11 @@ _COMMON = settings(
     deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.register_profile("dev", _COMMON, max_examples=12, print_blob=False)
-settings.register_profile("ci", _COMMON, max_examples=12, derandomize=True)
+settings.register_profile("ci", _COMMON, max_examples=8, derandomize=True)
 settings.register_profile("nightly", _COMMON, max_examples=300)
 # For tests/run_mutations.py, which wants to know that a test fails and not the smallest reason.
 _QUICK = {"phases": [Phase.explicit, Phase.generate], "report_multiple_bugs": False}
-settings.register_profile("mutation", settings.get_profile("ci"), **_QUICK)
+settings.register_profile("mutation", settings.get_profile("ci"), max_examples=12, **_QUICK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
