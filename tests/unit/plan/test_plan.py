@@ -195,8 +195,8 @@ TRUNCATED = sampling.FixedSizeSampler(dataset_size=20, batch_size=5)
 
 
 @pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: plan(MEMF, POISSON), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
-    (lambda: plan(MEMF, TRUNCATED), PrivacyError, "(sampling='fixed-order'), or strategy=None"),
+    (lambda: plan(MEMF, POISSON), PrivacyError, "'random-allocation', or strategy=None"),
+    (lambda: plan(MEMF, TRUNCATED), PrivacyError, "'random-allocation', or strategy=None"),
     (lambda: plan(INDEPENDENT, POISSON), PrivacyError, "need a hard maximum of examples in a batch"),
     (lambda: plan(INDEPENDENT, TRUNCATED), PrivacyError, "use FixedOrderSampler"),
     (lambda: plan(JOINT, sampling.FixedOrderSampler(dataset_size=20, batch_size=2)), PrivacyError, "batch_size=1"),
