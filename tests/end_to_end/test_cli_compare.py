@@ -267,6 +267,7 @@ def test_a_run_goes_on_only_from_its_last_release(tmp_path, capsys, monkeypatch)
     kept.write_bytes(late)
     assert ending_after(5, die) == 2
     assert not kept.exists()
+    assert not (out / results(out)["runs"][0]["folder"] / "README.md").exists(), "a card of what is no more"
     kept.write_bytes(late)  # as a disk may have it that lost its power
     assert compare(out, *command) == 0
     runs = results(out)["runs"]

@@ -661,6 +661,8 @@ def train_once(
     planned = training.private.plan.steps
     with locked(folder.path):
         kept.unlink(missing_ok=True)
+        # Of a run that goes on: its digests are those of a model and a statement that do not stay.
+        (task.path / "README.md").unlink(missing_ok=True)
         outcome = training.run(interruption, folder, lambda taken, _: share(taken / planned), alone=False)
         if not outcome.complete:
             training.save(kept)
