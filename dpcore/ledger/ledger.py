@@ -19,7 +19,7 @@ from dpcore.ledger.book import Book, now
 from dpcore.ledger.checks import EventAfter, Remaining, RunRecord, Total, Verification, event_of
 from dpcore.ledger.privacy_filter import PrivacyFilter
 from dpcore.ledger.state import FORMAT, START, Entry, number_out, seal, write
-from dpcore.ledger.storage import Storage, StorageUpTo, check_place, check_writable, exists
+from dpcore.ledger.storage import Storage, check_place, check_writable, exists
 from dpcore.spec import validate
 from dpcore.spec.canonical import plain, read_json
 from dpcore.spec.version import __version__
@@ -448,7 +448,7 @@ class Ledger:
         DataError
             If no entry has the seal.
         """
-        return Ledger(StorageUpTo(self.path, seal))
+        return Ledger(Storage(self.path, read_only=True, until=seal))
 
     def _total(self, delta: float | None) -> tuple[Total, str]:
         """Return the total, and the seal of the last entry in it."""

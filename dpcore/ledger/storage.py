@@ -249,11 +249,13 @@ PRAGMA user_version = {FORMAT};
 class Storage:
     """A ledger's file; `read_only` forbids even to repair the remains of a crashed writer.
 
-    `named` is the path for errors, if it differs.
+    `named` is the path for errors, if it differs; `until` the seal of the last entry to be read, if it is not the last.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False, named: Path | None = None) -> None:
-        self.path, self.read_only, self.named = path, read_only, named or path
+    def __init__(
+        self, path: Path, *, read_only: bool = False, named: Path | None = None, until: str | None = None
+    ) -> None:
+        self.path, self.read_only, self.named, self._until = path, read_only, named or path, until
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
@@ -333,9 +335,14 @@ class Storage:
             )
 
     def entries(self, connection: sqlite3.Connection, first: int) -> Iterator[Entry]:
-        """Yield the stored entries from number `first` on."""
+        """Yield the stored entries from number `first` on; DataError if none has the seal that ends them."""
         rows = connection.execute("SELECT number, body, seal FROM entries WHERE number >= ? ORDER BY number", (first,))
-        yield from map(Entry._make, rows)
+        for entry in map(Entry._make, rows):
+            yield entry
+            if entry.seal == self._until:
+                return
+        if self._until is not None:
+            raise DataError(f"ledger {self.path}: no entry has the seal {self._until}")
 
     def salt(self) -> bytes:
         """Return the ledger's random salt."""
@@ -376,22 +383,6 @@ class Storage:
         if "not a database" in text and not salvaged["entries"]:
             return DataError(f"ledger {self.path}: is no ledger of dpcore: not even a database")
         return self.damaged(text)
-
-
-class StorageUpTo(Storage):
-    """A ledger's file up to the entry with a seal."""
-
-    def __init__(self, path: Path, seal: str) -> None:
-        super().__init__(path, read_only=True)
-        self._seal = seal
-
-    def entries(self, connection: sqlite3.Connection, first: int) -> Iterator[Entry]:
-        """Yield the stored entries from number `first` to that one."""
-        for entry in super().entries(connection, first):
-            yield entry
-            if entry.seal == self._seal:
-                return
-        raise DataError(f"ledger {self.path}: no entry has the seal {self._seal}")
 
 
 def exists(path: Path) -> DataError:
