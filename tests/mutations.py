@@ -471,6 +471,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/capture.py": [
+        ("take memory that is looked at elsewhere for new", "list(node.args[0].users) == [node] and", "True and",
+         "unit/torch/gradients/test_proof.py::test_a_copy_into_new_memory_is_what_it_is_for_autograd"),
         ("follow constants without their shapes", '            node.meta["val"] = constants[node.target]\n', "            pass\n",
          "unit/torch/gradients/test_proof.py"),
         ("draw a checkpoint's masks anew", "        if known is not node:\n", "        if False:\n",

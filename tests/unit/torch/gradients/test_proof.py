@@ -1,5 +1,6 @@
 """The proof on a model's graph: what mixes examples is refused, the rest gives autograd's own gradients."""
 
+import copy
 import math
 from collections.abc import Callable
 from functools import cache
@@ -460,3 +461,35 @@ def test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed() ->
 def test_a_value_that_decides_leads_to_another_way_which_names_the_line() -> None:
     with pytest.warns(SpeedWarning, match=r"takes 'one-by-one'.*a value decides.*test_proof\.py, line"):
         start(Two(lambda h, _: h if torch.rand(()) < 2 else -h))
+
+
+class Copied(nn.Module):
+    """Writes into memory of its own, of which a part is looked at before; and a weight whose gradient is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(2 * 4 * 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two uses of one convolution, in another order of memory than its weight's."""
+        x = torch.tanh(self.conv(self.conv(x.contiguous(memory_format=torch.channels_last)))).flatten(1)
+        copied = torch.empty_like(x)
+        seen = copied[:, 3:7]
+        copied.copy_(x)
+        return self.head(copied) * (1 + seen.sum(1, keepdim=True))
+
+
+def test_a_copy_into_new_memory_is_what_it_is_for_autograd() -> None:
+    torch.manual_seed(0)
+    data, model = (torch.randn(12, 2, 4, 4), torch.randint(0, 3, (12,))), Copied()
+    moved = []
+    for way in ("pairs", "one-by-one"):
+        net = copy.deepcopy(model)
+        method = dpcore.methods.dp_sgd(lr=0.5, noise_multiplier=0.0, batch_size=6)
+        options = {"sampling": "fixed-order", "key": bytes(32), "exact_key": True, "gradients": way}
+        run = make_private(net, data, method, epochs=1, **options)
+        for batch in run.loader:
+            run.step(batch)
+        moved.append(torch.cat([(a - b).flatten() for a, b in zip(net.parameters(), model.parameters(), strict=True)]))
+    assert moved[0].abs().max() > 1e-2
+    torch.testing.assert_close(*moved, rtol=0, atol=1e-5)
