@@ -19,7 +19,7 @@ parameter, 16 of them for the sum. A kernel of ours on pairs takes as long as th
 
 An MLP has one position: norms take as long as memory, their instructions or their float64; sums are four products of
 bytes, at twice the rate; and their factors, read in 16 bits, written and read in two bytes, as long as memory or the
-instructions that make them, the second rounding of few examples included. Launches are not counted.
+instructions that make them. Launches are not counted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dpcore_numpy.correlate import correlate
 from dpcore_numpy.embedding import embedding_norms, embedding_sum
 from dpcore_numpy.filter import recurrence
 from dpcore_numpy.joined import joined_norms
-from dpcore_numpy.linear import copies_halves, linear_norms, linear_sums, linear_way, prefers_pairs
+from dpcore_numpy.linear import copies_halves, linear_norms, linear_sums, linear_way, prefers_pairs, sliced_rounding
 from dpcore_numpy.noise import normal
 from dpcore_numpy.step import step
 from dpcore_numpy.stream import words
@@ -41,6 +41,7 @@ __all__ = [
     "recurrence",
     "repeat",
     "row_norms",
+    "sliced_rounding",
     "step",
     "tied_norms",
     "tied_row_norms",

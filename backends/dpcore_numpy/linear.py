@@ -48,6 +48,11 @@ def prefers_pairs(layer: LinearPairs[Any], device: Any) -> bool:  # noqa: ARG001
     return False
 
 
+def sliced_rounding(layer: LinearPairs[Any], longest: float, *, scaled: bool = False) -> float:  # noqa: ARG001
+    """See `dpcore.spec.pair_ops.PairOperations.sliced_rounding`: no layer is added by coarser factors."""
+    return 0.0
+
+
 def copies_halves(layer: LinearPairs[Any] | None, device: Any, *, scaled: bool = False) -> bool:  # noqa: ARG001
     """See `dpcore.spec.pair_ops.PairOperations.copies_halves`: they are read a piece at a time."""
     return False

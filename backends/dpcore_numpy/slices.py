@@ -37,28 +37,33 @@ def add_slices(inputs: Floats, gradients: Floats, weights: Wide, out: Wide, long
 
 
 def sliced_factors(inputs: Floats, gradients: Floats, weights: Wide, longest: float) -> tuple[Integers, Integers]:
-    """Return a' (B, p) and e' (B, q), with ``m |e'| |a'| <= |weights| |e| |a|``; zeros if a number is not finite."""
+    """Return a' (B, p) and e' (B, q), with ``m |a'| (|e'| - sqrt(q)) <= |weights| |e| |a|``; zeros if not finite."""
     a, e = (at_least_float32(side).copy() for side in (inputs, gradients))
     with np.errstate(all="ignore"):  # a warning would tell of one example
         used = (weights != 0) & np.isfinite(a).all(axis=1) & np.isfinite(e).all(axis=1)
         a[~used], e[~used] = 0, 0
         x, a_unit, a_root = _relative(a)
         y, e_unit, e_root = _relative(e)
-        # Of 1/2 a coordinate for rounding, and a little for numbers that underflow on the way.
+        # Of 1/2 a coordinate for rounding in `_relative`, and a little for numbers that underflow on the way.
         a_room, e_room = (0.501 * np.sqrt(float(side.shape[1])) for side in (x, y))
         a_factors = _rounded(x, 1 / (a_root + a_room) * LARGEST_FACTOR)
         size = np.sqrt(np.square(a_factors).sum(axis=1).astype(np.float64))
         length = np.abs(weights) * ((a_root - a_room) * a_unit) * ((e_root - e_room) * e_unit)
-        length = length / (multiple_of(longest) * size) * (1 - 2.0**-40)
+        length = length / (multiple_of(longest) * size) * (1 - 2.0**-20)
         # Not above 0 if it is not a number: of rows of zeros.
         length = np.where(length > 0, np.minimum(length, LARGEST_FACTOR), 0.0)
-        shorter = np.maximum(length - 1.5 - e.shape[1] / (24 * np.maximum(length, 1.0)), 0.0)
-        sign = np.sign(weights)
-        e_factors = _rounded(y, sign * shorter / (e_root + e_room))
-        longer = np.square(e_factors).sum(axis=1) > length * length
-        cut = y * (sign * length * (1 - 2.0**-20) / (e_root + e_room)).astype(np.float32)[:, None]
-        e_factors[longer] = np.trunc(cut[longer])
+        x = y * (np.sign(weights) * length / (e_root + e_room)).astype(np.float32)[:, None]
+        below = np.floor(x)
+        e_factors = (below + (x - below > hashed(x))).astype(np.int64)
     return a_factors, e_factors
+
+
+def hashed(rows: Floats) -> Floats:
+    """Return numbers of 24 bits from 0 on, below 1, that follow from the bits of each number and from its column."""
+    h = rows.view(np.uint32) ^ (np.arange(rows.shape[1], dtype=np.uint32) * np.uint32(0x9E3779B1))
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        h = (h ^ (h >> np.uint32(shift))) * np.uint32(factor)
+    return (h >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def _relative(rows: Floats) -> tuple[Floats, Wide, Wide]:

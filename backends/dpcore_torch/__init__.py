@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dpcore.spec.repeating import repeat
 from dpcore_numpy.correlate import correlate
 from dpcore_numpy.filter import recurrence
-from dpcore_numpy.linear import copies_halves, linear_way, prefers_pairs
+from dpcore_numpy.linear import copies_halves, linear_way, prefers_pairs, sliced_rounding
 from dpcore_torch.arrays import beside, clear, from_numpy, to_numpy, zeros_like
 from dpcore_torch.clip import combine, group_norms, row_norms, weighted_sum
 from dpcore_torch.linear import linear_norms, linear_sums, tied_norms
@@ -44,6 +44,7 @@ __all__ = [
     "recurrence",
     "repeat",
     "row_norms",
+    "sliced_rounding",
     "step",
     "tied_norms",
     "tied_row_norms",

@@ -15,7 +15,7 @@ from dpcore_triton.embedding import embedding_norms, embedding_sum  # noqa: E402
 from dpcore_triton.filter import recurrence  # noqa: E402
 from dpcore_triton.graphs import Graphs  # noqa: E402
 from dpcore_triton.joined import joined_norms  # noqa: E402
-from dpcore_triton.linear import copies_halves, linear_norms, linear_sums, linear_way, prefers_pairs  # noqa: E402
+from dpcore_triton.linear import copies_halves, linear_norms, linear_sums, linear_way, prefers_pairs, sliced_rounding  # noqa: E402
 from dpcore_triton.noise import normal  # noqa: E402
 from dpcore_triton.row_norms import group_norms, row_norms  # noqa: E402
 from dpcore_triton.step import step  # noqa: E402
@@ -54,6 +54,7 @@ __all__ = [
     "recurrence",
     "repeat",
     "row_norms",
+    "sliced_rounding",
     "step",
     "tied_norms",
     "tied_row_norms",

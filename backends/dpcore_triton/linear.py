@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 
 from dpcore.spec.check_pairs import check_layers, check_sums
-from dpcore.spec.contributions import WIDEST_SLICED
+from dpcore.spec.contributions import WIDEST_SLICED, rounding_of_slices
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore_triton import core_linear, slices
 from dpcore_triton.arrays import clear
@@ -140,6 +140,12 @@ def prefers_pairs(layer: LinearPairs[Tensor], device: Any) -> bool:
     pairs = product * filled * (PAIRED_WIDE if chip.wide else PAIRED)
     passes = 3.6 if chip.wide else 3.0
     return pairs < CHEAPER * (product / PEAK + 2 * passes / chip.bandwidth / PEAK_BANDWIDTH)
+
+
+def sliced_rounding(layer: LinearPairs[Tensor], longest: float, *, scaled: bool = False) -> float:
+    """See `dpcore.spec.pair_ops.PairOperations.sliced_rounding`."""
+    way = way_of(layer, chip_of(layer.inputs[0].device), scaled=scaled, sliced=True)
+    return rounding_of_slices(layer.gradients[0].shape[2], longest) if way == "slices" else 0.0
 
 
 def copies_halves(layer: LinearPairs[Tensor] | None, device: Any, *, scaled: bool = False) -> bool:

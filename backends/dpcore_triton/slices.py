@@ -99,22 +99,15 @@ def _factors_kernel(
     to = tl.multiple_of(tl.load(layer + 7).to(tl.pointer_type(tl.int8)), 16) + example
     stride, lower = stride_of(examples, p, PADDED)
     scale = (1 / (a_root + a_room) * LARGEST).to(tl.float32)
-    square = put(a, used, p, a_up, scale, used, to, stride, lower, ALIGNED, False, EXAMPLES, COLUMNS)
+    square = put(a, used, p, a_up, scale, to, stride, lower, ALIGNED, True, EXAMPLES, COLUMNS)
     length = tl.abs(weight) * ((a_root - a_room) * power(-a_up)) * ((e_root - e_room) * power(-e_up))
-    length = length / (tl.load(multiples + tl.load(layer_of + unit)) * tl.sqrt(square)) * (1 - 2.0**-40)
+    length = length / (tl.load(multiples + tl.load(layer_of + unit)) * tl.sqrt(square)) * (1 - 2.0**-20)
     # Not above 0 if it is not a number: of rows of zeros.
     length = tl.where(length > 0, tl.minimum(length, LARGEST), 0.0)
-    shorter = tl.maximum(length - 1.5 - q.to(tl.float64) / (24 * tl.maximum(length, 1.0)), 0.0)
-    sign = tl.where(weight < 0, -1.0, 1.0).to(tl.float64)
-    scale = (sign * shorter / (e_root + e_room)).to(tl.float32)
+    scale = (tl.where(weight < 0, -length, length) / (e_root + e_room)).to(tl.float32)
     to += 2 * lower
     stride, lower = stride_of(examples, q, PADDED)
-    square = put(e, used, q, e_up, scale, used, to, stride, lower, ALIGNED, False, EXAMPLES, COLUMNS)
-    longer = square > length * length
-    if tl.max(longer.to(tl.int32), axis=0) > 0:
-        cut = (sign * length * (1 - 2.0**-20) / (e_root + e_room)).to(tl.float32)
-        scale = tl.where(longer, cut, scale)
-        put(e, used, q, e_up, scale, longer, to, stride, lower, ALIGNED, True, EXAMPLES, COLUMNS)
+    put(e, used, q, e_up, scale, to, stride, lower, ALIGNED, False, EXAMPLES, COLUMNS)
 
 
 @jit
@@ -167,6 +160,15 @@ def nearest(x):
 
 
 @jit
+def hashed(x, column):
+    """See `dpcore_numpy.slices`."""
+    h = x.to(tl.uint32, bitcast=True) ^ (column.to(tl.uint32) * 0x9E3779B1)[None, :]
+    h = (h ^ (h >> 16)) * 0x7FEB352D
+    h = (h ^ (h >> 15)) * 0x846CA68B
+    return (h >> 8).to(tl.float32) * 2.0**-24
+
+
+@jit
 def root_of(at, used, width, up, ALIGNED: tl.constexpr, EXAMPLES: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the root of the squares of each row's integers, whose sum has no rounding."""
     squares, start = tl.zeros((EXAMPLES, COLUMNS), tl.int64), 0
@@ -179,21 +181,19 @@ def root_of(at, used, width, up, ALIGNED: tl.constexpr, EXAMPLES: tl.constexpr, 
 
 @jit
 def put(
-    at, used, width, up, scale, chosen, to, stride, lower,
-    ALIGNED: tl.constexpr, CUT: tl.constexpr, EXAMPLES: tl.constexpr, COLUMNS: tl.constexpr,
+    at, used, width, up, scale, to, stride, lower,
+    ALIGNED: tl.constexpr, NEAREST: tl.constexpr, EXAMPLES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store the bytes of integers: rows times `scale`, the nearest or towards zero; return their sums of squares.
-
-    Towards zero only those `chosen` are; the others are stored as before.
-    """
+    """Store the bytes of integers: rows times `scale`, the nearest or by a hash; return their sums of squares."""
     squares, start = tl.zeros((EXAMPLES, COLUMNS), tl.int32), 0
     while start < width:
         column = start + tl.arange(0, COLUMNS)
         x = relative(numbers_at(at, used, column, width, ALIGNED), up) * scale[:, None]
-        if CUT:
-            x = tl.where(chosen[:, None], x.to(tl.int32), nearest(x))
-        else:
+        if NEAREST:
             x = nearest(x)
+        else:
+            below = tl.floor(x)
+            x = below.to(tl.int32) + (x - below > hashed(x, column)).to(tl.int32)
         squares += x * x
         high = (x + 128) >> 8
         place = to[:, None] + (column * stride)[None, :]

@@ -242,7 +242,8 @@ class Mechanism:
         """Refuse noise whose grid is too coarse for gradients of this form; the blocks' arrays may have no values."""
         clip = self.plan.clip_at(self.step, self.clip_norm)
         grouping = self.plan.grouping_at(self.step, self.clip_norm)
-        check_roundings(clip.rule, grouping.bounds, roundings_of(blocks, grouping), self.unit)
+        given = self.backend, blocks, clip.rule, grouping, self.unit, [None] * len(blocks)
+        check_roundings(clip.rule, grouping.bounds, roundings_of(*given), self.unit)
 
     def _add(self, blocks: list[Block]) -> None:
         now = self.step, self.clip_norm

@@ -17,14 +17,17 @@ k_i and nothing else. It remains to see how long k_i is:
 - *Linear maps of one row*, with a public L that no ``w_i N_i`` exceeds, may have coarser factors, of two bytes each:
   8-bit tensor cores multiply these by four products, and add 32-bit integers. With R = `LARGEST_FACTOR` and m =
   `multiple_of` (L), ``a' = nearest(R a / alpha)``, ``e'`` is e times a number, rounded, and ``k_i = m e' a'^T``. So
-  ``||k_i|| = m |e'| |a'|`` with integers e' and a': known before anything is added. Let ``T = w_i |a| |e| / (m |a'|)``.
-  e' is *nearest* of a vector of length ``T - 3/2 - q / 24 T``, which rounding brings to about T. Where that is longer
-  than T, e' is a vector of length T, rounded towards zero, which is not. Hence ``||k_i|| <= w_i N_i``: nothing needs
-  room. ``|a'| >= R (1 - 2^-7)`` up to `WIDEST_SLICED` columns, so that T stays below R. k_i is off from w_i v_i by
-  ``(sqrt(p) + sqrt(q) + 3) m R`` at most: about ``(sqrt(p) + sqrt(q)) 2^-15 L``.
+  ``||k_i|| = m |e'| |a'|`` with integers e' and a': known before anything is added. Before it is rounded, e' has the
+  length ``T = w_i |a| |e| / (m |a'|)``. Nearest integers of a short vector would all be 0, and a layer whose gradients
+  are small would learn nothing. So a number goes up to the next integer if its fraction is above a hash of the number
+  and its column, between 0 and 1, and down if not: on average over examples and steps nothing is lost. The hash is a
+  function of the example, like everything here. No number moves by more than 1, so that ``|e'| <= T + sqrt(q)`` and
+  ``||k_i|| <= w_i N_i + m |a'| sqrt(q)``. ``|a'|`` is between ``R (1 - 2^-7)`` and ``R (1 + 2^-7)`` up to
+  `WIDEST_SLICED` columns, so that T stays below R. k_i is off from w_i v_i by ``(sqrt(p) + 2 sqrt(q)) m R`` at most,
+  and by chance only but for a'.
 
-The part that does not grow with w_i is `rounding_of_rows` and `rounding_of_linear`: the clip leaves as much room for it
-(`dpcore.spec.ops.Backend.clip_factors`), so that ``||k_i|| <= C / u``.
+The part that does not grow with w_i is `rounding_of_rows`, `rounding_of_linear` and `rounding_of_slices`: the clip
+leaves as much room for it (`dpcore.spec.ops.Backend.clip_factors`), so that ``||k_i|| <= C / u``.
 
 **No sum leaves the integers of float64.** N_i is at least `CANCELLATION` times the sum of its terms' norms if terms
 enter a sum one by one (few rows; the two parts of a tied matrix). So B examples' terms are below ``B C / (u
@@ -56,6 +59,11 @@ MOST_ROUNDED: Final = 0.25
 def multiple_of(longest: float) -> int:
     """Return m: what factors of two bytes are multiplied by, for addends of at most `longest` in norm."""
     return max(1, math.ceil(longest * (1 + 2.0**-6) / LARGEST_FACTOR**2))
+
+
+def rounding_of_slices(q: int, longest: float) -> float:
+    """Return how far, in the grid's steps, factors of two bytes lengthen an addend of at most `longest` in norm."""
+    return multiple_of(longest) * LARGEST_FACTOR * (1 + 2.0**-7) * math.sqrt(q) * (1 + 2.0**-20)
 
 
 def rounding_of_rows(size: int) -> float:

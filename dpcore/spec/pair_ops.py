@@ -58,6 +58,12 @@ class PairOperations(Protocol[A]):
         Looked at as by `linear_way`; false if that is not known.
         """
 
+    def sliced_rounding(self, layer: LinearPairs[A], longest: float, *, scaled: bool = False) -> float:
+        """Return how far coarser factors may move an addend of a layer, in steps of the grid; 0 if there are none.
+
+        `longest` is that of `linear_sums`.
+        """
+
     def copies_halves(self, layer: LinearPairs[A] | None, device: Any, *, scaled: bool = False) -> bool:
         """Return whether norms or sums of a layer, None for a table, copy its arrays of 16 bits to float32 as a whole.
 
@@ -101,7 +107,7 @@ class PairOperations(Protocol[A]):
             One for each layer, contiguous; of integers.
         longest : sequence of floats, optional
             One for each layer: no ``|w_i| N_i`` exceeds it. A backend may then add a layer of one row by coarser
-            factors, and shortens what is longer; and others in integers of 32 bits that hold no longer ones.
+            factors, for which the clip has left room; and others in integers of 32 bits that hold no longer ones.
         overwrite : bool
             Whether the sums take the place of what `out` holds, whatever that is.
 
@@ -111,7 +117,7 @@ class PairOperations(Protocol[A]):
         rounding is in the norm; or, for fewer than `FEW_ROWS` rows without a scale, integer factors as
         `dpcore.spec.contributions` says, in one float64 product over many examples, but for those whose terms cancel
         further than `CANCELLATION`. Which one follows from the example's own arrays. Or, with `longest`,
-        factors of two bytes, which leave an example within ``w_i N_i``.
+        factors of two bytes, which leave an example within ``w_i N_i`` plus `sliced_rounding`.
         """
 
     def embedding_norms(

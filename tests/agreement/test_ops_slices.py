@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 from dpcore.errors import ArgumentError
 from dpcore.spec.backends import load_backend
-from dpcore.spec.contributions import LARGEST_FACTOR, WIDEST_SLICED, multiple_of
+from dpcore.spec.contributions import LARGEST_FACTOR, WIDEST_SLICED, multiple_of, rounding_of_slices
 from dpcore.spec.pair_ops import LinearPairs
 from dpcore.stages.clipping.blocks import Linear, Rows
 from dpcore.stages.clipping.clip import Grouping
 from dpcore.stages.clipping.clipped_sum import add_clipped, add_sums
+from dpcore_numpy import slices as reference
 from dpcore_numpy.slices import add_slices, sliced_factors
 from tests.depth import chosen
 from tests.refused import refused
@@ -28,6 +30,7 @@ import torch
 
 from dpcore_triton import chips, linear, slices
 from dpcore_triton.graphs import Graphs
+from dpcore_triton.launch import INTERPRETED, jit
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -115,7 +118,7 @@ def whole(factors: Any) -> list[list[int]]:
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 20), st.integers(1, 20), bounds)
 @settings(max_examples=chosen(30, 500))
-def test_the_integers_are_those_of_a_loop_and_no_longer_than_the_vector(
+def test_the_integers_are_those_of_a_loop_and_no_longer_than_the_vector_and_its_room(
     seed: int, examples: int, p: int, q: int, longest: float
 ) -> None:
     """In whole numbers and fractions of Python; and near the vector where `contributions` says."""
@@ -133,37 +136,56 @@ def test_the_integers_are_those_of_a_loop_and_no_longer_than_the_vector(
         of_vector = Fraction(weights[i]) ** 2
         for side in (a, e):
             of_vector *= sum(Fraction(float(n)) ** 2 for n in side[i])
-        assert of_factors <= of_vector
+        length = Fraction(isqrt(int(of_vector * 4**64)), 2**64)  # a little below that of the vector
+        assert of_factors <= (length + Fraction(rounding_of_slices(q, longest))) ** 2
         assert max(map(abs, [*x[i], *y[i]])) <= LARGEST_FACTOR
         ideal = weights[i] * np.float64(e[i])[:, None] * np.float64(a[i])
         own = multiple * np.float64(y[i])[:, None] * np.float64(x[i])
-        assert np.linalg.norm(own - ideal) <= (p**0.5 + q**0.5 + 3) * multiple * LARGEST_FACTOR
+        assert np.linalg.norm(own - ideal) <= (p**0.5 + 2 * q**0.5) * multiple * LARGEST_FACTOR
 
 
 # So many equal numbers become factors that are all rounded up by nearly a half.
 ROUNDED_UP = next(p for p in range(1000, 3000) if 0.5 < LARGEST_FACTOR / p**0.5 % 1 < 0.51)
 
 
-def test_no_example_that_is_built_to_be_rounded_up_is_longer_than_its_vector() -> None:
-    """A hundred thousand: most numbers of e, times what makes them factors, lie a little above a half; then a's."""
+def test_no_example_whose_numbers_are_all_rounded_up_is_longer_than_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand, of equal positive numbers, by a hash that is 0; then those whose a is rounded up, too."""
+    monkeypatch.setattr(reference, "hashed", np.zeros_like)
     rng, shares = np.random.default_rng(7), list[Any]()
     for q, p, count in [(q, p, 10_000) for q in (1, 2, 3, 16, 200) for p in (1, 5)] + [(200, ROUNDED_UP, 1000)]:
         longest = C * 2.0 ** -rng.integers(0, 12)
         a = np.float32(rng.normal(size=(count, p)) if p < 1000 else rng.choice([-1, 1], (count, p)))
-        e = rng.integers(0, 2.0 ** rng.integers(1, 10 if p < 1000 else 12, (count, 1)), (count, q))
-        e = np.float32((e + rng.choice([0.5, 0.501, 0.51, 0.6], (count, 1))) * rng.choice([-1, 1], (count, q)))
+        e = np.float32(rng.uniform(1, 1000, (count, 1)) * np.ones(q))
         one, other = (np.linalg.norm(np.float64(side), axis=1) for side in (a, e))
-        length = (other + 1.5 + q / 24 / other) * rng.choice([1, 1 + 1e-4, 1 + 1e-3], count)
         # |a'| is about `LARGEST_FACTOR`, so that e' is about e.
-        weights = length * multiple_of(longest) * LARGEST_FACTOR / (one * other)
+        weights = other * multiple_of(longest) * LARGEST_FACTOR / (one * other)
         x, y = (np.sqrt(np.square(side).sum(axis=1)) for side in sliced_factors(a, e, weights, longest))
-        shares.append(multiple_of(longest) * x * y / (weights * one * other))
+        assert (multiple_of(longest) * x * q**0.5 <= rounding_of_slices(q, longest)).all()
+        shares.append(multiple_of(longest) * x * (y - q**0.5) / (weights * one * other))
         if p > 1000:
             assert x.min() > LARGEST_FACTOR * (1 + 2.0**-12)
     share = np.concatenate(shares)
     assert len(share) == 101_000
     assert share.max() <= 1 + 1e-12  # of what float64 rounds here
     assert (share > 1 - 1e-4).sum() > 100
+    assert (shares[-1] > 1 - 1e-4).sum() > 10
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel takes no other hash")
+@pytest.mark.parametrize("rule", ["standard", "normalized"])
+def test_the_clip_leaves_room_for_numbers_that_are_all_rounded_up(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    monkeypatch.setattr(slices, "hashed", jit(_zeros))
+    backend, unit, size = load_backend("triton"), 2.0**-36, 9 * 65
+    a, e = (backend.from_numpy(np.full((1, 1, n), 1.0, np.float32)) for n in (9, 65))
+    out = backend.from_numpy(np.zeros(size))
+    grouping = Grouping(("a",), ((0,),), (0.5,))
+    add_clipped(backend, [Linear((a,), (e,), (1.0,))], rule, grouping, [size], unit, [out], [None], add_sums)
+    longest = 1.0 if rule == "normalized" else 0.5
+    assert 0.999 * longest < np.linalg.norm(backend.to_numpy(out)) * unit <= longest
+
+
+def _zeros(x, column):  # type: ignore[no-untyped-def]
+    return x * 0
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
@@ -273,13 +295,14 @@ def test_bounds_are_one_positive_number_for_each_layer() -> None:
         )
 
 
-@pytest.mark.parametrize(("share", "arrives"), [(1e-2, 0.995), (1e-3, 0.909), (3e-4, 0.0)])
-def test_small_parts_of_examples_arrive_as_the_page_says(share: float, arrives: float) -> None:
-    """The numbers in docs/kernels.md: how much of the sum of parts of this share of the clip norm arrives."""
+@pytest.mark.parametrize(("share", "off"), [(1.0, 1e-4), (1e-2, 1e-3), (1e-3, 5e-3), (1e-4, 0.05), (1e-5, 0.1)])
+def test_small_parts_of_examples_arrive(share: float, off: float) -> None:
+    """Of the sum of parts of this share of the clip norm nothing is lost but by chance."""
     rng = np.random.default_rng(0)
     a, e = (rng.standard_normal((64, width)).astype(np.float32) for width in (256, 1024))
     weights = share * 2.0**36 / (np.linalg.norm(a, axis=1) * np.linalg.norm(e, axis=1)).astype(np.float64)
     found = np.zeros((1024, 256))
     add_slices(a, e, weights, found, 2.0**36)
     meant = (e * weights[:, None]).T @ a.astype(np.float64)
-    assert (found * meant).sum() / (meant * meant).sum() == pytest.approx(arrives, abs=2e-3)
+    arrives = (found * meant).sum() / (meant * meant).sum()
+    assert arrives == pytest.approx(1, abs=off)

@@ -126,17 +126,38 @@ def add_clipped(
         Whether what the totals hold does not count.
     """
     norms = norms_of(backend, blocks, grouping.members, scales)
-    factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, roundings_of(blocks, grouping), unit)
+    roundings = roundings_of(backend, blocks, rule, grouping, unit, scales)
+    factors = backend.clip_factors(norms, rule, grouping.bounds, sizes, roundings, unit)
     weights: list[Any] = [None] * len(blocks)
     longest = [0.0] * len(blocks)
-    for members, factor, bound in zip(grouping.members, factors, grouping.bounds, strict=True):
+    for members, factor, bound in zip(grouping.members, factors, _longest(rule, grouping, unit), strict=True):
         for i in members:
-            weights[i] = factor
-            longest[i] = (1.0 if rule == "normalized" else bound) / unit
+            weights[i], longest[i] = factor, bound
     add_sums(backend, blocks, weights, totals, scales, longest, overwrite)
     return norms[0]
 
 
-def roundings_of(blocks: Sequence[Block], grouping: Grouping) -> list[float]:
+def _longest(rule: str, grouping: Grouping, unit: float) -> list[float]:
+    """Return, for each group, the norm in the grid's steps that no clipped vector exceeds."""
+    return [(1.0 if rule == "normalized" else bound) / unit for bound in grouping.bounds]
+
+
+def roundings_of(
+    backend: Backend[Any],
+    blocks: Sequence[Block],
+    rule: str,
+    grouping: Grouping,
+    unit: float,
+    scales: Sequence[Any],
+) -> list[float]:
     """Return how far, in the grid's steps, rounding moves an example's addend to each group."""
-    return [math.hypot(*(blocks[i].rounding for i in members)) for members in grouping.members]
+
+    def of(i: int, longest: float) -> float:
+        block = blocks[i]
+        sliced = isinstance(block, Linear)
+        coarser = backend.sliced_rounding(block.layer, longest, scaled=scales[i] is not None) if sliced else 0.0
+        return max(block.rounding, coarser)
+
+    bounds = _longest(rule, grouping, unit)
+    groups = zip(grouping.members, bounds, strict=True)
+    return [math.hypot(*(of(i, longest) for i in members)) for members, longest in groups]
