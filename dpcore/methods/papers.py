@@ -11,7 +11,7 @@ class Paper:
     Parameters
     ----------
     title : str
-        Of the version that is followed.
+        Title of the version that is followed.
     authors : tuple of str
         In the paper's order.
     year : int
