@@ -15,7 +15,7 @@ class Paper:
     authors : tuple of str
         In the paper's order.
     year : int
-        Of its first version on arXiv, or of its publication.
+        Year of its first version on arXiv, or of its publication.
     arxiv : str
         Its number there.
     doi : str
