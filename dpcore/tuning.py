@@ -180,10 +180,10 @@ def select(
     space : mapping of str to LogUniform or Choice
         Each setting of a run is drawn by itself. No setting may change the event.
     event : Event
-        Of one run's whole plan. A run of another one ends the selection.
+        Event of one run's whole plan. A run of another one ends the selection.
     folder : path
-        Of the sealed draws and the best run so far: **secret** until the end, and only for its owner to read. A folder
-        where the same selection was interrupted continues it; where it ended, its winner is returned again.
+        Folder of the sealed draws and the best run so far: **secret** until the end, and only for its owner to read. If
+        the same selection was interrupted there, it continues; if it ended, its winner is returned again.
     ledger : Ledger
         Pays for the selection before its first run, by one entry.
     scored_on : {"public", "private"}

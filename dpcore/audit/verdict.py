@@ -127,7 +127,7 @@ class AuditResult:
     right, allowed : float
         The share of right guesses, and the expected share that the claim allows.
     canaries, steps : int
-        Of a method: all coins that were guessed, and the steps of a run. Of a torch run: canaries in each step, and
+        For a method: all coins that were guessed, and the steps of a run. For a torch run: canaries in each step, and
         the steps that were taken until it was decided or time was over.
     noise_ratio : float
         Standard deviation of the noise on untouched coordinates, over the planned one.
@@ -135,9 +135,10 @@ class AuditResult:
         Whether the run differs from the plan (the canaries were recognized better than the claim allows, or a direct
         check failed), and why, one sentence each.
     p_values : dict of str to float
-        Of the direct checks: how likely the planned run shows something as unusual.
+        For each direct check: how likely the planned run shows something as unusual.
     half_refuted : bool or None
-        Of a run: whether it was refuted, at a tenth of the level, that a Gaussian mechanism with half the noise ran.
+        For a torch run: whether it was refuted, at a tenth of the level, that a Gaussian mechanism with half the
+        noise ran.
     """
 
     claimed_epsilon: float

@@ -87,7 +87,7 @@ class Allowance:
 
     @property
     def limit(self) -> float | None:
-        """Of the filter's sum; None without a budget."""
+        """Limit of the filter's sum; None without a budget."""
         if self.budget is None:
             return None
         limit = self.book.state.limit

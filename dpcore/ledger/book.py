@@ -35,7 +35,7 @@ class Book:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Path of the file."""
         return self.storage.path
 
     @property

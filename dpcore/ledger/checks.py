@@ -94,7 +94,7 @@ class Total:
     alone: bool = False
     """Whether those plans keep the whole budget, so that it pays for no later run (`dpcore.ledger.state`)."""
     kept: float = 0.0
-    """Of the limit: kept free for the rest of those plans as long as living processes may come to it."""
+    """Part of the limit that is kept free for the rest of those plans while living processes may come to it."""
     notes: tuple[str, ...] = ()
 
     @property

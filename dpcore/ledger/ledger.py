@@ -55,14 +55,14 @@ class Ledger:
         Parameters
         ----------
         path : path
-            Of a file that does not exist, on a disk of this machine.
+            Path of a file that does not exist, on a disk of this machine.
         budget : tuple of float, optional
             (epsilon, delta) that all runs together must not cross, however they are chosen.
         order : float, optional
             The Renyi order at which runs add up; by default the best one for the plans of the runs that are begun
             before the first row is reserved.
         name : str
-            Of the data set.
+            Name of the data set.
         composition : {"rdp", "gdp"}
             By Renyi divergence, or, for runs without secretly sampled batches, by Gaussian differential privacy, which
             loses nothing.
@@ -136,7 +136,7 @@ class Ledger:
         path : path
         budget : tuple of float, optional
         name : str
-            Of a new ledger, as in `create`. One that exists must have the same: they are fixed once.
+            Settings of a new ledger, as in `create`. One that exists must have the same: they are fixed once.
         accept_file_system : bool
             As in `create`.
 
@@ -198,7 +198,7 @@ class Ledger:
         description : object
             The settings, as JSON values.
         key_digest : str
-            Of the noise key, never the key; empty if unknown.
+            Digest of the noise key, never the key; empty if unknown.
         dataset : str
             Fingerprint of the data.
         left, abandoned : int, sequence of (first, stop)

@@ -226,7 +226,7 @@ class State:
 
     @property
     def limit(self) -> float | None:
-        """Of the filter's sum; None without a budget, or as long as it is not fixed."""
+        """Limit of the filter's sum; None without a budget, or as long as it is not fixed."""
         return self.header["limit"] if self.fixed is None else self.fixed.limit
 
     def in_plan(self, run: Run, mark: int, releases: int, event: Event) -> bool:

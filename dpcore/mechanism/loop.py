@@ -136,7 +136,7 @@ def private_step(
     ----------
     mechanism : Mechanism
     parameters : list of arrays
-        Of the mechanism's backend; moved.
+        Arrays of the mechanism's backend; they are moved.
     gradient : callable
         See `Gradient`.
     public, observe

@@ -18,7 +18,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole vector."""
+        """Shape of the whole vector."""
         return (self.size,)
 
     def map(self, function: Callable[[Any], Any]) -> "Part":

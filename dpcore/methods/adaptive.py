@@ -41,7 +41,7 @@ class Adaptive(Shared, total=False):
     weight_decay : float
         L2 penalty.
     scale_eps, max_scaled_norm, unscaled_steps, scaled_steps
-        Of the scaled variants: see `dpcore.queries.Preconditioned`.
+        Settings of the scaled variants: see `dpcore.queries.Preconditioned`.
     unscaled_lr_factor, max_update_norm, joint_scale
         See `dpcore.updates.SecondMoment`.
     allow_nonprivate : bool

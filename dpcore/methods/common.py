@@ -51,13 +51,13 @@ class Shared(TypedDict, total=False):
         Correlates the noise (`dpcore.strategies`); needs batches in a fixed or shuffled order, by random allocation
         or, if it is banded, by cyclic Poisson sampling. None is independent noise.
     schedule : Schedule
-        Of the learning rate, `dpcore.schedules`.
+        Schedule of the learning rate, from `dpcore.schedules`.
     averaging : Averaging
-        Of the parameters over time, `dpcore.averaging`.
+        Average of the parameters over time, from `dpcore.averaging`.
     galore : GaLore
         Filter and update in subspaces, `dpcore.galore`.
     radius : float
-        Of the ball around 0 that the parameters are projected onto.
+        Radius of the ball around 0 that the parameters are projected onto.
     """
 
     lr: float | None

@@ -11,11 +11,11 @@ class Paper:
     Parameters
     ----------
     title : str
-        Of the version that is followed.
+        Title of the version that is followed.
     authors : tuple of str
         In the paper's order.
     year : int
-        Of its first version on arXiv, or of its publication.
+        Year of its first version on arXiv, or of its publication.
     arxiv : str
         Its number there.
     doi : str

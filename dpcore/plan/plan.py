@@ -393,7 +393,7 @@ def grid_of(plan: Plan, dimension: int) -> Grid:
     plan : Plan
         With a noise multiplier.
     dimension : int
-        Of all trained tensors together.
+        Number of coordinates of all trained tensors together.
 
     Notes
     -----

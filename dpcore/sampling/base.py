@@ -332,7 +332,7 @@ class Shard:
     Attributes
     ----------
     sampler : Sampler
-        Of the whole batches.
+        Sampler of the whole batches.
     rank, world_size : int
         0 <= rank < world_size.
     """

@@ -176,7 +176,7 @@ class CyclicPoissonSampler(LibrarySampler):
         branches : int
             Number of branches of those others.
         bands : int
-            Of the strategy C, at most `groups`; 1 for independent noise.
+            Bands of the strategy C, at most `groups`; 1 for independent noise.
         column_norm : float
             Largest column norm of C.
         strategy : str

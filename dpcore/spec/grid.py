@@ -88,7 +88,7 @@ def bits_for(largest_sum: float, growth: float = 1.0) -> int:
     Parameters
     ----------
     largest_sum : float
-        Of all examples' clip norms, in standard deviations of their seed noise.
+        Sum of all examples' clip norms, in standard deviations of their seed noise.
     growth : float
         The most that correlated noise can be, over the seed noise.
 
@@ -118,7 +118,7 @@ def moved_share(
     Parameters
     ----------
     bits, dimension : int
-        Of the grid, and of the vectors.
+        Bits of the grid, and dimension of the vectors.
     moved : float
         How far a neighbor moves the sums, or C times the sums of a run, in standard deviations of the seed noise.
     rows : int

@@ -105,7 +105,7 @@ class Tables(NamedTuple):
     ends : (640,) uint64
         Sums of the hats up to each strip, itself included.
     numbers : (4, 640) float64
-        Of each strip, in units of the hats: f at its left end, the hat, the box, and one step of the staircase.
+        For each strip, in units of the hats: f at its left end, the hat, the box, and one step of the staircase.
     """
 
     columns: NDArray[np.uint32]

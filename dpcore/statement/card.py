@@ -35,7 +35,7 @@ def model_card(
     Parameters
     ----------
     statement : Statement
-        Of the run that made the model.
+        Statement of the run that made the model.
     title : str
         One line.
     trained : mapping of str to str or number, optional

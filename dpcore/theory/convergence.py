@@ -46,7 +46,7 @@ def disk_convergence(
     Parameters
     ----------
     kappa, gamma : float
-        Of the method; `kappa` in (0, 1], `gamma` not 0.
+        Settings of the method; `kappa` in (0, 1], `gamma` not 0.
     learning_rate : float
         eta.
     steps : int

@@ -234,7 +234,7 @@ def accelerated_srgd_parameters(
     smoothness : float
         M: no example's gradient changes faster.
     diameter : float
-        Of the constraint set, ||C||_2 in the paper.
+        Diameter of the constraint set, ||C||_2 in the paper.
     epsilon, delta : float
         The target guarantee. Here it only bounds the batch size.
 

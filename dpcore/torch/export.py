@@ -39,7 +39,7 @@ def export(
     delta : float, optional
         The delta of the stated epsilon; by default the target delta.
     title : str
-        Of the card.
+        Title of the card.
     trained : mapping of str to str or number, optional
         Public facts about model and data for the card. They are published as they are.
     note : str

@@ -41,7 +41,7 @@ class HeldOut:
     patience : int, optional
         Evaluations without a better value after which `stop` is True. None never stops.
     batch_size : int
-        Of the evaluation.
+        Batch size of the evaluation.
 
     Attributes
     ----------

@@ -201,7 +201,7 @@ def make_private(
 
     Notes
     -----
-    Of the data are read here shapes and dtypes; labels in tensors, of which one that is no class raises; and for a
+    Of the data this reads shapes and dtypes, labels in tensors (one that is no class raises an error), and for a
     TrainingWarning the values of tensors, or of up to 64 examples of a dataset, for half a second at most. The model is
     tried out on synthetic values, or `example_batch`. On a CPU with glibc the process keeps freed memory for the next
     step (`mallopt`), unless an environment variable configures that.

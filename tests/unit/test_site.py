@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -59,6 +60,22 @@ def test_a_page_that_scrolls_sideways_is_noticed_by_a_browser(tmp_path: Path):
     assert any(each.startswith("wide.html: scrolls") and "phone" in each for each in wrong)
     assert not any("index.html" in each or ("wide.html" in each and "desktop" in each) for each in wrong)
     assert sum("gone.png does not show" in each for each in wrong) == 2
+
+
+def test_links_have_words_and_files_for_a_reader_of_the_repository():
+    """Sphinx fills in a link without words, and pages that it generates; who reads the files at GitHub sees neither."""
+    pages = [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
+    links = [
+        (page, found)
+        for page in pages
+        for found in re.finditer(r"(?<!!)\[([^][]*)\]\(([^)#\s]*)[^)]*\)", page.read_text())
+    ]
+    assert len(links) > 300
+    assert [f"{page.name}: {link[0]}" for page, link in links if not link[1]] == []
+    written = [
+        (page, link[2]) for page, link in links if link[2] and "://" not in link[2] and "gallery/" not in link[2]
+    ]
+    assert [f"{page.name}: {to}" for page, to in written if not (page.parent / to).exists()] == []
 
 
 def test_every_command_and_option_is_on_the_page():

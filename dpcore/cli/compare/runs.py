@@ -626,7 +626,7 @@ class Task(NamedTuple):
     ledger: Path | None
     name: str
     half: int | None = None
-    """Of the test set, which measures the run; None is all of it."""
+    """Half of the test set, which measures the run; None is all of it."""
 
 
 def _half(comparison: Comparison, run: Run) -> int | None:

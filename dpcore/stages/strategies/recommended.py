@@ -110,7 +110,7 @@ class Recommended:
     vectors : int
         Vectors of the parameters' size that the noise may keep.
     momentum : float
-        Of the update: the workload is that of SGD with it.
+        Momentum of the update: the workload is that of SGD with it.
     decay : float or sequence of float, optional
         Of recursive gradients (`dpcore.strategies.workloads.srg`).
 

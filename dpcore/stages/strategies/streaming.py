@@ -200,7 +200,7 @@ def streaming_cost(strategy: Strategy, steps: int) -> StreamingCost:
     ----------
     strategy : Strategy
     steps : int
-        Of the run, 1 or more.
+        Steps of the run, 1 or more.
 
     Raises
     ------

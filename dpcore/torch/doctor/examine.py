@@ -350,7 +350,7 @@ def doctor(
     audit : bool
         Whether to put canaries through the run's own step, see `dpcore.torch.doctor.audit_run`.
     confidence : float
-        Of the audit: 1 minus the probability that it refutes a true claim.
+        1 minus the probability that the audit refutes a true claim.
     seconds : float
         Time of all checks; the audit takes the rest, at most half, and ends early if it is decided.
     **options

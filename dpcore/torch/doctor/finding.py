@@ -31,7 +31,7 @@ class Finding:
     status : {"ok", "remark", "fault", "not tried"}
         A *fault* makes training wrong, impossible, or other than claimed; a *remark* is worth knowing.
     name : str
-        Of the check.
+        Name of the check.
     sentence : str
         The finding.
     remedy : str

@@ -183,8 +183,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         Columns of text or codes: each becomes one number for each value, 1 where it is the row's and 0 elsewhere.
         Missing and other values get zeros.
     random_state : int, numpy.random.RandomState or None
-        Of the initial weights, which are public. It never decides noise or batches: these come from a secret key, and
-        no two fits are alike.
+        Seed of the initial weights, which are public. It never decides noise or batches: these come from a secret
+        key, and no two fits are alike.
     ledger, data_id : optional
         See `dpcore.torch.make_private`; the ledger's path. Each `fit` is a run of its own, and is paid for.
 

@@ -3,7 +3,7 @@
 What the compiler made of a kernel is recorded, with a digest of all that it follows from. A change compiles the kernels
 whose digests changed, and the nightly job all. Run as a program, this file compiles the kernels, in a process of its
 own since the tests' process may run Triton's interpreter, and writes one JSON record for each: ``python
-tests/unit/backends/test_compile.py OUT.json``. The table in docs/kernels.md comes from it.
+tests/unit/backends/test_compile.py OUT.json``. docs/kernels.md quotes it.
 """
 
 import ast
@@ -42,7 +42,7 @@ MOST_OF["step sgd, noise from a ring of 31 rows of Z"] = 128
 # Of the step's many variants, of up to 80 seconds each, a change compiles this one; the nightly job compiles all.
 FEW_STEPS = {"step sgd"}
 
-# Columns of the table of docs/kernels.md, before those of what is executed.
+# Columns of the printed table, before those of what is executed.
 KEPT = ("kernel", "elements_a_thread", "registers", "warps_resident", "shared", "spills", "loads_together")
 
 CIPHER = dict.fromkeys(("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "noise_row", "noise_stream", "one"), "i32")
@@ -408,7 +408,7 @@ def main(out: Path, *, few: bool = False) -> None:
     recorded = json.loads(RECORDED.read_text()) if few else {}
     records = [recorded_or_compiled(case, 90, recorded) for case in picked]
     out.write_text(json.dumps({"kernels": records, "binder": bound_types()}))
-    for record in records:  # the table of docs/kernels.md
+    for record in records:
         executed, kept = record["executed"], [record[name] for name in KEPT]
         sys.stdout.write(f"| {' | '.join(map(str, [*kept, *executed.values()]))} |\n")
 
