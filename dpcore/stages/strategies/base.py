@@ -188,6 +188,12 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
                 f"strategy={kind!r}: its noise is not C^{{-1}} Z for its own matrix C (off by "
                 f"{error:.3g} in the first {count} steps); rows(), coefficients() and matrix() must describe one matrix"
             )
+    norm = float(np.linalg.norm(matrix, axis=0).max())
+    if norm > 1 + _STREAMING_TOLERANCE:  # the grid's derivation needs 1
+        raise ArgumentError(
+            f"strategy={kind!r}: matrix() has a column of norm {norm:.6g}; divide the matrix by its largest norm, which "
+            "does not change the mechanism"
+        )
     if not np.allclose(strategy.columns(np.arange(count), count), matrix, atol=_STREAMING_TOLERANCE):
         raise ArgumentError(f"strategy={kind!r}: columns() must be columns of matrix()")
     if not np.allclose(strategy.inverse_row_norms(count), np.square(drawn).sum(axis=1), rtol=_STREAMING_TOLERANCE):

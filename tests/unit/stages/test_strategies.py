@@ -335,3 +335,14 @@ def test_rows_norms_and_recurrences_that_no_derivation_covers_are_refused(member
     setattr(Other := type("Other", (OfTheCaller,), {}), member, told)
     with pytest.raises(ArgumentError, match=words):
         strategies.check_streaming(Other((1.0,)), 8)
+
+
+def test_a_matrix_of_the_callers_own_is_scaled() -> None:
+    class Unscaled(OfTheCaller):
+        """As its base, in other units."""
+
+        def ratio(self) -> Any:
+            return *super().ratio()[:2], 0.5
+
+    with pytest.raises(ArgumentError, match="has a column of norm 2; divide the matrix by"):
+        strategies.check_streaming(Unscaled((1.0,)), 8)
