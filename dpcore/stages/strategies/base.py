@@ -191,7 +191,7 @@ def check_streaming(strategy: Strategy, steps: int) -> None:
     norm = float(np.linalg.norm(matrix, axis=0).max())
     if norm > 1 + _STREAMING_TOLERANCE:  # the grid's derivation needs 1
         raise ArgumentError(
-            f"strategy={kind!r}: matrix() has a column of norm {norm:.6g}; divide the matrix by its largest norm, which "
+            f"strategy={kind!r}: matrix() has a column of norm {norm:.6g}; divide the matrix by its largest norm: that "
             "does not change the mechanism"
         )
     if not np.allclose(strategy.columns(np.arange(count), count), matrix, atol=_STREAMING_TOLERANCE):
