@@ -75,14 +75,14 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
     """
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
     checked: Iterable[Indices] = (_pattern(p, steps) for p in patterns)
-    column = _plain_column(strategy, steps)
+    column = plain_column(strategy, steps)
     square = _squared(strategy, steps, first) if column is None else _shifted_squared(column, steps, first)
     if first == 0 and column is not None:
         checked = _earliest(checked)
     return math.sqrt(max(map(square, checked), default=0.0))
 
 
-def _plain_column(strategy: Strategy, steps: int) -> Matrix | None:
+def plain_column(strategy: Strategy, steps: int) -> Matrix | None:
     """Return the first column of a Toeplitz matrix without negative entries, up to its last one; else None."""
     column = strategy.first_column(steps) if isinstance(strategy, Toeplitz) else np.empty(0)
     return column[: np.flatnonzero(column)[-1] + 1] if column.size and column.min() >= 0 else None
@@ -115,7 +115,7 @@ def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int,
     steps = check_block(steps, strategy.steps)
     if isinstance(strategy, Identity):
         return math.sqrt(sum(int(block[-1]) >= first for block in blocks))
-    if first == 0 and (column := _plain_column(strategy, steps)) is not None:
+    if first == 0 and (column := plain_column(strategy, steps)) is not None:
         return math.sqrt(_shifted_blocks(column, len(blocks[0]), steps))
     total = 0.0
     for e, earlier in enumerate(blocks):
