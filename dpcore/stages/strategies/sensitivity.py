@@ -173,6 +173,8 @@ def largest_column_norm(strategy: Strategy, steps: int) -> float:
         return float(steps > 0)
     if isinstance(strategy, Toeplitz):
         return float(np.linalg.norm(strategy.first_column(steps)))
+    if isinstance(strategy, Banded):
+        return float(np.linalg.norm(_bands(strategy, steps, 0), axis=0).max(initial=0.0))
     blocks = _blocks(strategy, steps)
     return max((float(np.linalg.norm(block, axis=0).max()) for _, block in blocks), default=0.0)
 
