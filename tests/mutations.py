@@ -544,6 +544,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/strategies/base.py": [
         ("compare the first steps alone of a caller's strategy", "32 if own else 512", "32", "unit/stages/test_strategies.py::test_a_strategy_that_contradicts_itself_is_refused"),
+        ("look at the first step's b[0] alone", "FilterCoefficients) and coefficients.b[0]", "FilterCoefficients) and step == 0 and coefficients.b[0]", "unit/stages/test_strategies.py"),
     ],
     "dpcore/stages/clipping/clip.py": [
         ("sensitivity of the groups' mean instead of their root sum of squares", "math.sqrt(math.fsum(bound**2 for bound in grouping.bounds))",
@@ -1147,8 +1148,10 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     "dpcore/stages/strategies/sensitivity.py": [
         ("keep the latest of patterns that are shifts", "pattern[0] < kept[shape][0]", "pattern[0] > kept[shape][0]",
          "unit/stages/test_strategies_sensitivity.py"),
-        ("keep the earliest of patterns though rows before a fork do not count", "if first == 0 and steps and isinstance(", "if steps and isinstance(",
+        ("keep the earliest of patterns though rows before a fork do not count", "if first == 0 and column is not None:", "if column is not None:",
          "unit/stages/test_strategies_sensitivity.py"),
+        ("take of two epochs only pairs with the later one's first step", "min(period * (apart + 1), len(column))", "min(period * apart + 1, len(column))",
+         "unit/sampling/test_epochs.py"),
         ("take reshuffled epochs for a fixed order", "float(np.abs(products).max())", "float(np.abs(np.diagonal(products)).max())",
          "unit/sampling/test_epochs.py"),
         ("sum columns with their signs", "return float(np.abs(block.T @ block).sum())", "return float((block.T @ block).sum())",

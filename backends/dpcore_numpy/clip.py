@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,12 +61,14 @@ def _pieces(rows: Sequence[Floats], scale: Scales) -> Iterator[tuple[slice, NDAr
 
 def group_norms(rows: Sequence[Floats], groups: Sequence[int], scale: Scales = None) -> tuple[NDArray[np.float64], ...]:
     """See `dpcore.spec.ops.Backend.group_norms`."""
+    return by_group(row_norms, rows, groups, scale)
+
+
+def by_group(norms: Callable[..., Any], rows: Sequence[Any], groups: Sequence[int], scale: Any) -> tuple[Any, ...]:
+    """Return the norms of each group by itself; torch's tensors, too."""
     check_rows(rows, scale, groups)
     members = [[i for i, own in enumerate(groups) if own == group] for group in range(max(groups) + 1)]
-    return tuple(
-        row_norms([rows[i] for i in chosen], None if scale is None else [scale[i] for i in chosen])
-        for chosen in members
-    )
+    return tuple(norms([rows[i] for i in own], None if scale is None else [scale[i] for i in own]) for own in members)
 
 
 def combine(first: Sequence[Floats], second: Sequence[Floats], weights: tuple[float, float]) -> list[Floats]:

@@ -9,6 +9,7 @@ import torch
 
 import dpcore_numpy as reference
 from dpcore.spec.check_rows import check_combined, check_rows, check_weighted_sum
+from dpcore_numpy.clip import by_group
 from dpcore_torch.arithmetic import bounded
 from dpcore_torch.arrays import at_least_float32, view
 
@@ -54,12 +55,7 @@ def row_norms(rows: Sequence[torch.Tensor], scale: Scales = None) -> torch.Tenso
 
 def group_norms(rows: Sequence[torch.Tensor], groups: Sequence[int], scale: Scales = None) -> tuple[torch.Tensor, ...]:
     """See `dpcore.spec.ops.Backend.group_norms`."""
-    check_rows(rows, scale, groups)
-    members = [[i for i, own in enumerate(groups) if own == group] for group in range(max(groups) + 1)]
-    return tuple(
-        row_norms([rows[i] for i in chosen], None if scale is None else [scale[i] for i in chosen])
-        for chosen in members
-    )
+    return by_group(row_norms, rows, groups, scale)
 
 
 def combine(

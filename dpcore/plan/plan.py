@@ -145,6 +145,8 @@ class Plan:
         sum may depend on earlier releases, and so may the beginning of a branch: the squares add up row by row. For
         cyclic sampling, `dpcore.sampling.cyclic_poisson` derives the cost of branches.
         """
+        if integer(0, steps=steps) > self.steps:
+            raise ArgumentError(f"steps={steps}: must be at most {self.steps}, the steps of the plan")
         return self._event(self.noise_multiplier, steps, abandoned)
 
     def _event(self, sigma: float, steps: int, abandoned: Sequence[Rows] | int = ()) -> Event:
@@ -215,7 +217,7 @@ class Plan:
 
         Without an accountant it is the smallest value of all that cover the run: each of them is an upper bound.
         """
-        event = self.event_after(self.steps if steps is None else integer(0, steps=steps))
+        event = self.event_after(self.steps if steps is None else steps)
         if accountant is not None:
             return accounting.epsilon(event, delta, accountant)
         return accounting.smallest_epsilon(event, delta)[0]

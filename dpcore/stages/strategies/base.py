@@ -154,42 +154,50 @@ def check_rows(kind: str, steps: int, dense: bool = False) -> None:
 def check_streaming(strategy: Strategy, steps: int) -> None:
     """Refuse a strategy whose noise is not that of its matrix: one the caller wrote may contradict itself.
 
-    The event is made of `matrix` and `columns`, the noise of `rows` or `coefficients`. Compared are the first 32 steps,
-    and of a strategy of the caller's the first 512, within 1e-6 of the largest entry.
+    The event is made of `matrix` and `columns`, the noise of `rows` or `coefficients`, and its grid of
+    `inverse_row_norms`. Compared are the first 32 steps, and of a strategy of the caller's the first 512, within 1e-6
+    of the largest entry.
 
     Raises
     ------
     ArgumentError
         If the noise that the strategy streams does not satisfy ``C N = Z``.
     """
-    first = strategy.coefficients(0)
-    if isinstance(first, FilterCoefficients) and first.b[0] != 1:
-        raise ArgumentError(
-            f"strategy={strategy.describe()['kind']!r}: coefficients() has b[0]={first.b[0]!r}, and must have "
-            "1: divide b and the normalizer by it, which gives the same noise"
-        )
+    kind = strategy.describe()["kind"]
     own = type(getattr(strategy, "strategy", strategy)).__module__.startswith("dpcore.")  # also of one `in_blocks`
     count = min(steps, 32 if own else 512)
     matrix = np.asarray(strategy.matrix(count), dtype=np.float64)
-    unit = np.eye(count)
-    drawn = np.zeros((count, count))
+    unit, drawn, streamed = np.eye(count), np.zeros((count, count)), np.zeros((count, count))
+    state = [np.zeros(count) for _ in range(max(strategy.order, count))]
     for step in range(count):
         for row, weight in strategy.rows(step):
-            drawn[step, row] = weight
-    streamed = [drawn]
-    if strategy.coefficients(0) is not None:
-        state = [np.zeros(count) for _ in range(max(strategy.order, count))]
-        rows = [correlated(z, state, strategy.coefficients(step)) for step, z in enumerate(unit)]  # type: ignore[arg-type]
-        streamed.append(np.stack(rows))
-    for noise in streamed:
+            if not 0 <= row <= step:
+                raise ArgumentError(f"strategy={kind!r}: rows({step}) has row {row}; must be one of 0 to {step}")
+            drawn[step, row] += weight
+        coefficients = strategy.coefficients(step)
+        if isinstance(coefficients, FilterCoefficients) and coefficients.b[0] != 1:
+            raise ArgumentError(
+                f"strategy={kind!r}: coefficients({step}) has b[0]={coefficients.b[0]!r}, and must have "
+                "1: divide b and the normalizer by it, which gives the same noise"
+            )
+        streamed[step] = drawn[step] if coefficients is None else correlated(unit[step], state, coefficients)
+    for noise in (drawn, streamed):
         error = np.abs(matrix @ noise - unit).max()
         if not error <= _STREAMING_TOLERANCE * max(1.0, np.abs(noise).max()):
             raise ArgumentError(
-                f"strategy={strategy.describe()['kind']!r}: its noise is not C^{{-1}} Z for its own matrix C (off by "
+                f"strategy={kind!r}: its noise is not C^{{-1}} Z for its own matrix C (off by "
                 f"{error:.3g} in the first {count} steps); rows(), coefficients() and matrix() must describe one matrix"
             )
+    norm = float(np.linalg.norm(matrix, axis=0).max())
+    if norm > 1 + _STREAMING_TOLERANCE:  # the grid's derivation needs 1
+        raise ArgumentError(
+            f"strategy={kind!r}: matrix() has a column of norm {norm:.6g}; divide the matrix by its largest norm: that "
+            "does not change the mechanism"
+        )
     if not np.allclose(strategy.columns(np.arange(count), count), matrix, atol=_STREAMING_TOLERANCE):
-        raise ArgumentError(f"strategy={strategy.describe()['kind']!r}: columns() must be columns of matrix()")
+        raise ArgumentError(f"strategy={kind!r}: columns() must be columns of matrix()")
+    if not np.allclose(strategy.inverse_row_norms(count), np.square(drawn).sum(axis=1), rtol=_STREAMING_TOLERANCE):
+        raise ArgumentError(f"strategy={kind!r}: inverse_row_norms() must be the squared norms of what rows() returns")
 
 
 def identify(strategy: Strategy) -> str:

@@ -74,11 +74,18 @@ def sensitivity(strategy: Strategy, patterns: Iterable[npt.ArrayLike], steps: in
         If a step is outside of the run, occurs twice in a pattern, or is not an integer.
     """
     steps = check_block(validate.integer(steps=steps, minimum=0), strategy.steps)
-    square = _squared(strategy, steps, first)
     checked: Iterable[Indices] = (_pattern(p, steps) for p in patterns)
-    if first == 0 and steps and isinstance(strategy, Toeplitz) and strategy.first_column(steps).min() >= 0:
+    column = plain_column(strategy, steps)
+    square = _squared(strategy, steps, first) if column is None else _shifted_squared(column, steps, first)
+    if first == 0 and column is not None:
         checked = _earliest(checked)
     return math.sqrt(max(map(square, checked), default=0.0))
+
+
+def plain_column(strategy: Strategy, steps: int) -> Matrix | None:
+    """Return the first column of a Toeplitz matrix without negative entries, up to its last one; else None."""
+    column = strategy.first_column(steps) if isinstance(strategy, Toeplitz) else np.empty(0)
+    return column[: np.flatnonzero(column)[-1] + 1] if column.size and column.min() >= 0 else None
 
 
 def _earliest(patterns: Iterable[Indices]) -> Iterator[Indices]:
@@ -99,14 +106,17 @@ def _earliest(patterns: Iterable[Indices]) -> Iterator[Indices]:
 def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int, first: int = 0) -> float:
     """Return an upper bound on how far one example moves C times the sums, in units of the clip norm.
 
-    `blocks` are ascending steps in [0, steps), disjoint and in ascending order: an example takes part in at most one of
-    each. Rows before `first` do not count, as in `sensitivity`.
+    `blocks` are the steps 0 .. steps - 1, cut into parts of one length, but for a shorter last one: an example takes
+    part in at most one of each. Rows before `first` do not count, as in `sensitivity`.
 
-    Takes about steps^3 / 3 multiplications (a second at 2000 steps), and memory for two blocks of columns.
+    Takes about steps^3 / 3 multiplications (a second at 2000 steps), and memory for two blocks of columns; of a
+    Toeplitz matrix without negative entries, and with all rows, bands x steps, and no matrix.
     """
     steps = check_block(steps, strategy.steps)
     if isinstance(strategy, Identity):
         return math.sqrt(sum(int(block[-1]) >= first for block in blocks))
+    if first == 0 and (column := plain_column(strategy, steps)) is not None:
+        return math.sqrt(_shifted_blocks(column, len(blocks[0]), steps))
     total = 0.0
     for e, earlier in enumerate(blocks):
         columns = strategy.columns(earlier, steps)[first:]
@@ -118,6 +128,26 @@ def block_sensitivity(strategy: Strategy, blocks: Sequence[Indices], steps: int,
     return math.sqrt(total)
 
 
+def _shifted_blocks(column: Matrix, period: int, steps: int) -> float:
+    """Return the bound for blocks of `period` steps, squared, from the first column of a Toeplitz matrix.
+
+    ``G[j - l, j] = sum of c_m c_{m+l} over m < steps - j`` falls as j grows. So of two blocks, and of one lag l, the
+    earliest pair is the largest: one of its steps is the first of its block.
+    """
+    starts, total = np.arange(0, steps, period), 0.0
+    for apart in range(len(starts)):  # blocks
+        largest = np.zeros(len(starts) - apart)
+        lags = range(period * (apart - 1) + 1, min(period * (apart + 1), len(column))) if apart else (0,)
+        for lag in lags:
+            sums = np.cumsum(column[: len(column) - lag] * column[lag:])
+            later = starts[apart:] if lag <= period * apart else starts[: len(largest)] + lag
+            later = later[later < steps]
+            found = sums[np.minimum(steps - later, len(sums)) - 1]
+            largest[: len(found)] = np.maximum(largest[: len(found)], found)
+        total += (2.0 if apart else 1.0) * float(largest.sum())
+    return total
+
+
 def bands(strategy: Strategy, steps: int) -> int:
     """Return the number of bands of the leading block of C, (steps, steps), including the diagonal; 0 for no steps.
 
@@ -127,6 +157,8 @@ def bands(strategy: Strategy, steps: int) -> int:
     steps = check_block(steps, strategy.steps)
     if isinstance(strategy, Identity | Banded | BandedToeplitz):
         return min(strategy.order + 1, steps)
+    if isinstance(strategy, Toeplitz):
+        return int(np.flatnonzero(strategy.first_column(steps)).max(initial=-1)) + 1
     most = 0
     for places, block in _blocks(strategy, steps):
         rows, columns = np.nonzero(block)
@@ -136,7 +168,14 @@ def bands(strategy: Strategy, steps: int) -> int:
 
 def largest_column_norm(strategy: Strategy, steps: int) -> float:
     """Return the largest L2 norm of a column of the leading block of C; 0 of no steps."""
-    blocks = _blocks(strategy, check_block(steps, strategy.steps))
+    steps = check_block(steps, strategy.steps)
+    if isinstance(strategy, Identity):
+        return float(steps > 0)
+    if isinstance(strategy, Toeplitz):
+        return float(np.linalg.norm(strategy.first_column(steps)))
+    if isinstance(strategy, Banded):
+        return float(np.linalg.norm(_bands(strategy, steps, 0), axis=0).max(initial=0.0))
+    blocks = _blocks(strategy, steps)
     return max((float(np.linalg.norm(block, axis=0).max()) for _, block in blocks), default=0.0)
 
 
@@ -161,6 +200,19 @@ def _pattern(pattern: npt.ArrayLike, steps: int) -> Indices:
         twice = result[1:][result[1:] == result[:-1]][0]
         raise ArgumentError(f"patterns: the step {twice} occurs twice in one pattern; an example counts once in a step")
     return result
+
+
+def _shifted_squared(column: Matrix, steps: int, first_row: int) -> Callable[[Indices], float]:
+    """As `_squared`, for a Toeplitz matrix without negative entries: the squared norm of the summed columns."""
+
+    def squared(pattern: Indices) -> float:
+        total = np.zeros(steps)
+        for step in pattern.tolist():
+            rows = total[step : step + len(column)]
+            rows += column[: len(rows)]
+        return float(total[first_row:] @ total[first_row:])
+
+    return squared
 
 
 def _squared(strategy: Strategy, steps: int, first_row: int) -> Callable[[Indices], float]:

@@ -115,7 +115,7 @@ class InBlocks:
         matrix = np.zeros((stop - first, stop))
         for place in range(stop - first):
             for row, weight in self.rows(first + place):
-                matrix[place, row] = weight
+                matrix[place, row] += weight
         self._kept.clear()
         self._kept[first] = matrix
         return matrix

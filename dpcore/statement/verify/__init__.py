@@ -26,7 +26,7 @@ from dpcore.statement.build import NO_KEY, ROUTES, of_selection, state
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE, counted, format_delta, format_epsilon, format_lower
 from dpcore.statement.verify.finding import FAILED, OK, REMARK, SAME, TRUSTED, Finding, difference, is_digest, same
-from dpcore.statement.verify.rebuild import DigestPlan, StatedEvents, rebuilt
+from dpcore.statement.verify.rebuild import DigestPlan, StatedEvents, is_plain, rebuilt
 
 __all__ = ["FREE_TEXT", "Finding", "holds", "verify"]
 
@@ -406,7 +406,7 @@ def too_much(statement: Statement) -> str | None:
         if apart > PARTS:
             return f"{apart:,} abandoned branches, at most {PARTS:,} are checked"
         work, entries = _of_strategy(statement, strategy)
-        if work > OPERATIONS or entries > ENTRIES:
+        if (work > OPERATIONS or entries > ENTRIES) and not _is_short(statement, strategy):
             return (
                 f"the strategy of {_rows(statement, strategy):,} rows would take {work:.0e} operations on "
                 f"{entries:.0e} numbers, at most {OPERATIONS:.0e} on {ENTRIES:.0e} are spent"
@@ -437,12 +437,19 @@ def _of_strategy(statement: Statement, strategy: dict[str, Any]) -> tuple[float,
     if kind == "tree-optimal":
         work, entries = work + rows**3 / 3, entries + 4 * rows**2
     epoch = max(int(statement.sampler.get("steps_per_epoch") or 1), 1)
-    if sampler == "shuffled" and kind != "identity":
+    if sampler in ("shuffled", "random allocation") and kind != "identity":
         work, entries = work + rows**3 / 3, entries + 3 * rows * min(rows, epoch)
     elif kind in ("blt", "banded-inverse-toeplitz") or width >= _CHUNK:
         met = math.ceil(rows / epoch)  # entries of C may be negative: all products of the columns of a pattern
         work, entries = work + rows * met**2, entries + rows * met
     return work, entries
+
+
+def _is_short(statement: Statement, strategy: dict[str, Any]) -> bool:
+    """Whether the sensitivity follows from the first column of the matrix, in about rows^2 operations."""
+    rows = _rows(statement, strategy)
+    all_rows = not any(first for first, _ in statement.rows_abandoned)
+    return all_rows and 40 * rows**2 <= OPERATIONS and is_plain(strategy, rows)
 
 
 def _nodes(event: Any) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from dpcore.stages.method import Method
 from dpcore.stages.noise import CorrelatedGaussian, IndependentGaussian
 from dpcore.stages.queries import Plain, Preconditioned, Query
 from dpcore.stages.strategies import BLT, BandedInverseToeplitz, BandedToeplitz, Identity, SquareRoot, Tree, TreeOptimal
+from dpcore.stages.strategies.sensitivity import plain_column
 from dpcore.stages.updates import SECOND_MOMENTS
 from dpcore.statement.assumptions import SECRET_BATCHES
 from dpcore.statement.statement import Statement
@@ -126,6 +127,12 @@ def _noise(statement: Statement, findings: list[Finding]) -> Any:
         return kind(sigma, *rest)
     findings.append(Finding("noise", TRUSTED, f"{said['kind']}: of an unknown kind, taken for Gaussian as stated"))
     return saying(kind, said, sigma, *rest)
+
+
+def is_plain(described: dict[str, Any], rows: int) -> bool:
+    """Whether a described strategy is a Toeplitz matrix without negative entries."""
+    strategy = _made(_STRATEGIES, described)
+    return strategy is not None and plain_column(strategy, rows) is not None
 
 
 def _stated_sensitivities(statement: Statement) -> dict[int, float]:

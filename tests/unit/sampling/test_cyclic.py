@@ -118,6 +118,14 @@ def test_more_bands_than_groups_are_refused(chosen: object) -> None:
     refused(PrivacyError, r"at most as many bands as groups, 3, .*BandedToeplitz or Banded", plan, chosen)
 
 
+def test_a_plan_says_nothing_of_steps_beyond_it() -> None:
+    """Its width and its columns are those of its steps: of the same strategy over more steps they are larger."""
+    short = plan(BAND3, steps=2)
+    assert short.event.sensitivity < plan(BAND3).event.sensitivity
+    for beyond in (short.event_after, lambda steps: short.epsilon(1e-5, steps=steps)):
+        refused(ArgumentError, "steps=8: must be at most 2, the steps of the plan", beyond, 8)
+
+
 def test_branches_are_charged_for_shared_coins() -> None:
     whole = plan(BAND3)
     event = whole.event_after(5, ((1, 3),))

@@ -1,6 +1,7 @@
 """Epochs whose order is secret: reshuffled ones, and random allocation; what an example meets, and what it costs."""
 
 import itertools
+import math
 from collections import Counter
 
 import numpy as np
@@ -91,6 +92,24 @@ def test_no_choice_of_one_step_from_each_epoch_moves_more(seed: int, steps: int,
     if len(blocks) <= 2 and (matrix >= 0).all():
         # bound^2 = A + B + 2 D, the maxima by themselves; found^2 is at least A + B, and at least 4 D.
         assert bound <= found * 1.5**0.5 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3, 5, 20])
+def test_a_toeplitz_matrix_has_the_bound_of_its_entries(epoch: int) -> None:
+    for steps in (1, 4, 12, 13):
+        series = np.random.default_rng(steps).random(steps) + 0.01
+        kinds = BandedToeplitz((1.0, 0, 0, 0.5)), BandedToeplitz(tuple(series)), strategy("square-root", steps)
+        blocks = ShuffledSampler(dataset_size=epoch, batch_size=1).blocks(steps)
+        for chosen in kinds:
+            products = chosen.matrix(steps).T @ chosen.matrix(steps)
+            bound = sum(products[np.ix_(one, other)].max() for one in blocks for other in blocks)
+            assert block_sensitivity(chosen, blocks, steps) == pytest.approx(math.sqrt(bound), rel=1e-12)
+
+
+def test_many_reshuffled_steps_take_no_matrix() -> None:
+    chosen, steps = BandedToeplitz((1.0, 0.5, 0.25)), 10**6  # its columns would fill 8 TB
+    sampler = ShuffledSampler(dataset_size=1000, batch_size=1)
+    assert sampler.moved(chosen, steps) == pytest.approx(math.sqrt(1000 + 2 * 999 * 0.625 / 1.3125), rel=1e-9)
 
 
 def test_neighboring_steps_of_two_epochs_count() -> None:

@@ -308,3 +308,41 @@ def test_a_strategy_that_contradicts_itself_is_refused(part: str) -> None:
         if part != "coefficients" or liar.coefficients(0) is not None:  # in blocks it has none
             with pytest.raises(ArgumentError, match=r"one matrix|columns\(\)"):
                 strategies.check_streaming(liar, 60)
+
+
+class OfTheCaller(BandedToeplitz):
+    """As a caller may write it: draws rows again, in a module of its own."""
+
+    def coefficients(self, step: int) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("member", "told", "words"),
+    [
+        ("rows", lambda self, step: ((step, 1.0), (step + 1, -0.5)), r"rows\(0\) has row 1; must be one of 0 to 0"),
+        ("rows", lambda self, step: ((step, 2.0), (step, 1.0)), "off by 2"),
+        ("inverse_row_norms", lambda self, steps: np.full(steps, 0.01), r"inverse_row_norms\(\) must be the squared"),
+        (
+            "coefficients",
+            lambda self, step: FilterCoefficients((1.0 + step,), (), 1.0 + step),
+            r"coefficients\(1\) has",
+        ),
+    ],
+)
+def test_rows_norms_and_recurrences_that_no_derivation_covers_are_refused(member: str, told: Any, words: str) -> None:
+    strategies.check_streaming(OfTheCaller((1.0,)), 8)
+    setattr(Other := type("Other", (OfTheCaller,), {}), member, told)
+    with pytest.raises(ArgumentError, match=words):
+        strategies.check_streaming(Other((1.0,)), 8)
+
+
+def test_a_matrix_of_the_callers_own_is_scaled() -> None:
+    class Unscaled(OfTheCaller):
+        """As its base, in other units."""
+
+        def ratio(self) -> Any:
+            return *super().ratio()[:2], 0.5
+
+    with pytest.raises(ArgumentError, match="has a column of norm 2; divide the matrix by"):
+        strategies.check_streaming(Unscaled((1.0,)), 8)

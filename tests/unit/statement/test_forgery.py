@@ -34,7 +34,7 @@ from dpcore.spec.keys import Provenance
 from dpcore.spec.rounded_normal import distance
 from dpcore.stages.clipping import AdaptiveClip, Clip
 from dpcore.stages.noise import IndependentGaussian
-from dpcore.stages.strategies import Dense
+from dpcore.stages.strategies import BLT, BandedToeplitz, Dense
 from dpcore.stages.updates import SGD
 from dpcore.statement import Statement
 from dpcore.statement.assumptions import SECRET_BATCHES, assumptions
@@ -461,6 +461,15 @@ def test_a_strategy_of_too_many_rows_is_not_computed(rows: int, name: str, sampl
     content = forged(correlated(name, sampler), **many)
     (words,) = failed(content)
     assert words.startswith("cannot be checked: the strategy of")
+
+
+def test_random_allocation_of_a_strategy_takes_as_long_as_shuffled_epochs() -> None:
+    many: dict[str, Any] = {"steps_planned": 20_000, "steps_taken": 20_000}
+    for chosen, checked in ((BandedToeplitz((1.0, 0.5)), True), (BLT((-0.1,), (0.9,), 22), False)):
+        if not checked:
+            many |= {"noise.strategy.steps": 20_000, "method.noise.strategy.steps": 20_000}
+        content = forged(correlated(chosen, RandomAllocationSampler(**SIZES)), **many)
+        assert any("cannot be checked: the strategy of" in words for words in failed(content)) != checked
 
 
 def test_branches_and_parts_beyond_counting_are_not_counted() -> None:

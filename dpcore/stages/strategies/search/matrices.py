@@ -225,18 +225,23 @@ def _singular(workload: Workload, columns: Matrix) -> tuple[Matrix, Matrix, floa
 
 def _tridiagonal(workload: Workload, columns: Matrix) -> tuple[Matrix, Matrix]:
     """Return the diagonals of ``Lambda^(-1/2) A^{-1} A^{-T} Lambda^(-1/2)``."""
-    inverse, weights = workload.inverse, columns**-0.5
+    weights = columns**-0.5
+    diagonal, off = _products(workload.inverse)
+    return diagonal * weights**2, off * weights[:-1] * weights[1:]
+
+
+def _products(inverse: Matrix) -> tuple[Matrix, Matrix]:
+    """Return the diagonals of ``A^{-1} A^{-T}``, from the one or two bands of A^{-1}."""
     diagonal = inverse[0] ** 2
     if len(inverse) == 1:
-        return diagonal * weights**2, np.zeros(workload.steps - 1)
+        return diagonal, np.zeros(len(diagonal) - 1)
     diagonal[1:] += inverse[1, :-1] ** 2
-    return diagonal * weights**2, (inverse[0] * inverse[1])[:-1] * weights[:-1] * weights[1:]
+    return diagonal, (inverse[0] * inverse[1])[:-1]
 
 
 def logarithms(inverse: Matrix, tolerance: float) -> Matrix:
     """Return log lambda whose bound is within `tolerance` of the largest, from the two bands of A^{-1}, (2, T)."""
-    diagonal, off = inverse[0] ** 2, (inverse[0] * inverse[1])[:-1]
-    diagonal[1:] += inverse[1, :-1] ** 2
+    diagonal, off = _products(inverse)
     here, best, reached = np.zeros(len(diagonal)), np.zeros(len(diagonal)), np.inf
     for _ in range(_MOST):
         scale = np.exp((here.max() - here) / 2)
