@@ -311,6 +311,10 @@ class Record:
         """Read the folder of a run that has ended, in good order or not."""
         self.statement, self.evaluations = read_run(self.path)
         self.ended = True
+        if self.status == COMPLETE and not self.evaluations:
+            raise DataError(
+                f"run folder {self.path}: its metrics.jsonl is empty, though the run is complete; put it back"
+            )
 
     @property
     def status(self) -> str:
