@@ -17,11 +17,12 @@ from dpcore.spec.validate import nearest
 
 # The largest signed 64-bit integer; no count here needs more.
 _LARGEST = 2**63 - 1
+_WHOLE = "whole number; write one like 60000 or 6e4"
 _DIGITS = re.compile(r"[+-]?\d+(_\d+)*")
 
 
-def real(value: Any) -> float:
-    """Return a finite number from typed text, or from a number of a configuration file."""
+def real(value: Any, kind: str = "number; write one like 0.1, 1e-5 or 1/60000") -> float:
+    """Return a finite number from typed text, or from a number of a configuration file; errors name its `kind`."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         result = float(value)
     else:
@@ -29,19 +30,11 @@ def real(value: Any) -> float:
             upper, slash, lower = str(value).partition("/")
             result = float(upper) / float(lower) if slash else float(upper)
         except (ValueError, OverflowError, ZeroDivisionError):
-            raise typer.BadParameter(f"{value!r} is not a number; write one like 0.1, 1e-5 or 1/60000") from None
+            raise typer.BadParameter(f"{value!r} is not a {kind}") from None
     if not math.isfinite(result):
         raise typer.BadParameter(f"{value!r} is not finite; write an ordinary number")
     if result == 0.0 and re.search("[1-9]", str(value).lower().partition("e")[0]):
         raise typer.BadParameter(f"{value!r} is too small to differ from 0; write an ordinary number")
-    return result
-
-
-def multiplier(value: Any) -> float:
-    """Return a noise multiplier: 0, or a number whose square is one, too."""
-    result = real(value)
-    if result and not 1e-100 <= abs(result) <= 1e100:
-        raise typer.BadParameter(f"{value!r} is out of range; write 0, or a number between 1e-100 and 1e100")
     return result
 
 
@@ -57,9 +50,9 @@ def whole(value: Any) -> int:
     """Return any integer, negative ones too."""
     digits = str(value).strip()
     # By way of a float, 9007199254740993 would become another number.
-    result = int(digits) if _DIGITS.fullmatch(digits) else real(value)
+    result = int(digits) if _DIGITS.fullmatch(digits) else real(value, _WHOLE)
     if result != int(result):
-        raise typer.BadParameter(f"{value!r} is not a whole number")
+        raise typer.BadParameter(f"{value!r} is not a {_WHOLE}")
     if abs(result) > _LARGEST:
         raise typer.BadParameter(f"{value!r} is too large; write a whole number of at most {_LARGEST:,}")
     return int(result)
@@ -131,7 +124,10 @@ def group_norms(value: Any) -> str | dict[str, float]:
     pairs = [part.rpartition("=") for part in _between_commas(value, "norm")]
     if not all(pattern.strip() for pattern, _, _ in pairs):
         raise typer.BadParameter(f"{value!r} has a norm without a pattern; write such as 'conv*=0.5,*=1'")
-    return {pattern.strip(): real(norm) for pattern, _, norm in pairs}
+    norms = {pattern.strip(): real(norm) for pattern, _, norm in pairs}
+    if len(norms) < len(pairs):
+        raise typer.BadParameter(f"{value!r} has two norms for one pattern; write each pattern once")
+    return norms
 
 
 def _between_commas(value: Any, what: str) -> list[str]:
@@ -197,17 +193,23 @@ def _show_help(context: typer.Context) -> None:
 Json = Annotated[bool, flag("--json", "Print one JSON object on standard output, nothing else there.")]
 
 
-def picture(value: Any) -> Path:
-    """Return the path of a picture that can be written, checked before anything is computed."""
-    path = Path(value)
-    if path.suffix.lower() not in (".png", ".pdf", ".svg") or path.is_dir():
-        raise typer.BadParameter(f"{str(value)!r} must be a file that ends in .png, .pdf, .svg")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"{str(value)!r}: there is no folder {path.parent}")
-    return path
+def written(*endings: str) -> Callable[[Any], Path]:
+    """Return a parser for a file with one of the endings that can be written, checked before anything is computed."""
+
+    def parse(value: Any) -> Path:
+        path = Path(value)
+        if path.suffix.lower() not in endings or path.is_dir():
+            raise typer.BadParameter(f"{str(value)!r} must be a file that ends in {', '.join(endings)}")
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"{str(value)!r}: there is no folder {path.parent}")
+        return path
+
+    return parse
 
 
-Picture = Annotated[Path | None, option(picture, "FILE.png", "Draw a picture there (.png, .pdf, .svg).")]
+Picture = Annotated[
+    Path | None, option(written(".png", ".pdf", ".svg"), "FILE.png", "Draw a picture there (.png, .pdf, .svg).")
+]
 
 
 @cache

@@ -82,6 +82,8 @@ def test_a_certified_interval_is_shown(capsys):
     ("delta", "--dataset-size 60000 --batch-size 600 --noise-multiplier 1 --steps 500 --epsilon 3"),
     ("steps", "--sampling full-batch --noise-multiplier 9 --epsilon 3 --delta 1e-5"),
     ("batch_size", "--dataset-size 600 --sampling fixed-size --noise-multiplier 2 --steps 50 --epsilon 3 --delta 1e-5"),
+    ("batch_size", ("--dataset-size 900 --sampling cyclic-poisson --groups 5 --noise-multiplier 2 --steps 20 "
+     "--epsilon 3 --delta 1e-5")),
 ])  # fmt: skip
 def test_any_one_unknown(unknown: str, line: str, capsys):
     told: Any = ask("calibrate", *line.split())

@@ -24,7 +24,7 @@ from dpcore.accounting import (
 )
 from dpcore.accounting.other_libraries import accountant_state
 from dpcore.accounting.phases import demand_phases
-from dpcore.cli.options import Json, count, multiplier, name_or_file, one_of, option, real, takes
+from dpcore.cli.options import Json, count, name_or_file, one_of, option, real, takes
 from dpcore.cli.output import remark, told_if_slow, write_answer, write_json, write_line
 from dpcore.errors import ArgumentError, ArgumentTypeError, DataError, PrivacyError
 from dpcore.ledger import Ledger, Remaining
@@ -33,7 +33,7 @@ from dpcore.plan.plan import Plan, tightest
 from dpcore.sampling import Sampler
 from dpcore.spec.canonical import read_json_file
 from dpcore.spec.extras import needs
-from dpcore.stages.strategies import NAMES, NamedStrategy, load
+from dpcore.stages.strategies import NAMES, NamedStrategy, Strategy, load
 from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
 
@@ -48,7 +48,7 @@ class EventOptions:
     """A plan from the options: each field is an option of this name. None means: not given."""
 
     # fmt: off
-    noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA",
+    noise_multiplier: Annotated[_Real, option(real, "SIGMA",
         "Standard deviation of the noise on the sum over the clip norm.")] = None
     sample_rate: Annotated[_Real, option(real, "RATE",
         "Probability that an example enters a step, such as 0.01 or 256/60000.")] = None
@@ -64,6 +64,8 @@ class EventOptions:
     groups: Annotated[_Count, option(count, "N", "For cyclic-poisson: groups that take turns.")] = None
     strategy: Annotated[str | None, option(name_or_file(NAMES, ENDINGS), "NAME",
         f"Correlates the noise: {', '.join(NAMES)}, or a file ({', '.join(ENDINGS)}).")] = None
+    bands: Annotated[_Count, option(count, "N",
+        "Bands of --strategy banded-inverse-square-root, which needs it.")] = None
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -84,6 +86,10 @@ class EventOptions:
             if getattr(self, name) is not None and self.sampling != kind:
                 option = name.replace("_", "-")
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: --{option} is only for --sampling {kind}")
+        if self.batch_size is not None and self.sampling == "full-batch":
+            raise ArgumentError(f"batch_size={self.batch_size!r}: must be left out with --sampling full-batch")
+        if self.bands is not None and self.strategy is None:
+            raise ArgumentError(f"bands={self.bands!r}: is only for --strategy banded-inverse-square-root")
 
     @property
     def _sizes(self) -> str:
@@ -104,7 +110,7 @@ class EventOptions:
                     "full-batch"
                 )
             named: Any = sampler  # frozen: it can be looked up
-            unit: Any = _correlated(self.strategy, named, self.steps_in_all)
+            unit: Any = _correlated(self.strategy, self.bands, named, self.steps_in_all)
             event: Event = replace(unit, noise_multiplier=sigma)
             return event
         if sampler is not None:
@@ -168,10 +174,19 @@ class EventOptions:
 
 
 @lru_cache(maxsize=4)
-def _correlated(strategy: str, sampler: Any, steps: int) -> Event:
+def _correlated(strategy: str, bands: int | None, sampler: Any, steps: int) -> Event:
     """Return the event of a run with correlated noise, at noise multiplier 1."""
-    chosen = load(strategy) if Path(strategy).suffix.lower() in ENDINGS else NamedStrategy(strategy)
-    return Plan(memf(lr=1.0, strategy=chosen, noise_multiplier=1.0), sampler, steps).event
+    method = memf(lr=1.0, strategy=strategy_of(strategy, bands), noise_multiplier=1.0)
+    return Plan(method, sampler, steps).event
+
+
+def strategy_of(text: str, bands: int | None) -> Strategy | NamedStrategy:
+    """Return the strategy of a name, or the one in a file, which has no open number of bands."""
+    if Path(text).suffix.lower() not in ENDINGS:
+        return NamedStrategy(text, bands)
+    if bands is not None:
+        raise ArgumentError(f"bands={bands!r}: must be left out, since {text} has its strategy's")
+    return load(text)
 
 
 _WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling", "fixed-size": "uniform subsets",
@@ -413,7 +428,8 @@ def calibrate(
         known, reached, delta = plan, epsilon, value
     else:
         assert delta is not None
-        setting, size = unknown.replace("-", "_"), plan.dataset_size or 1
+        # With groups that take turns, a batch has the examples of one at most.
+        setting, size = unknown.replace("-", "_"), max(1, (plan.dataset_size or 1) // (plan.groups or 1))
         make_event: Callable[[Any], Event] = lambda found: replace(plan, **{setting: found}).event()  # noqa: E731
         value, name = tightest(setting, epsilon, delta, make_event, accountant, size)
         if opened is not None:

@@ -41,6 +41,8 @@ def curve(
 ) -> None:  # fmt: skip
     """Show a plan's guarantee: delta over epsilon, an attacker's rates, epsilon over the steps."""
     plan = EventOptions(**given)
+    if delta is not None and kind != "steps":
+        raise ArgumentError(f"delta={delta!r}: is only for the curve over steps; leave it out")
     event = plan.event()
     if "pld" not in accounting.accountants_for(event):
         raise PrivacyError(f"event={type(event).__name__}: has no privacy loss distribution that is known here")

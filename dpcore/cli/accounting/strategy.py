@@ -1,13 +1,14 @@
 """``dpcore strategy``: find the best correlated noise, and bound its distance from the best possible."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, real, takes
+from dpcore.cli.options import Commands, Json, count, flag, names, one_of, option, real, takes, written
 from dpcore.cli.output import told_if_slow, write_answer
 from dpcore.errors import ArgumentError
 from dpcore.stages import strategies
@@ -19,7 +20,14 @@ NO_BOUND = "its distance from the best is not known for this number of steps"
 
 strategy = Commands()  # its help is in dpcore.cli.app
 
-WORKLOADS = ("prefix", "momentum", "weight-decay", "average", "srg")
+# How each is made, and what it takes after the steps, with the values if left out.
+_MADE: dict[str, tuple[Callable[..., Workload], dict[str, float]]] = {
+    "prefix": (workloads.ones, {}),
+    "momentum": (workloads.momentum, {"momentum": 0.9}),
+    "weight-decay": (workloads.weight_decay, {"decay": 0.01}),
+    "average": (workloads.exponential_average, {"decay": 0.999}),
+    "srg": (workloads.srg, {"decay": math.exp(-2.5), "momentum": 0.9}),
+}
 
 _Steps = Annotated[int, option(count, "N", "Steps of the run.")]
 _Bands = Annotated[Any, option(count, "B", "Bands of banded-toeplitz and banded-inverse; 32 if left out.")]
@@ -27,13 +35,7 @@ _Buffers = Annotated[Any, option(count, "M", "Buffers of blt; 4 if left out.")]
 _NoCache = Annotated[bool, flag("--no-cache", "Search again, and save nothing on disk.")]
 
 
-def _npz(value: Any) -> Path:
-    if Path(value).suffix != ".npz":
-        raise typer.BadParameter(f"{str(value)!r} must end in .npz")
-    return Path(value)
-
-
-_Kept = Annotated[Any, option(_npz, "FILE", "Save the strategy in this file (.npz).")]
+_Kept = Annotated[Any, option(written(".npz"), "FILE", "Save the strategy in this file (.npz).")]
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class _Wanted:
     """The use of the noisy sums: options of all these commands."""
 
     # fmt: off
-    workload: Annotated[str, option(one_of(WORKLOADS), "NAME",
+    workload: Annotated[str, option(one_of(_MADE), "NAME",
         "Use of the noisy sums: prefix (the iterates of SGD), momentum, weight-decay, average (of the "
         "iterates, exponential) or srg (DP-SRG, with --momentum).")] = "prefix"
-    momentum: Annotated[float, option(real, "M", "Momentum of the update, for momentum and srg.")] = 0.9
+    momentum: Annotated[Any, option(real, "M", "Momentum of the update, for momentum and srg; 0.9 if left out.")] = None
     decay: Annotated[Any, option(real, "D",
         "For weight-decay, average and srg: 0.01, 0.999 and exp(-2.5) if left out.")] = None
     epochs: Annotated[int, option(count, "K", "Participations of each example, in a fixed order.")] = 1
@@ -54,15 +56,12 @@ class _Wanted:
         """Return the workload of a run of `steps` steps."""
         if steps < 1:
             raise ArgumentError(f"--steps {steps}: must be at least 1")
-        if self.workload == "prefix":
-            return workloads.ones(steps)
-        if self.workload == "momentum":
-            return workloads.momentum(steps, self.momentum)
-        if self.workload == "weight-decay":
-            return workloads.weight_decay(steps, 0.01 if self.decay is None else self.decay)
-        if self.workload == "average":
-            return workloads.exponential_average(steps, 0.999 if self.decay is None else self.decay)
-        return workloads.srg(steps, math.exp(-2.5) if self.decay is None else self.decay, self.momentum)
+        make, defaults = _MADE[self.workload]
+        for name in ("decay", "momentum"):
+            if (given := getattr(self, name)) is not None and name not in defaults:
+                raise ArgumentError(f"--{name} {given:g}: is not for --workload {self.workload}; leave it out")
+        values = (default if getattr(self, name) is None else getattr(self, name) for name, default in defaults.items())
+        return make(steps, *values)
 
 
 @strategy.command(

@@ -66,7 +66,7 @@ def run_comparison(
     with locked(out), deferred() as interruption:
         if complete := len(log.complete()):
             console.print(f"{complete} of {counted(comparison.total, 'run')} were made before and are kept.")
-        if part := sum(record.goes_on for record in log.records):
+        if part := sum(record.goes_on_after is not None for record in log.records):
             console.print(f"{counted(part, 'run')} will go on where a signal stopped {'it' if part == 1 else 'them'}.")
         ahead = events_of(plans, comparison.ahead(log.accuracies()))
         if not runs.pays_for(paying, ahead):

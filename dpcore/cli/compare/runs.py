@@ -311,6 +311,10 @@ class Record:
         """Read the folder of a run that has ended, in good order or not."""
         self.statement, self.evaluations = read_run(self.path)
         self.ended = True
+        if self.status == COMPLETE and not self.evaluations:
+            raise DataError(
+                f"run folder {self.path}: its metrics.jsonl is empty, though the run is complete; put it back"
+            )
 
     @property
     def status(self) -> str:
@@ -322,11 +326,12 @@ class Record:
         return COMPLETE if stated.steps_taken == stated.steps_planned and not stated.note else STOPPED
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a signal stopped the run after a step, and its checkpoint has all that was released until then."""
+    def goes_on_after(self) -> int | None:
+        """The last step of a run that was stopped after it, with a checkpoint; a killed run may have released more."""
         stated = self.statement
-        exact = stated is not None and self.status == STOPPED and not stated.note.startswith(WRITTEN_BEFORE)
-        return exact and checkpoint_of(self.path).exists()
+        if stated is None or self.status != STOPPED or stated.note.startswith(WRITTEN_BEFORE):
+            return None
+        return stated.steps_taken if checkpoint_of(self.path).exists() else None
 
     @property
     def accuracy(self) -> list[float]:
@@ -354,9 +359,7 @@ class Log:
         return log
 
     def begin(self, run: Run) -> Record:
-        """Record that a run begins, or goes on where a signal stopped it, and its folder."""
-        if (stopped := self.stopped(run)) is not None:
-            return stopped
+        """Record that a run begins, and its folder."""
         name = re.sub("[^a-z0-9]+", "-", run.contestant.lower()).strip("-")
         number, parent = len(self.records) + 1, self.folder.path / RUNS
         while (path := parent / f"{number:03d}-{name}").exists() or checkpoint_of(path).exists():
@@ -364,10 +367,6 @@ class Log:
         self.records.append(Record(run, path))
         self.write()
         return self.records[-1]
-
-    def stopped(self, run: Run) -> Record | None:
-        """Return the record of a run that can go on."""
-        return next((record for record in self.records if record.run == run and record.goes_on), None)
 
     def complete(self) -> dict[Run, Record]:
         """Return the complete runs."""
@@ -539,14 +538,17 @@ def make_runs(
 
     def begin(run: Run) -> tuple[Record, Task]:
         name = described(run)
+        record = next((one for one in log.records if one.run == run and one.goes_on_after is not None), None)
         # Part of a run is spent for nothing.
-        if log.stopped(run) is None and not pays_for(paying, events_of(plans, [run])):
+        if record is None and not pays_for(paying, events_of(plans, [run])):
             raise BudgetError(
                 f"the ledger's budget does not pay for the whole of the next run, {name}; it was not begun"
             )
-        record = log.begin(run)
+        record, comparison = record or log.begin(run), log.comparison
+        # What chooses does not measure what was chosen.
+        half = None if not comparison.searches else 0 if run.role == SEARCH else 1
         ledger = None if paying is None else paying.path
-        return record, Task(log.comparison.settings_for(run), record.path, ledger, name, _half(log.comparison, run))
+        return record, Task(comparison.settings_for(run), record.path, ledger, name, half, record.goes_on_after)
 
     def end(record: Record, budget: str) -> None:
         record.read()
@@ -627,11 +629,8 @@ class Task(NamedTuple):
     name: str
     half: int | None = None
     """Half of the test set, which measures the run; None is all of it."""
-
-
-def _half(comparison: Comparison, run: Run) -> int | None:
-    """Return the half of the test set that measures a run: what chooses does not measure what was chosen."""
-    return (0 if run.role == SEARCH else 1) if comparison.searches else None
+    after: int | None = None
+    """The step after which it goes on; None if it begins."""
 
 
 def train_once(
@@ -648,15 +647,20 @@ def train_once(
         dataset = dataset.tested_on(task.half)
     settings, kept = task.settings.resolved(len(dataset)), checkpoint_of(task.path)
     training = built or Training(settings, dataset, task.ledger, task.name)
-    if kept.exists():
+    if task.after is not None:
         training.load_state_dict(read_checkpoint(kept))
-        _check_state(training, task.path)
+        # What was released since a checkpoint was written would be released again, and not counted.
+        if (taken := training.private.steps_taken) != task.after:
+            raise DataError(
+                f"checkpoint {kept}: is of step {taken}, and the statement of its run is not; delete it, and the same "
+                "command begins the run again"
+            )
         # The curves of a comparison have the ends of epochs, and not the step at which a signal came.
         per_epoch = training.steps_per_epoch
         training.evaluations = [one for one in training.evaluations if one["step"] % per_epoch == 0]
     training.private.begin()
-    folder = RunFolder(task.path, existing=kept.exists())
-    if not kept.exists():
+    folder = RunFolder(task.path, existing=task.after is not None)
+    if task.after is None:
         folder.write_config(settings.to_dict(), task.ledger, training.statement(0).software)
     planned = training.private.plan.steps
     with locked(folder.path):
@@ -667,16 +671,6 @@ def train_once(
         if not outcome.complete:
             training.save(kept)
         return outcome.budget
-
-
-def _check_state(training: Training, path: Path) -> None:
-    """Refuse a checkpoint if more was released since it was written: it would be released again, and not counted."""
-    taken, (stated, _) = training.private.steps_taken, read_run(path)
-    if stated is None or stated.steps_taken != taken:
-        raise DataError(
-            f"checkpoint {checkpoint_of(path)}: is of step {taken}, and the statement of its run is not; delete "
-            "it, and the same command begins the run again"
-        )
 
 
 class _Shared(Interruption):

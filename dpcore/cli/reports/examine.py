@@ -12,7 +12,7 @@ from unittest.mock import patch
 import typer
 
 from dpcore.cli.accounting.answer import ACCOUNTED, EventOptions
-from dpcore.cli.options import Json, count, flag, multiplier, one_of, option, real, takes
+from dpcore.cli.options import Json, count, flag, one_of, option, real, takes
 from dpcore.cli.output import write_answer
 from dpcore.cli.train.settings import SETTINGS, Settings, settings_from
 from dpcore.errors import ArgumentError, DataError, DpcoreError
@@ -125,7 +125,7 @@ def audit(
         help=f"{_WORDS}: canaries then go through this run's own step, and of the options only --confidence, --seconds "
         "and --json count.")] = None,
     arguments: Arguments = None,
-    noise_multiplier: Annotated[float | None, option(multiplier, "SIGMA",
+    noise_multiplier: Annotated[float | None, option(real, "SIGMA",
         "Noise multiplier of the audited run; 2 without it and --epsilon.")] = None,
     epsilon: Annotated[float | None, option(real, "EPSILON", "Calibrate the noise to this claim instead.")] = None,
     sampling: Annotated[str | None, option(one_of(ACCOUNTED), "NAME",

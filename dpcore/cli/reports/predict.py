@@ -22,6 +22,16 @@ from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.schedules import WarmupCosine
 
 _BASELINE = "dp_sgd"
+# Rate and noise are found or given for all, and nothing is clipped.
+_WITHOUT_EFFECT = (
+    "lr",
+    "noise_multiplier",
+    "batch_size",
+    "max_grad_norm",
+    "clipping",
+    "clipping_groups",
+    "adaptive_clip",
+)
 _MOST_NOISE, _MOST_STEPS = 1e6, 1_000_000
 
 
@@ -36,7 +46,7 @@ def _contestants(value: Any) -> dict[str, dict[str, Any]]:
             key, equals, content = setting.partition("=")
             if not equals or not content:
                 raise typer.BadParameter(f"{text!r}: write settings as NAME=VALUE, such as doppler:filter=f3")
-            given[one_of(keywords(method))(key)] = _value(content)
+            given[one_of([name for name in keywords(method) if name not in _WITHOUT_EFFECT])(key)] = _value(content)
         found[":".join((method, *settings))] = given
     if not found:
         raise typer.BadParameter(f"{value!r} has no method; write methods with commas between them")

@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
+from dpcore.cli.accounting.answer import strategy_of
 from dpcore.cli.datasets import MAX_LENGTH, NAMES, text
 from dpcore.cli.options import (
     count,
     flag,
     group_norms,
-    multiplier,
     name_or_design,
     name_or_file,
     one_of,
@@ -41,7 +40,6 @@ from dpcore.stages.filters import NAMED_FILTERS
 from dpcore.stages.filters.designs import DESIGNS
 from dpcore.stages.method import Method
 from dpcore.stages.strategies import NAMES as STRATEGIES
-from dpcore.stages.strategies import NamedStrategy, load
 from dpcore.stages.strategies.saved import ENDINGS
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.galore import GaLore
@@ -107,7 +105,7 @@ class Settings:
     seed: Annotated[int, option(whole, "N", "Seed of the initial weights. The noise is never seeded.", DATA)] = 0
     epsilon: Annotated[_Real, option(real, "EPSILON", "Target epsilon; the noise is calibrated to it.", PRIVACY)] = None
     delta: Annotated[float, option(real, "DELTA", "Delta, well below 1/n.", PRIVACY)] = 1e-5
-    noise_multiplier: Annotated[_Real, option(multiplier, "SIGMA", "Noise, instead of --epsilon.", PRIVACY)] = None
+    noise_multiplier: Annotated[_Real, option(real, "SIGMA", "Noise, instead of --epsilon.", PRIVACY)] = None
     max_grad_norm: Annotated[float, option(real, "C", "Clip norm.", PRIVACY)] = 1.0
     clipping: Annotated[_Text, option(one_of(CLIP_RULES), "RULE",
         f"{', '.join(CLIP_RULES)}; if not given: the method's own.", PRIVACY)] = None
@@ -302,8 +300,7 @@ class Settings:
             rate = 0.2 if self.clip_lr is None else self.clip_lr
             given["adaptive_clip"] = AdaptiveClip(self.clip_quantile, rate, self.bit_noise)
         if self.strategy is not None:
-            name = self.strategy
-            given["strategy"] = load(name) if Path(name).suffix.lower() in ENDINGS else NamedStrategy(name, self.bands)
+            given["strategy"] = strategy_of(self.strategy, self.bands)
         if self.schedule is not None:
             given["schedule"] = Doubling() if self.schedule == "doubling" else WarmupCosine(self.warmup_steps or 0)
         if self.galore_rank is not None:

@@ -12,12 +12,12 @@ from scipy import stats
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
-from dpcore.cli.compare import report
+from dpcore.cli.compare import report, runs
 from dpcore.cli.compare.compare import from_methods, from_tables
 from dpcore.cli.compare.report import Row, verdict
 from dpcore.cli.compare.runs import FINAL, SEARCH, Comparison, Contestant, Record, Run
 from dpcore.cli.intervals import difference_interval, mean_interval
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, DataError
 from tests.refused import refused
 
 
@@ -217,3 +217,10 @@ def test_a_comparison_that_two_ledgers_paid_for_is_counted_by_none(monkeypatch: 
     assert not accounted("a", "b")
     assert not accounted("a", "")
     assert not accounted()
+
+
+def test_a_complete_run_whose_metrics_are_gone_is_one_sentence(tmp_path, monkeypatch):
+    stated = SimpleNamespace(steps_taken=6, steps_planned=6, note="")
+    monkeypatch.setattr(runs, "read_run", lambda _: (stated, []))
+    with pytest.raises(DataError, match=r"metrics\.jsonl is empty, though the run is complete"):
+        Record(Run("disk", 1.0, FINAL, 0.5, 0), tmp_path).read()

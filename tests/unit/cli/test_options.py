@@ -160,6 +160,7 @@ def test_clipping_groups():
     refused(typer.BadParameter, "is not a number", group_norms, "conv*=big")
     refused(typer.BadParameter, "lacks a norm at one of its commas", group_norms, "a=1,,b=2")
     refused(typer.BadParameter, "has a norm without a pattern", group_norms, "=3")
+    refused(typer.BadParameter, "has two norms for one pattern", group_norms, "a=1,*=2,a=3")
 
 
 # Settings from a file: the options' names, the command line first, unknown keys named.
