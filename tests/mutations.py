@@ -901,6 +901,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "end_to_end/test_hosts_hugging_face.py::test_every_field_is_kept_or_refused_and_none_is_ignored"),
     ],
     "dpcore/torch/hosts/hugging_face.py": [
+        ("claim the steps taken when somebody interrupted", "            private.stopped_by_results |= 0 < private.steps_taken < private.plan.steps\n            raise", "            raise",
+         "end_to_end/test_hosts_hugging_face.py::test_who_interrupts_has_seen_results"),
         ("evaluate the training data", "        if any(overlapping(self.train_dataset, each) for each in named):\n", "        if False:\n",
          "end_to_end/test_hosts_hugging_face.py::test_evaluation_prediction_and_the_card"),
         ("let all read the keys", "save_state(Path(output_dir) / FILE, whole)", "torch.save(whole, Path(output_dir) / FILE)",

@@ -171,6 +171,13 @@ def test_a_loss_of_outputs_and_labels(tmp_path: Path):
     torch.testing.assert_close(found.model.state_dict(), net.state_dict(), rtol=1e-4, atol=1e-5)
     assert found.evaluate()["eval_loss"] > 0
 
+    def of_outputs(output: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        assert labels is None  # as Trainer has it
+        return output.logits.square().mean()
+
+    rows = [{name: value for name, value in row.items() if name != "labels"} for row in TRAIN]
+    trainer(tmp_path, method, train_dataset=rows, compute_loss_func=of_outputs, max_steps=1, save_strategy="no").train()
+
 
 def logged(folder: Path) -> set[str]:
     """All keys of the logs below a folder."""
@@ -295,6 +302,22 @@ def test_it_stops_early_and_loads_the_best(tmp_path: Path):
     assert f"private with epsilon = {format_epsilon(planned)} and delta" in card
     best = type(found.model).from_pretrained(found.state.best_model_checkpoint)
     assert_same(found.model, best)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_who_interrupts_has_seen_results(tmp_path: Path, kind: type[BaseException]):
+    class Pruned(transformers.TrainerCallback):
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            raise kind("not good enough")
+
+    found = trainer(tmp_path, eval_strategy="steps", eval_steps=4, save_strategy="no", callbacks=[Pruned()])
+    with pytest.raises(kind):
+        found.train()
+    assert found.private.steps_taken == 4
+    assert found.private.epsilon() == found.private.epsilon(planned=True)
+    found.save_model(str(tmp_path / "out"))
+    text = " ".join((tmp_path / "out/statement.txt").read_text().split())
+    assert "Results decided to stop after 4 of 10 planned steps" in text
 
 
 def test_a_checkpoint_goes_on(tmp_path: Path):

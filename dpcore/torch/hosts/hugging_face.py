@@ -61,7 +61,7 @@ def returned_loss(output: Any) -> Any:
 def labels_apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
     """Join examples to ``(inputs, labels)``, as Trainer takes the labels out for a loss that is not the model's."""
     inputs = dict(collate(examples))
-    return (inputs, inputs.pop("labels")) if "labels" in inputs else (inputs,)
+    return inputs, inputs.pop("labels", None)
 
 
 FILE = "dpcore.pt"
@@ -377,10 +377,15 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self.control = handler.on_train_begin(self.args, self.state, self.control)
         if self.args.eval_on_start:
             self._evaluate(trial, ignored, skip_scheduler=True)
-        while private.steps_taken < private.plan.steps:
-            self.control = handler.on_epoch_begin(self.args, self.state, self.control)
-            if self._epoch(private, trial, ignored):
-                break
+        try:
+            while private.steps_taken < private.plan.steps:
+                self.control = handler.on_epoch_begin(self.args, self.state, self.control)
+                if self._epoch(private, trial, ignored):
+                    break
+        except BaseException:
+            # Whoever interrupts has seen evaluations, and a callback may raise because of one, as to prune a trial.
+            private.stopped_by_results |= 0 < private.steps_taken < private.plan.steps
+            raise
         return self._finish(private)
 
     def _epoch(self, private: PrivateRun, trial: Any, ignored: list[str] | None) -> bool:
