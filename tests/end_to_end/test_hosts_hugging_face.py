@@ -16,7 +16,7 @@ import torch
 
 import dpcore
 import dpcore.torch
-from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.statement.card import listed
@@ -351,7 +351,15 @@ def test_a_checkpoint_goes_on(tmp_path: Path):
     (folder / "trainer_state.json").write_text((tmp_path / "checkpoint-3/trainer_state.json").read_text())
     with pytest.raises(ArgumentError, match=r"of step 3 and dpcore\.pt of step 6"):
         again.train(resume_from_checkpoint=str(folder))
-    (folder / "dpcore.pt").unlink()
+    file = folder / "dpcore.pt"
+    content = bytearray(file.read_bytes())
+    place = content.index(state["optimizer"]["dpcore"]["secret"]["noise_key"].encode())
+    content[place] = ord("1" if content[place] == ord("0") else "0")  # the key is one, still
+    file.chmod(0o600)
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged"):
+        again.train(resume_from_checkpoint=str(folder))
+    file.unlink()
     with pytest.raises(ArgumentError, match=r"has no dpcore\.pt"):
         again.train(resume_from_checkpoint=str(folder))
 
