@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc, chdtr, chdtrc, gammaln, ndtr
+from scipy.special import betainc, chdtr, chdtrc, gammaln, logsumexp, ndtr
 
 from dpcore.accounting import (
     CyclicPoissonSampledGaussian,
@@ -112,24 +112,44 @@ def wrong_rate(used: int, trials: int, sample_rate: float) -> float:
 
 
 def wrong_spread(counts: NDArray[np.int64], tosses: Any, sample_rate: float, *, low_only: bool = False) -> float:
-    """Return the probability that numbers of heads in `tosses` coins each spread so little, or so much, two-sided.
+    """Return the probability, at most, that heads in `tosses` coins each spread so little, or so much, two-sided.
 
     With `low_only` too small a spread only: valid for counts that repel each other, too.
 
-    With v = k q (1 - q), a term (count - k q)^2 has mean v and variance 2 v^2 + v (1 - 6 q (1 - q)). Above its mean
-    the sum is compared with the multiple of a chi-square of the same mean and variance. Below, where that would be too
-    small if heads are rare, by Maurer (2003): Pr[S <= E S - t] <= exp(-t^2 / (2 sum E X^2)) for terms X >= 0.
+    S is the sum of (count - k q)^2, each cut at w^2, so that no rare large term rules its expectation. By Chernoff,
+    Pr[S >= s] <= E exp(h S - h s) for each h > 0, and Pr[S <= s] is at most the same for each h < 0. The expectation
+    is that of independent binomials, exactly.
     """
-    coins = np.broadcast_to(np.asarray(tosses, np.float64), counts.shape)
-    variance = coins * sample_rate * (1 - sample_rate)
-    mean = float(variance.sum())
+    coins, times = np.unique(np.broadcast_to(tosses, counts.shape), return_counts=True)
+    mean = float(times @ coins) * sample_rate * (1 - sample_rate)
     if mean == 0:
         return 1.0
-    spread = float((2 * variance**2 + variance * (1 - 6 * sample_rate * (1 - sample_rate))).sum())
-    freedom = 2 * mean**2 / spread
-    squares = float(((counts - coins * sample_rate) ** 2).sum())
-    low = math.exp(-(max(0.0, mean - squares) ** 2) / (2 * (spread + float((variance**2).sum()))))
-    return low if low_only else min(1.0, 2 * min(low, float(chdtrc(freedom, squares * freedom / mean))))
+    laws, total = [_squares(int(k), sample_rate) for k in coins], 0.0
+    for k, (squares, _) in zip(coins, laws, strict=True):
+        off = (counts[tosses == k] if np.ndim(tosses) else counts) - k * sample_rate
+        total += float(np.minimum(off**2, squares[-1]).sum())
+
+    def tail(sign: int) -> float:
+        # From far wider than S spreads by chance to the width of one term.
+        h = sign * np.geomspace(0.1, 10 * counts.size, 60)[:, None] / mean
+        grown = [
+            n * logsumexp(chances + h * squares, axis=1) for n, (squares, chances) in zip(times, laws, strict=True)
+        ]
+        return math.exp(min(0.0, float((sum(grown) - h[:, 0] * total).min())))
+
+    return tail(-1) if low_only else min(1.0, 2 * min(tail(-1), tail(1)))
+
+
+def _squares(coins: int, rate: float) -> tuple[Floats, Floats]:
+    """Return the squares that a term of `wrong_spread` may be, w^2 last, and the logarithms of their probabilities."""
+    mean = coins * rate
+    width = 2 + 4 * math.sqrt(mean * (1 - rate))
+    first, last = max(0, math.ceil(mean - width)), min(coins, math.floor(mean + width))
+    heads = np.arange(first, last + 1)
+    chosen = gammaln(coins + 1) - gammaln(heads + 1) - gammaln(coins - heads + 1)
+    near = chosen + heads * math.log(rate) + (coins - heads) * math.log1p(-rate)
+    far = at_most(first - 1, coins, rate) + more_than(last, coins, rate)
+    return np.append((heads - mean) ** 2, width**2), np.append(near, math.log(far) if far else -math.inf)
 
 
 def uneven_halves(early: NDArray[np.int64], sizes: NDArray[np.int64], populations: NDArray[np.int64]) -> float:

@@ -475,7 +475,11 @@ def _index(folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path, save: str, files: int, peers: Peers) -> dict[str, Any]:
-    contents = [_file(folder / f"{save}-{rank}.pt", rank % peers.world_size == peers.rank) for rank in range(files)]
+    # Mapped into memory, and each file checked by one process.
+    contents = [
+        read_state(folder / f"{save}-{rank}.pt", whole=rank % peers.world_size == peers.rank, mmap=True)
+        for rank in range(files)
+    ]
     damaged = DataError(f"checkpoint {folder}: its files do not fit each other; take an undamaged copy")
     try:
         state = contents[0]["state"]
@@ -492,20 +496,21 @@ def _read(folder: Path, save: str, files: int, peers: Peers) -> dict[str, Any]:
     return dict(state)
 
 
-def _file(path: Path, whole: bool) -> Any:
-    """Map a file into memory. With `whole`, check all its bytes: one process does so for each file."""
+def read_state(path: Path, *, whole: bool = True, mmap: bool = False) -> Any:
+    """Read what `save_state` wrote; with `whole`, check all its bytes, or raise DataError.
+
+    torch.load does not look at the checksums: a flipped bit of a key would be read as another key.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             fits = not whole or archive.testzip() is None
         if fits:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except OSError as cause:
-        raise DataError(
-            f"checkpoint {path}: cannot be read ({cause.strerror}); all processes must see the folder"
-        ) from cause
+        raise DataError(f"checkpoint {path}: cannot be read ({cause.strerror})") from cause
     except Exception as cause:  # torch raises many kinds
-        raise DataError(f"checkpoint {path}: is damaged; take an undamaged copy") from cause
-    raise DataError(f"checkpoint {path}: is damaged; take an undamaged copy")
+        raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy") from cause
+    raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy")
 
 
 def _together(peers: Peers, work: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ import torch
 
 import dpcore
 import dpcore.torch
-from dpcore.errors import ArgumentError, BudgetError, PrivacyError
+from dpcore.errors import ArgumentError, BudgetError, DataError, PrivacyError
 from dpcore.ledger import Ledger
 from dpcore.statement import Statement
 from dpcore.statement.card import listed
@@ -171,6 +171,13 @@ def test_a_loss_of_outputs_and_labels(tmp_path: Path):
     torch.testing.assert_close(found.model.state_dict(), net.state_dict(), rtol=1e-4, atol=1e-5)
     assert found.evaluate()["eval_loss"] > 0
 
+    def of_outputs(output: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        assert labels is None  # as Trainer has it
+        return output.logits.square().mean()
+
+    rows = [{name: value for name, value in row.items() if name != "labels"} for row in TRAIN]
+    trainer(tmp_path, method, train_dataset=rows, compute_loss_func=of_outputs, max_steps=1, save_strategy="no").train()
+
 
 def logged(folder: Path) -> set[str]:
     """All keys of the logs below a folder."""
@@ -297,6 +304,22 @@ def test_it_stops_early_and_loads_the_best(tmp_path: Path):
     assert_same(found.model, best)
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_who_interrupts_has_seen_results(tmp_path: Path, kind: type[BaseException]):
+    class Pruned(transformers.TrainerCallback):
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            raise kind("not good enough")
+
+    found = trainer(tmp_path, eval_strategy="steps", eval_steps=4, save_strategy="no", callbacks=[Pruned()])
+    with pytest.raises(kind):
+        found.train()
+    assert found.private.steps_taken == 4
+    assert found.private.epsilon() == found.private.epsilon(planned=True)
+    found.save_model(str(tmp_path / "out"))
+    text = " ".join((tmp_path / "out/statement.txt").read_text().split())
+    assert "Results decided to stop after 4 of 10 planned steps" in text
+
+
 def test_a_checkpoint_goes_on(tmp_path: Path):
     first = trainer(tmp_path, save_steps=3, callbacks=[Stop(7)], logging_steps=1)
     first.train()
@@ -328,7 +351,15 @@ def test_a_checkpoint_goes_on(tmp_path: Path):
     (folder / "trainer_state.json").write_text((tmp_path / "checkpoint-3/trainer_state.json").read_text())
     with pytest.raises(ArgumentError, match=r"of step 3 and dpcore\.pt of step 6"):
         again.train(resume_from_checkpoint=str(folder))
-    (folder / "dpcore.pt").unlink()
+    file = folder / "dpcore.pt"
+    content = bytearray(file.read_bytes())
+    place = content.index(state["optimizer"]["dpcore"]["secret"]["noise_key"].encode())
+    content[place] = ord("1" if content[place] == ord("0") else "0")  # the key is one, still
+    file.chmod(0o600)
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="is damaged"):
+        again.train(resume_from_checkpoint=str(folder))
+    file.unlink()
     with pytest.raises(ArgumentError, match=r"has no dpcore\.pt"):
         again.train(resume_from_checkpoint=str(folder))
 

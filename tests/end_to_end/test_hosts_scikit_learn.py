@@ -170,7 +170,7 @@ def test_the_statement_is_that_of_the_plan():
 
 
 def test_classes_are_declared_or_said_to_be_public():
-    for classes in (None, "yes"):
+    for classes in (None, "yes", {0, 1}):
         with pytest.raises(ArgumentError, match="must list the labels"):
             PrivateClassifier(**{**QUICK, "classes": classes}).fit(X, Y)
     with pytest.raises(ArgumentError, match="some are others") as refused:

@@ -4,7 +4,6 @@ import math
 import os
 import time
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +32,7 @@ from dpcore.statement.build import guarantee
 from dpcore.statement.statement import Statement
 from dpcore.statement.text import WRITTEN_BEFORE
 from dpcore.torch import HeldOut, make_private, save_state
+from dpcore.torch.checkpoint import read_state
 from dpcore.torch.export import files
 from dpcore.torch.gradients.per_example import Loss
 from dpcore.torch.model import models
@@ -84,15 +84,7 @@ def cost(steps: int) -> str:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint of `dpcore train`; DataError if it is damaged or something else."""
-    try:
-        # torch.load does not look at the checksums: a flipped bit of a key would be read as another key.
-        with zipfile.ZipFile(path) as archive:
-            whole = archive.testzip() is None
-        content = torch.load(path, map_location="cpu", weights_only=True) if whole else None
-    except OSError as cause:
-        raise DataError(f"checkpoint {path}: cannot be read ({cause.strerror})") from cause
-    except Exception as cause:  # torch has many kinds
-        raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy") from cause
+    content = read_state(path)
     if not isinstance(content, dict) or set(content) != PARTS:
         raise DataError(f"checkpoint {path}: is damaged, or no checkpoint; take an undamaged copy")
     return content

@@ -179,9 +179,9 @@ def arrays(data: Any) -> Tree | None:
     if isinstance(data, Dataset) or not isinstance(data, (tuple, Mapping)):
         return None
     tree = _tensors(data, "data")
-    counts = [tensor.shape[0] if tensor.dim() else None for tensor in batches.leaves(tree)]
-    if not counts or None in counts or len(set(counts)) != 1:
-        raise ArgumentError(f"data with first dimensions {counts}: every tensor has one row per example")
+    counts = list(dict.fromkeys(tensor.shape[0] if tensor.dim() else None for tensor in batches.leaves(tree)))
+    if len(counts) != 1 or None in counts:
+        raise ArgumentError(f"data with first dimensions {counts[:5]}: every tensor must have one row for each example")
     return tree
 
 
@@ -227,8 +227,10 @@ def _tensors(data: Any, path: str) -> Tree:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         try:
             return torch.as_tensor(data)
-        except TypeError as cause:
-            raise ArgumentTypeError(f"{path} of dtype {data.dtype}: must be numbers ({cause})") from None
+        except (TypeError, ValueError) as cause:  # such as objects, and rows in reverse
+            raise ArgumentTypeError(
+                f"{path} of dtype {data.dtype}: must be numbers, as torch takes them ({cause})"
+            ) from None
 
 
 _SEARCHED = 1000

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
-from dpcore.errors import ArgumentError
+from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.sampling import Sampler
 from dpcore.torch.data import batches
 from dpcore.torch.data.data import arrays
@@ -49,12 +49,17 @@ def check_once(data: Any, sampler: Sampler) -> None:
 
 def identities(data: Any) -> Places:
     """Return a row for each place, its source and its name there: equal if the same object or memory is read."""
-    if type(data) is Subset:
-        indices, inner = np.asarray(data.indices, dtype=np.int64).reshape(-1), identities(data.dataset)
+    if isinstance(data, Subset):
+        indices = np.asarray(data.indices).reshape(-1)
+        if indices.size and indices.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                f"data=Subset: its indices must be integers, not {indices.dtype}; of a mask, give np.flatnonzero(mask)"
+            )
+        inner = identities(data.dataset)
         if indices.size and not -len(inner) <= indices.min() <= indices.max() < len(inner):
             raise ArgumentError(f"data=Subset: its indices must be below {len(inner)}, the length of its data set")
-        return inner[indices]
-    if type(data) is ConcatDataset:
+        return inner[indices.astype(np.int64)]
+    if isinstance(data, ConcatDataset):
         return np.concatenate([identities(part) for part in data.datasets])
     tree = arrays(data)
     if tree is not None:

@@ -45,7 +45,7 @@ def caveats_of(data: Any, sampler: Sampler) -> tuple[str, ...]:
 
 def columns(data: Any) -> set[str]:
     """Return the names of a data set's columns, as far as they are known without reading more than example 0."""
-    while type(data) is Subset:
+    while isinstance(data, Subset):
         data = data.dataset
     if isinstance(data, list) and data:
         data = data[0]

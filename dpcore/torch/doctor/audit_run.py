@@ -303,8 +303,7 @@ class Canaries:
                 "audit the run with a smaller model of the same kind",
             )
         self.each = min(getattr(run.plan.sampler, "max_examples_per_user", 1), _OF_A_USER)
-        source, made = subject.source, batches.named(subject.made(each))
-        own = batches.tree_map(lambda t: t[:: source.views], source.batch(source.spread(each), TRIAL))
+        made, own = batches.named(subject.made(each)), subject.examples(subject.source.spread(each))
         candidates = batches.named_map(lambda name, t: torch.cat([t, made[name].to(t.dtype)]), own)
         vectors, other = (clipped_vectors(run, candidates, self.each, seed) for seed in (TRIAL, OTHER))
         if not np.allclose(vectors, other, equal_nan=True):

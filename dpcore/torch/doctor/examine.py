@@ -203,7 +203,7 @@ def gradients(subject: Subject) -> Iterator[Finding]:
 def clipping(subject: Subject) -> Iterator[Finding]:
     """Yield findings on gradients of real examples: whether they exist, are finite, and their size by the clip norm."""
     run, engine = subject.run, subject.run.engine
-    batch = subject.source.batch(subject.source.spread(_TRAINED_ON), TRIAL)
+    batch = subject.examples(subject.source.spread(_TRAINED_ON))
     size, backend = engine.microbatch_size, engine.mechanism.backend
     norms: list[float] = []
     for start in range(0, batches.size(batch), size):
@@ -244,7 +244,9 @@ def unused(subject: Subject) -> Iterator[Finding]:
 
 def loss(subject: Subject) -> Iterator[Finding]:
     """Whether the loss of a batch is made of the losses of its examples."""
-    made, model = subject.made(3), subject.run.model
+    model, ones = subject.run.model, batches.named(subject.made(3, label=1))
+    # One target differs: with equal ones a loss that pairs outputs with other examples' targets would not show.
+    made = batches.named_map(lambda name, t: torch.cat([t[:1], ones[name][1:2], t[2:]]), subject.made(3))
     if isinstance(model, JointLoss) and subject.run.engine.gradient.draws:
         raise NotTried("the losses draw random numbers: others of three examples together than of one.")
     rows = [batches.tree_map(lambda t: t[i : i + 1], made) for i in range(3)]  # noqa: B023
@@ -278,8 +280,7 @@ def neighbours(subject: Subject) -> Iterator[Finding]:
     last = min(_REPLACED, subject.source.length - 1)
     if last < 2:
         raise NotTried("there are too few examples.")
-    # Of the data's own views the first one is taken.
-    whole = batches.tree_map(lambda t: t[:: engine.views], subject.source.batch(np.arange(last + 1), TRIAL))
+    whole = subject.examples(np.arange(last + 1))
     claim, moved = engine.mechanism.contribution, 0.0
 
     def summed(rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -373,7 +374,9 @@ def doctor(
         check_method(method)
     validate.open_unit(confidence=confidence)
     validate.positive(seconds=seconds)
-    chosen = method or methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=_batch_size(data))
+    chosen = method or methods.dp_sgd(
+        lr=0.1, noise_multiplier=1.0, batch_size=_batch_size(data, options.get("collate_fn"))
+    )
     subject = Subject(model, data, chosen, loss, options)
     subject.deadline = time.monotonic() + seconds
     last = [Check("audit", partial(audited, confidence=confidence), private=True)] if audit else []
@@ -385,12 +388,12 @@ def doctor(
     return findings
 
 
-def _batch_size(data: Any) -> int:
-    first = data[0] if isinstance(data, tuple) and data else data
+def _batch_size(data: Any, collate_fn: Any) -> int:
+    """Return the batch size of a method that was not given; 1 for data that the checks will refuse."""
     try:
-        return max(1, min(32, len(first)))
-    except TypeError:
-        raise ArgumentError("method=None: must be given for data without a length") from None
+        return min(32, Data(data, torch.device("cpu"), collate_fn).length)
+    except Exception:  # noqa: BLE001 - a user's own data may raise anything
+        return 1
 
 
 _READING = ("data", "reading")  # their errors may quote an example

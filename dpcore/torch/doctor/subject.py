@@ -14,6 +14,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError
 from dpcore.mechanism.peers import Peers
+from dpcore.sampling.draw import Indices
 from dpcore.spec.keys import RunKeys
 from dpcore.stages.method import Method
 from dpcore.torch.data import batches
@@ -100,9 +101,13 @@ class Subject:
         given = self.options.get
         return Data(self.data, self.device, given("collate_fn"), given("num_workers", 0), given("augmentations", 1))
 
-    def made(self, examples: int) -> Tree:
-        """Return a synthetic batch of `examples` examples in the form of the data's."""
-        return trial_batch(self.source.example(self.options.get("example_batch")), examples)
+    def made(self, examples: int, label: int = 0) -> Tree:
+        """Return a synthetic batch of `examples` examples in the form of the data's, with `label` as all targets."""
+        return trial_batch(self.source.example(self.options.get("example_batch")), examples, label=label)
+
+    def examples(self, places: Indices) -> Tree:
+        """Return examples of the data: of those with several views, the first one."""
+        return batches.tree_map(lambda t: t[:: self.source.views], self.source.batch(places, TRIAL))
 
     def loss_of(self, batch: Tree) -> torch.Tensor:
         """Return the loss of a whole batch."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import logging
 import operator
 import sys
 import weakref
@@ -157,7 +158,7 @@ def capture(
         import torch._dynamo  # noqa: F401 - torch would do so by itself, in the middle of these contexts
 
         try:
-            with fake, as_written(), _in_place_of_torchs(), disable_autocast_cache(), mode:
+            with fake, as_written(), _in_place_of_torchs(), disable_autocast_cache(), _unlogged(), mode:
                 return run()
         except (DpcoreError, NotCaptured):
             raise
@@ -178,6 +179,17 @@ def capture(
     _refuse_written(graph, model, [*names, *held])
     digest = _digest(root, graph, flat, count)
     return Captured(graph, root, count, tuple(held), len(values), len(leaves), digest), check_numbers
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep torch from logging a traceback of sizes that do not fit each other: the error that is raised says it."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[int, int]:

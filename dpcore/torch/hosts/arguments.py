@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from dpcore.errors import ArgumentError
 from dpcore.stages.method import Method
+from dpcore.torch import groups
 
 # fmt: off
 KEPT: Final = frozenset({
@@ -132,15 +133,8 @@ def _check_counts(args: Any, defaults: dict[str, Any], method: Method, processes
 
 
 def _settings_of(method: Method) -> dict[str, Any]:
-    update = method.update.settings()
-    settings: dict[str, Any] = {
-        "lr": update.learning_rate,
-        "weight_decay": update.weight_decay,
-        "max_grad_norm": method.clip.max_grad_norm,
-    }
-    if method.update.rule in ("adam", "adamw"):
-        settings |= {"betas[0]": update.beta1, "betas[1]": update.beta2, "eps": update.eps}
-    return settings
+    own = {**groups.defaults(method.update), "max_grad_norm": method.clip.max_grad_norm}
+    return own | {f"betas[{place}]": beta for place, beta in enumerate(own.get("betas", ()))}
 
 
 def _shown(value: Any) -> str:

@@ -18,11 +18,11 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import is_datasets_available
 
-from dpcore.errors import ArgumentError, BudgetError, DataError, PrivacyError, TrainingWarning
+from dpcore.errors import ArgumentError, BudgetError, PrivacyError, TrainingWarning
 from dpcore.stages.method import Method
 from dpcore.statement.card import METADATA
 from dpcore.statement.statement import Statement
-from dpcore.torch.checkpoint import save_state
+from dpcore.torch.checkpoint import read_state, save_state
 from dpcore.torch.data.overlap import overlapping
 from dpcore.torch.export import stated, write
 from dpcore.torch.hosts.arguments import check_arguments
@@ -61,7 +61,7 @@ def returned_loss(output: Any) -> Any:
 def labels_apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
     """Join examples to ``(inputs, labels)``, as Trainer takes the labels out for a loss that is not the model's."""
     inputs = dict(collate(examples))
-    return (inputs, inputs.pop("labels")) if "labels" in inputs else (inputs,)
+    return inputs, inputs.pop("labels", None)
 
 
 FILE = "dpcore.pt"
@@ -294,10 +294,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 f"resume_from_checkpoint={folder!r}: has no {FILE}, so its releases are not known; must "
                 "be a checkpoint of a PrivateTrainer without save_only_model"
             )
-        try:
-            saved = torch.load(path, weights_only=True, map_location="cpu")
-        except (OSError, EOFError, RuntimeError, ValueError, LookupError) as cause:
-            raise DataError(f"checkpoint {path}: cannot be read, or is damaged") from cause
+        saved = read_state(path)
         state = TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME))
         if saved["parameters"].keys() != trained.keys():
             raise ArgumentError(f"resume_from_checkpoint={folder!r}: trains other parameters than this model")
@@ -377,10 +374,15 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self.control = handler.on_train_begin(self.args, self.state, self.control)
         if self.args.eval_on_start:
             self._evaluate(trial, ignored, skip_scheduler=True)
-        while private.steps_taken < private.plan.steps:
-            self.control = handler.on_epoch_begin(self.args, self.state, self.control)
-            if self._epoch(private, trial, ignored):
-                break
+        try:
+            while private.steps_taken < private.plan.steps:
+                self.control = handler.on_epoch_begin(self.args, self.state, self.control)
+                if self._epoch(private, trial, ignored):
+                    break
+        except BaseException:
+            # Whoever interrupts has seen evaluations, and a callback may raise because of one, as to prune a trial.
+            private.stopped_by_results |= 0 < private.steps_taken < private.plan.steps
+            raise
         return self._finish(private)
 
     def _epoch(self, private: PrivateRun, trial: Any, ignored: list[str] | None) -> bool:
@@ -417,10 +419,13 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 break
         self.control = handler.on_epoch_end(self.args, self.state, self.control)
         self._log_evaluate_save(private, trial, ignored, self._get_learning_rate())
-        by_callback = private.any_process(self.control.should_training_stop)
-        # A callback has seen the evaluations; the end of a budget follows from the charges.
-        private.stopped_by_results |= by_callback and private.steps_taken < private.plan.steps
-        return stop or by_callback
+        return self._stopped(private) or stop
+
+    def _stopped(self, private: PrivateRun) -> bool:
+        """Return whether a callback of any process ends training: it has seen the evaluations."""
+        stopped = private.any_process(self.control.should_training_stop)
+        private.stopped_by_results |= stopped and private.steps_taken < private.plan.steps
+        return stopped
 
     def _log_evaluate_save(self, private: PrivateRun, trial: Any, ignored: list[str] | None, rate: float) -> None:
         """Log, evaluate and save as the callbacks decided, in Trainer's order."""
@@ -432,9 +437,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             if self.args.save_strategy == "best":
                 self.control.should_save = best
         if self.control.should_save:
-            # Before the state is saved: a callback that saw this evaluation may have decided to stop.
-            stop = private.any_process(self.control.should_training_stop)
-            private.stopped_by_results |= stop and private.steps_taken < private.plan.steps
+            self._stopped(private)  # before the state is saved, which says so
             self._save_checkpoint(self.model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 

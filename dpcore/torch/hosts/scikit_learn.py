@@ -165,7 +165,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         The labels that there may be. "public" reads them from `y`: only if everybody may know which labels occur, since
         a label that one row alone has would show this row. The statement then says so.
     target_epsilon, delta : float, optional
-        The privacy of one `fit`. By default delta is 1e-5, or a tenth of 1/n for fewer than 10,000 rows.
+        The privacy of one `fit`. By default delta is 1e-5, or a tenth of 1/n for more than 10,000 rows.
     method, lr, max_grad_norm, method_options
         A name of `dpcore.methods.METHODS`, its learning rate and clip norm, and its other keywords as a mapping.
     epochs, sample_rate : float
@@ -205,7 +205,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
     -----
     The guarantee is of this estimator's `fit` alone. A scaler, an imputer by means or a selection of columns before it
     in a pipeline learns from the data without noise; a search over settings makes one run for each fit; and scores on
-    rows that have no other protection publish these. A fitted estimator has neither rows nor keys and may be pickled.
+    rows that have no other protection publish these. Rows that are
+    there several times, as after oversampling or in the bootstrap of `BaggingClassifier`, are protected one by one, and
+    their person less. A fitted estimator has neither rows nor keys and may be pickled.
 
     Errors say whether something in the table does not fit, but show no value. They depend on the data: they are for the
     one who has it. Weights of rows are not supported.
@@ -237,13 +239,13 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
             If the target is out of reach, or the ledger's budget does not allow a step.
         """
         table, labels = self._checked(X, y)
-        if self.classes is None or (isinstance(self.classes, str) and self.classes != "public"):
+        public = isinstance(self.classes, str) and self.classes == "public"
+        if not public and (isinstance(self.classes, str) or not hasattr(self.classes, "__getitem__")):
             raise ArgumentError(
                 f"classes={self.classes!r}: must list the labels, as [0, 1]; or be 'public', if everybody may know "
                 "which labels occur in the data, since they are then read from them without noise"
             )
         check_classification_targets(labels)
-        public = isinstance(self.classes, str)
         classes = np.unique(labels if public else np.asarray(self.classes))
         if len(classes) < 2:
             raise ArgumentError(f"classes={self.classes!r}: must be at least two classes")

@@ -1,5 +1,6 @@
 """The audit's statistics against SciPy, simulations and quadrature; its step against `minimize`."""
 
+import itertools
 import json
 import math
 from typing import Any
@@ -120,6 +121,26 @@ def test_a_spread_of_rare_heads_alarms_no_more_often_than_it_says() -> None:
     for level in (6.3e-4, 6.2e-6, 6.2e-7):
         assert chances[np.array(values) <= level].sum() <= level
     assert checks.wrong_spread(np.full(80, 2), 12, 1 / 6) < 1e-4  # equal counts
+
+
+@pytest.mark.parametrize(("batches", "examples", "rate"), [(1, 200, 0.005), (2, 200, 0.005), (1, 64, 0.98)])
+def test_few_batches_alarm_no_more_often_than_it_says(batches: int, examples: int, rate: float) -> None:
+    """The exact law of the sizes of one batch or two, of which a chi-square has too light a tail."""
+    likely = stats.binom.ppf([1e-12, 1 - 1e-12], examples, rate).astype(int)
+    sizes = list(itertools.combinations_with_replacement(range(likely[0], likely[1] + 1), batches))
+    orders = np.array([len(set(itertools.permutations(each))) for each in sizes])
+    chances = stats.binom.pmf(np.array(sizes), examples, rate).prod(axis=1) * orders
+    assert chances.sum() == pytest.approx(1.0)
+    values = np.array([checks.wrong_spread(np.array(each), examples, rate) for each in sizes])
+    for level in (6.3e-4, 6.2e-6, 6.2e-7):
+        assert chances[values <= level].sum() <= level
+    assert values.min() < 1e-3
+
+
+def test_one_coin_of_each_that_is_fair_has_one_spread() -> None:
+    assert checks.wrong_spread(np.array([0, 1, 1, 0, 1]), 1, 0.5) == 1.0
+    result = audit(SGD, PoissonSampler(dataset_size=100, batch_size=50), 1, delta=1e-5, key=KEY)
+    assert not result.flagged
 
 
 def test_values_that_occur_twice_are_found_wherever_they_are() -> None:

@@ -191,6 +191,9 @@ FAULTS: dict[str, tuple[str, Callable[[], Objects]]] = {
         "loss", lambda: objects(mlp(), loss=lambda out, _: F.cross_entropy(out @ out.T, torch.arange(len(out)))),
     ),
     "loss_over_the_spread_of_the_batch": ("loss", lambda: objects(mlp(), loss=spread)),
+    "outputs_in_a_column_and_targets_in_a_row": (
+        "loss", lambda: objects(nn.Linear(6, 1), numbers_with(lambda x, y: (x, y.float())), loss=F.mse_loss),
+    ),
     "loss_without_reduction": (
         "loss", lambda: objects(mlp(), (numbers()[0], torch.zeros(24, 3)), loss=nn.MSELoss(reduction="none")),
     ),

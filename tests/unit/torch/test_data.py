@@ -198,6 +198,11 @@ ARGUMENTS_REFUSED = {
     "a mapping of names": (lambda: {"data": {"train": Rows()}}, r"data\['train'\]=Rows: must be a tensor or an array"),
     "a tuple of lists": (lambda: {"data": (DATA[0].tolist(), [0] * 30)}, r"data\[0\]\[0\]\[0\]=float: must be a"),
     "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
+    "rows in reverse": (lambda: {"data": (DATA[0].numpy()[::-1], DATA[1])}, r"data\[0\] of dtype float32: must be"),
+    "examples by name": (
+        lambda: {"data": {str(i): (torch.ones(4), torch.tensor(0)) for i in range(30)}},
+        r"first dimensions \[4, None\]: every tensor must have",
+    ),
     "a list of columns": (lambda: {"data": list(DATA)}, "data=a list of 2 tensors: must be a tuple"),
     "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers as its examples"),
     "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers as its examples"),
@@ -565,3 +570,6 @@ def test_an_example_at_several_places_is_refused_unless_they_are_one_users(data:
 
 def test_a_subset_with_an_index_that_its_data_have_not_is_refused() -> None:
     refused(ArgumentError, "must be below 30", start, model(), data=Subset(Rows(), [*range(29), 30]))
+    mask = np.arange(30) < 2  # it would name the places 0 and 1
+    words = r"must be integers, not bool; of a mask, give np\.flatnonzero"
+    refused(ArgumentTypeError, words, start, model(), data=Subset(Rows(), mask))

@@ -99,6 +99,21 @@ def test_a_method_may_be_left_out():
     found = doctor(objects["model"], objects["data"], audit=False)
     assert found.ok
     assert any("no method was given" in finding.sentence for finding in found)
+    columns = HONEST["mapping_of_inputs"]()
+    found = doctor(columns["model"], columns["data"], audit=False)
+    assert re.search("steps of about 24 of 24 examples", found.named("plan")[0].sentence), str(found)
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    (refusal,) = [f for f in doctor(objects["model"], Stream(), audit=False).faults if f.name == "data"]
+    assert "map-style" in refusal.remedy
+
+
+def test_views_of_an_example_are_not_examples():
+    found = doctor(**HONEST["augmented_data"](), audit=False)
+    assert found.named("clip norm")[0].sentence.startswith("gradients of 24 examples")
 
 
 @pytest.mark.parametrize(

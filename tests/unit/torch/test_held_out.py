@@ -123,7 +123,21 @@ BIG = torch.rand(40, 5), torch.arange(40) % 3
 WHOLE = TensorDataset(*BIG)
 PAIRS = list(zip(BIG[0], BIG[1].tolist(), strict=True))
 ZERO = torch.tensor(0)
+
+
+class Augmented(Subset[Any]):
+    """A subset as many write it, for a transform of its own."""
+
+    def __getitem__(self, index: Any) -> Any:
+        inputs, label = super().__getitem__(index)
+        return -inputs, label
+
+    def __getitems__(self, indices: Any) -> Any:
+        return [self[index] for index in indices]
+
+
 SAME: dict[str, tuple[Any, Any]] = {
+    "a subset of one's own": (Augmented(WHOLE, range(30)), Subset(WHOLE, [29])),
     "the data": (DATA, DATA),
     "of one array": ((BIG[0][:30], BIG[1][:30]), (BIG[0][29:], BIG[1][29:].clone())),
     "numpy": ((BIG[0].numpy(), BIG[1]), (BIG[0].numpy()[3:5], np.arange(2))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import random
 import threading
 from collections import deque
@@ -396,6 +397,21 @@ def test_an_example_without_a_label_to_learn_from_contributes_exactly_nothing() 
 def test_a_forgotten_loss_is_said_to_be_missing(net: nn.Module, data: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         start(net, data=data)
+
+
+def test_sizes_that_do_not_fit_are_one_sentence_and_no_log_of_torchs() -> None:
+    logged: list[logging.LogRecord] = []
+    handler, log = logging.Handler(), logging.getLogger("torch._subclasses.fake_tensor")
+    handler.emit = logged.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(ArgumentError, match="shapes cannot be multiplied"):
+            start(nn.Linear(6, 3))
+        assert not logged
+        log.error("heard otherwise")
+        assert logged
+    finally:
+        log.removeHandler(handler)
 
 
 def test_a_loss_on_a_parameter_that_is_not_the_models_is_refused() -> None:
