@@ -154,9 +154,9 @@ def roundings_of(
 
     def of(i: int, longest: float) -> float:
         block = blocks[i]
-        sliced = isinstance(block, Linear)
-        coarser = backend.sliced_rounding(block.layer, longest, scaled=scales[i] is not None) if sliced else 0.0
-        return max(block.rounding, coarser)
+        if not isinstance(block, Linear):
+            return block.rounding
+        return max(block.rounding, backend.sliced_rounding(block.layer, longest, scaled=scales[i] is not None))
 
     bounds = _longest(rule, grouping, unit)
     groups = zip(grouping.members, bounds, strict=True)
