@@ -1,6 +1,6 @@
 """Replacements for some functions of torch while a graph is captured: operations that the proof follows.
 
-Bags of embeddings are lookups and sums, each example's own. A recurrent layer is one operation of the graph, with the
+Bags of embeddings are lookups and sums, each example's own, and a bilinear layer is two products. A recurrent layer is one operation of the graph, with the
 loop over time inside, in both directions. torch's own layer sums the gradient of its weights over the examples.
 Unrolled it would be tens of thousands of operations for a sequence of a thousand. Here the products with the input
 weight are one product over all times. The recurrent part is one operation; its backward pass returns the gradient by
@@ -244,7 +244,14 @@ def embedding_bag(
     return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
 
 
+def bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the result of ``torch.nn.functional.bilinear``."""
+    found = torch.einsum("...i,oij,...j->...o", first, weight, second)
+    return found if bias is None else found + bias
+
+
 REPLACED: dict[Any, Callable[..., Any]] = {
+    F.bilinear: bilinear,
     F.embedding_bag: embedding_bag,
     **{getattr(torch._VF, kind): partial(layers, kind) for kind in GATES},
     **{getattr(torch._VF, f"{kind}_cell"): partial(cell, kind) for kind in GATES},

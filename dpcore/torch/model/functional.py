@@ -135,7 +135,7 @@ def _place(tensor: torch.Tensor) -> Hashable:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bytes: NaN is equal to itself there, and 0 is not -0."""
     dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    return dense.contiguous().view(-1).view(torch.uint8)
+    return dense.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def refuse_changed(model: nn.Module, names: Iterable[str]) -> None:

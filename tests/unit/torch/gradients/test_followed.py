@@ -172,6 +172,18 @@ class Plain(nn.Module):
         return plain(self, x)
 
 
+def test_a_parameter_that_is_used_many_times() -> None:
+    """A loop of Python over 520 steps: functions of Python may not call each other as often."""
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        h = x
+        for _ in range(520):
+            h = h + s.scale
+        return h
+
+    assert_same(Layers(forward, scale=made(5)), F.cross_entropy, (torch.randn(2, 5), torch.arange(2)), sizes=(2,))
+
+
 def test_compiled_models() -> None:
     batch = torch.randn(4, 5), torch.arange(4) % 3
     assert_same(torch.compile(Plain(), backend="eager"), F.cross_entropy, batch)
