@@ -284,13 +284,12 @@ class _Replaced(Leaves):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        found = None if self.loss else losses_inside(function, args, kwargs, self.count)
+        if found is not None:
+            return found
         if function in REPLACED:
             with self:
                 return REPLACED[function](*args, **kwargs)
-        if not self.loss:
-            found = losses_inside(function, args, kwargs, self.count)
-            if found is not None:
-                return found
         return super().__torch_function__(function, types, args, kwargs)
 
 
