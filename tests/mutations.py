@@ -524,7 +524,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
     ],
     "dpcore/torch/gradients/cache.py": [
-        ("overlook a buffer of another shape", "(value.shape, value.dtype) if own", "None if own",
+        ("overlook a buffer of another shape", "else (own.shape, own.dtype))", "else None)",
          "unit/torch/gradients/test_proof.py::test_a_buffer_of_another_shape_is_another_graph"),
         ("share no graphs", "if key not in _known:", "if True:",
          "unit/torch/gradients/test_followed.py::test_equal_models_share_a_graph_whatever_their_code_reads"),

@@ -67,8 +67,9 @@ def python_state(roots: Sequence[Any]) -> Hashable:
                     # objects themselves are kept, since a new object may get the id of a deleted one.
                     found.append(_Same(value))
             for value in (*module._buffers.values(), *module._parameters.values()):
-                own = root is roots[0] and value is not None  # its values are inputs of the graph, others constants
-                found.append((value.shape, value.dtype) if own else _Same(value))
+                # Of the model's own tensors the values are inputs of the graph; those of a loss are constants in it.
+                own = value if root is roots[0] else None
+                found.append(_Same(value) if own is None else (own.shape, own.dtype))
             found += [
                 tuple(map(_Same, held[name].values()))
                 for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -257,7 +257,7 @@ def kl_div(
 ) -> Tensor:  # fmt: skip
     """Return the result of ``torch.nn.functional.kl_div``, whose own kernel vmap would call example by example."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     each = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
     if reduction == "none":
         return each
