@@ -440,6 +440,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py"),
         ("take channels for the third dimension from the right", '_layer("channel_shuffle", _first)', '_layer("channel_shuffle", lambda _: slice(-3))',
          "unit/torch/gradients/test_proof.py unit/torch/gradients/test_rules.py::test_a_rule_says_what_is_true[channel_shuffle]"),
+        ("believe a rule that overlooks an argument", "if unasked and op.name not in CREATES:", "if False:", "unit/torch/gradients/test_proof.py"),
         ("gather from other examples", 'if mark.dim == op["dim"] % len(op.out):', "if False:", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/sources.py": [
@@ -448,7 +449,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_followed.py::test_sequences"),
         ("give an example the times of others", "apart = moved.unflatten(0, (mark.outer, examples, mark.inner)).movedim(1, 0)",
          "apart = moved.unflatten(0, (examples, mark.outer, mark.inner))", "unit/torch/gradients/test_proof.py"),
-        ("forget one use of a parameter", "return [part for each in taken for", "return [part for each in taken[:1] for",
+        ("forget one use of a parameter", "pending += [(each, chain) for each in reversed(taken)]", "pending += [(each, chain) for each in taken[:1]]",
          "unit/torch/gradients/test_proof.py"),
         ("write a line for every micro-batch", "    remarks(False)\n", "    remarks(True)\n",
          "unit/torch/gradients/test_proof.py::test_no_line_on_standard_error_tells_the_number_of_micro_batches"),
@@ -472,6 +473,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "if False:", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),
         ("overlook what a user changes on purpose", "cache.structure(batch), cache.python_state([self.model, self.loss])",
          "cache.structure(batch), None", "unit/torch/gradients/test_proof.py::test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed"),
+        ("look again at a model at another number of examples", "program.count - 1)", "0)",
+         "unit/torch/gradients/test_proof.py::test_a_size_of_the_models_own_that_is_the_number_of_examples_at_capture"),
         ("count what each example has once", "times = value // self.count", "times = 1", "unit/torch/gradients/test_proof.py"),
     ],
     "dpcore/torch/gradients/capture.py": [
@@ -481,7 +484,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/gradients/test_proof.py"),
         ("draw a checkpoint's masks anew", "        if known is not node:\n", "        if False:\n",
          "unit/torch/gradients/test_proof.py::test_the_masks_of_a_checkpoint_are_the_forward_passs_own"),
-        ("capture at a number that divides a size", "fitting = [count for count in (*COUNTS, 8191, 8209) if not any(size and size % count == 0 for size in sizes)]",
+        ("capture at a number that divides a size", "fitting = [count for count in primes if not any(size and size % count == 0 for size in sizes)]",
          "fitting = [8, 16]", "unit/torch/gradients/test_proof.py"),
         ("look at the code with odd numbers alone", "return fitting[0], 2 * fitting[1]", "return fitting[0], fitting[1]",
          "unit/torch/gradients/test_followed.py::test_what_is_refused"),
@@ -525,6 +528,8 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
          "unit/torch/test_memory.py::test_what_follows_from_the_graph_is_what_a_sum_takes"),
     ],
     "dpcore/torch/gradients/cache.py": [
+        ("overlook a buffer of another shape", "else (own.shape, own.dtype))", "else None)",
+         "unit/torch/gradients/test_proof.py::test_a_buffer_of_another_shape_is_another_graph"),
         ("share no graphs", "if key not in _known:", "if True:",
          "unit/torch/gradients/test_followed.py::test_equal_models_share_a_graph_whatever_their_code_reads"),
     ],

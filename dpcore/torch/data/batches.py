@@ -134,7 +134,7 @@ def named(batch: Tree) -> dict[str, torch.Tensor]:
 
 def content(tensor: torch.Tensor) -> bytes:
     """Return a tensor's entries as bytes, row by row."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()
 
 

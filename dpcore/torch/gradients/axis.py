@@ -113,6 +113,7 @@ class Op:
 
     def __init__(self, node: Node, marks: dict[Node, Marks], count: int) -> None:
         self.node, self.marks, self.count = node, marks, count
+        self.asked = set[Node]()  # the arguments whose marks a rule has looked at
         schema = node.target._schema  # type: ignore[union-attr]
         self.name = name_of(node.target)
         self.arguments: dict[str, Any] = {}
@@ -131,7 +132,10 @@ class Op:
 
     def of(self, value: Any) -> Mark:
         """Return the mark of a node; None for anything else."""
-        mark: Mark = self.marks.get(value) if isinstance(value, Node) else None
+        if not isinstance(value, Node):
+            return None
+        self.asked.add(value)
+        mark: Mark = self.marks.get(value)
         return mark
 
     def tensors(self, *names: str) -> list[Node]:
@@ -268,7 +272,12 @@ def _result(op: Op, inputs: Sequence[Marks]) -> Marks:
         # `sources` applies the operations between sums and a parameter's gradient to each example's part.
         several = isinstance(op.node.meta["val"], (tuple, list))
         return [SUM] * len(op.node.meta["val"]) if several else SUM
-    return _rule_of(op)(op)
+    result = _rule_of(op)(op)
+    # Of a tensor whose size alone is read, as in new_zeros, the mark does not matter.
+    unasked = [node for node in op.node.all_input_nodes if node not in op.asked and op.marks[node] is not None]
+    if unasked and op.name not in CREATES:
+        raise NotProved(f"{op.name} has no rule for examples in all of its arguments")
+    return result
 
 
 def _rule_of(op: Op) -> Rule:

@@ -46,7 +46,10 @@ def structure(batch: Tree) -> Hashable:
 
 
 def python_state(roots: Sequence[Any]) -> Hashable:
-    """Return the modes, plain attributes and hooks of all modules: what their code may read and a user may change."""
+    """Return what modules' code may read and a user may change: modes, plain attributes, hooks, and tensors' shapes.
+
+    A proof holds for these shapes: a new buffer with a row for each place in the batch would tell the examples apart.
+    """
     found: list[Hashable] = []
     for root in roots:
         if not isinstance(root, nn.Module):
@@ -63,8 +66,10 @@ def python_state(roots: Sequence[Any]) -> Hashable:
                     # A tensor that is no buffer is a constant of the graph, and a function may replace forward. The
                     # objects themselves are kept, since a new object may get the id of a deleted one.
                     found.append(_Same(value))
-            if root is not roots[0]:
-                found += [_Same(value) for value in (*module._buffers.values(), *module._parameters.values())]
+            for value in (*module._buffers.values(), *module._parameters.values()):
+                # Of the model's own tensors the values are inputs of the graph; those of a loss are constants in it.
+                own = value if root is roots[0] else None
+                found.append(_Same(value) if own is None else (own.shape, own.dtype))
             found += [
                 tuple(map(_Same, held[name].values()))
                 for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

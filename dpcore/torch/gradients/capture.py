@@ -99,6 +99,7 @@ def capture(
     example: Tree,
     made: Made | None = None,
     forward: Callable[[], AbstractContextManager[None]] = nullcontext,
+    above: int = 0,
 ) -> tuple[Captured, Callable[[], None]]:
     """Return the graph of a model in its present modes, for batches in the form of `example`, and a check of it.
 
@@ -107,14 +108,15 @@ def capture(
 
     `names` are the trained parameters, and `loss` is that of one example. Only shapes, dtypes and devices of `example`
     are read. `made` records the tensors that the code gets and makes, and `forward` gives the context of the forward
-    pass and the loss. Raises NotCaptured if a graph cannot express what the code does.
+    pass and the loss. The numbers of examples are larger than `above`. Raises NotCaptured if a graph cannot express
+    what the code does.
     """
     named = dict(model.named_parameters())
     trained = places(model, names)
     kept = [(name, tensor) for name, tensor in slots(model) if name not in trained]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     leaves = list(batches.leaves(example))
-    count, another = _counts([*named.values(), *(t for _, t in kept)], leaves)
+    count, another = _counts([*named.values(), *(t for _, t in kept)], leaves, above)
     values = [_faked(fake, named[name]) for name in names]
     others = [_faked(fake, tensor) for _, tensor in kept]
     held = [name for name, _ in kept]
@@ -192,9 +194,10 @@ def _unlogged() -> Iterator[None]:
         log.disabled = before
 
 
-def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[int, int]:
+def _counts(held: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], above: int) -> tuple[int, int]:
     sizes = {size for tensor in held for size in tensor.shape} | {size for t in leaves for size in t.shape[1:]}
-    fitting = [count for count in (*COUNTS, 8191, 8209) if not any(size and size % count == 0 for size in sizes)]
+    primes = (count for count in (*COUNTS, 8191, 8209) if count > above)
+    fitting = [count for count in primes if not any(size and size % count == 0 for size in sizes)]
     return fitting[0], 2 * fitting[1]
 
 
@@ -294,13 +297,12 @@ class _Replaced(Leaves):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        found = None if self.loss else losses_inside(function, args, kwargs, self.count)
+        if found is not None:
+            return found
         if function in REPLACED:
             with self:
                 return REPLACED[function](*args, **kwargs)
-        if not self.loss:
-            found = losses_inside(function, args, kwargs, self.count)
-            if found is not None:
-                return found
         return super().__torch_function__(function, types, args, kwargs)
 
 

@@ -22,6 +22,7 @@ from dpcore.errors import ArgumentError
 from dpcore.torch.data import batches
 from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.errors import NotCaptured
+from dpcore.torch.gradients.replaced import REPLACED
 
 ExampleLoss = Callable[[Any, tuple[Tree, ...]], torch.Tensor]
 """The loss of one example: its output and its targets, each as a batch of one; a scalar."""
@@ -52,7 +53,7 @@ def losses_inside(function: Any, args: Any, kwargs: Any, count: int) -> torch.Te
     parts = [value.unflatten(0, (count, -1)) for value in held.values()]  # type: ignore[no-untyped-call]
 
     def one(*values: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = function(**given | dict(zip(held, values, strict=True)))
+        loss: torch.Tensor = REPLACED.get(function, function)(**given | dict(zip(held, values, strict=True)))
         return loss
 
     return vmap(one, randomness="error")(*parts)

@@ -45,7 +45,7 @@ from dpcore.torch.model.functional import (
     within,
 )
 from dpcore.torch.model.joint import split, trained_parameters
-from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps, walk
+from dpcore.torch.model.state_probe import GLOBAL_HOOKS, Snapshot, keeps
 from dpcore.torch.randomness import TRIAL, seeded
 
 T = TypeVar("T")
@@ -303,7 +303,6 @@ def try_out(gradient: PerExampleGradient, example: Tree, frozen: tuple[nn.Module
     """
     gradient.example = example
     check_hooks(gradient.model)
-    check_registered(gradient.model, gradient.passed_over)
     start = gradient.held()
     try:
         if way in ("auto", "pairs"):
@@ -373,17 +372,6 @@ def check_hooks(model: nn.Module) -> None:
             raise ArgumentError(
                 f"parameter {name!r} has a hook on its gradient, which a private run does not form: remove the hook, "
                 "and change gradients inside of the model"
-            )
-
-
-def check_registered(model: nn.Module, passed_over: Sequence[Any]) -> None:
-    """Refuse trained tensors that the model keeps, say in a list of layers, without registering them as parameters."""
-    for path, value, first in walk({"model": model}, [*model.parameters(), *passed_over]):
-        if isinstance(value, torch.Tensor) and not first and value.requires_grad and value.is_leaf:
-            raise ArgumentError(
-                f"{path} requires gradients and is not registered as a parameter of the model, so that it would not be "
-                "trained: hold modules in torch.nn.ModuleList or ModuleDict (those of a JointLoss in trained or held) and "
-                "tensors as torch.nn.Parameter, or call requires_grad_(False)"
             )
 
 

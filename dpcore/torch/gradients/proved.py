@@ -24,13 +24,13 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients import cache
 from dpcore.torch.gradients.axis import SUM, Axis, follow, is_size, name_of, shape_of, squeezed
 from dpcore.torch.gradients.capture import Captured, Made, capture, uncollected
-from dpcore.torch.gradients.errors import Mixes, NotCaptured
+from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
 from dpcore.torch.gradients.head import without_logits
 from dpcore.torch.gradients.losses import Calls, ExampleLoss
 from dpcore.torch.gradients.sources import RESHAPED, Finder, Source, as_captured, formed, lies_anyhow
 from dpcore.torch.memory import Footprint
 from dpcore.torch.model import precision
-from dpcore.torch.model.functional import Values, local
+from dpcore.torch.model.functional import Values, local, slots
 from dpcore.torch.model.state_probe import Snapshot
 from dpcore.torch.randomness import TRIAL, seeded
 
@@ -265,7 +265,6 @@ class ProvedGradient:
         self._loss_of, self._snapshot = loss_of, held
         self.programs: dict[Hashable, Program] = {}
         self._graphs: dict[Hashable, tuple[Captured, int | None]] = {}
-        self._readers: dict[Program, list[tuple[dict[str, Any], str]]] = {}
         self._device = next(model.parameters()).device
         self._calls = 0
         self.lean = False  # whether heads are taken without their logits
@@ -311,7 +310,11 @@ class ProvedGradient:
     def _proved(self, form: Hashable, batch: Tree) -> Program:
         before, made = self._snapshot(), Made()
         found, check_numbers, classes = self._captured(batch, before, made)
-        program = self._made(found, classes)
+        try:
+            program = self._made(found, classes)
+        except NotProved:  # a size or number of the model's own may be a multiple of the number of examples
+            found, check_numbers, classes = self._captured(batch, before, made, found.count)
+            program = self._made(found, classes)
         with self._undone(before, made), seeded(self._device, TRIAL), self.values.captured(), self._apart():
             check_numbers()
         if len(self._graphs) >= _FORMS:
@@ -336,12 +339,15 @@ class ProvedGradient:
         key = found.digest, found.forms, found.held, classes, self.compiled, self.lean, self.prefers_pairs
         return cache.get(key, program)
 
-    def _captured(self, batch: Tree, before: Snapshot, made: Made) -> tuple[Captured, Callable[[], None], int | None]:
+    def _captured(
+        self, batch: Tree, before: Snapshot, made: Made, above: int = 0
+    ) -> tuple[Captured, Callable[[], None], int | None]:
         """Return the graph and a check of it, and the classes of the model's output under a loss over classes."""
         with self._undone(before, made):
             with seeded(self._device, TRIAL) as drew, self.values.captured(), Calls() as calls, self._apart():
                 forward = partial(precision.forward, self.precision, self._device)
-                found, check_numbers = capture(self.model, self.values.names, self._loss_of, batch, made, forward)
+                names, loss_of = self.values.names, self._loss_of
+                found, check_numbers = capture(self.model, names, loss_of, batch, made, forward, above)
                 if not all(isinstance(generator, torch.Generator) for generator in drew()):  # noqa: TID251
                     raise NotCaptured(
                         "model or loss draws random numbers by NumPy or Python, one for a whole micro-batch"
@@ -364,15 +370,16 @@ class ProvedGradient:
 
     def forget(self) -> None:
         """Make the programs of the captured graphs again, since an option has another value."""
-        self.programs, self._readers = {}, {}
+        self.programs = {}
 
     def _check_current(self, form: Hashable, batch: Tree) -> None:
         """Capture the model again, and refuse it if it now computes something else.
 
         It would be no leak, since the proved graph runs. But it would be another model than the user's.
         """
-        found, _, _ = self._captured(batch, self._snapshot(), Made())
-        if found.digest != self.programs[form].digest:
+        program = self.programs[form]
+        found, _, _ = self._captured(batch, self._snapshot(), Made(), program.count - 1)
+        if found.digest != program.digest:
             raise ArgumentError(
                 f"model={type(self.model).__name__}: computes something else than when it was last looked at, by a value "
                 "that its Python code reads; keep such a value as an attribute of a module, where every step sees it"
@@ -380,15 +387,8 @@ class ProvedGradient:
 
     def _held(self, program: Program) -> list[torch.Tensor]:
         """Return the present values of the model's tensors that the graph reads, trained parameters excluded."""
-        readers = self._readers.get(program)
-        if readers is None:
-            readers = []
-            for name in program.held_names:
-                owner, _, key = name.rpartition(".")
-                module = self.model.get_submodule(owner)
-                readers.append((module._parameters if key in module._parameters else module._buffers, key))
-            self._readers[program] = readers
-        return [local(held[key]) for held, key in readers]
+        present = dict(slots(self.model))
+        return [local(present[name]) for name in program.held_names]
 
 
 def _is_checked(call: int) -> bool:

@@ -1,6 +1,7 @@
 """Replacements for some functions of torch while a graph is captured: operations that the proof follows.
 
-Bags of embeddings are lookups and sums, each example's own. A recurrent layer is one operation of the graph, with the
+Bags of embeddings are lookups and sums, each example's own, and a bilinear layer is two products. What vmap
+would call example by example is written entry by entry. A recurrent layer is one operation of the graph, with the
 loop over time inside, in both directions. torch's own layer sums the gradient of its weights over the examples.
 Unrolled it would be tens of thousands of operations for a sequence of a thousand. Here the products with the input
 weight are one product over all times. The recurrent part is one operation; its backward pass returns the gradient by
@@ -244,7 +245,29 @@ def embedding_bag(
     return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
 
 
+def bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the result of ``torch.nn.functional.bilinear``."""
+    found = torch.einsum("...i,oij,...j->...o", first, weight, second)
+    return found if bias is None else found + bias
+
+
+def kl_div(
+    input: Tensor,  # noqa: A002 - torch's own name
+    target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean", log_target: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the result of ``torch.nn.functional.kl_div``, whose own kernel vmap would call example by example."""
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
+    each = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
+    if reduction == "none":
+        return each
+    total = each.sum()
+    return total if reduction == "sum" else total / (len(input) if reduction == "batchmean" else each.numel())
+
+
 REPLACED: dict[Any, Callable[..., Any]] = {
+    F.kl_div: kl_div,
+    F.bilinear: bilinear,
     F.embedding_bag: embedding_bag,
     **{getattr(torch._VF, kind): partial(layers, kind) for kind in GATES},
     **{getattr(torch._VF, f"{kind}_cell"): partial(cell, kind) for kind in GATES},

@@ -11,6 +11,7 @@ The same is done to each example's part: to its operands if that is possible, ot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -63,30 +64,30 @@ class Finder:
             found.append(source)
         return found
 
-    def _parts(self, node: Node) -> list[tuple[Node, list[Node | _Piece]]]:
+    def _parts(self, gradient: Node) -> list[tuple[Node, list[Node | _Piece]]]:
         """Return the ends whose sum a gradient is, each with the operations that follow it, in order."""
-        if self._end(node) is not None:
-            return [(node, [])]
-        taken = [i for i in node.all_input_nodes if self.marks[i] is SUM]
-        name = name_of(node.target)
-        alike = all(shape_of(each) == shape_of(node) for each in taken)
-        if name == "add" and len(taken) == 2 and alike and node.kwargs.get("alpha", 1) == 1:
-            return [part for each in taken for part in self._parts(each)]
-        pieces: Any = node.args[0] if name == "cat" else []
-        if pieces and sorted(map(pieces.index, taken)) == [k for k, each in enumerate(pieces) if not is_zero(each)]:
-            dim: Any = node.args[1] if len(node.args) > 1 else 0
-            start, parts = 0, []
-            for each in pieces:
-                parts += (
-                    []
-                    if is_zero(each)
-                    else [(end, [*chain, _Piece(node, dim, start)]) for end, chain in self._parts(each)]
-                )
-                start += shape_of(each)[dim]
-            return parts
-        if len(taken) != 1 or len(node.all_input_nodes) != 1:
-            return [(node, [node])]  # no end: carried back as a whole
-        return [(end, [*chain, node]) for end, chain in self._parts(taken[0])]
+        found: list[tuple[Node, list[Node | _Piece]]] = []
+        pending: list[tuple[Node, list[Node | _Piece]]] = [(gradient, [])]
+        while pending:
+            node, chain = pending.pop()
+            taken = [i for i in node.all_input_nodes if self.marks[i] is SUM]
+            name = name_of(node.target)
+            alike = all(shape_of(each) == shape_of(node) for each in taken)
+            pieces: Any = node.args[0] if name == "cat" else []
+            given = [place for place, each in enumerate(pieces) if not is_zero(each)]
+            if self._end(node) is not None:
+                found.append((node, chain))
+            elif name == "add" and len(taken) == 2 and alike and node.kwargs.get("alpha", 1) == 1:
+                pending += [(each, chain) for each in reversed(taken)]
+            elif pieces and sorted(map(pieces.index, taken)) == given:
+                dim: Any = node.args[1] if len(node.args) > 1 else 0
+                starts = [0, *accumulate(shape_of(each)[dim] for each in pieces)]
+                pending += [(pieces[k], [_Piece(node, dim, starts[k]), *chain]) for k in reversed(given)]
+            elif len(taken) == len(node.all_input_nodes) == 1:
+                pending.append((taken[0], [node, *chain]))
+            else:
+                return [(node, [])]  # no end: carried back as a whole
+        return found
 
     def _end(self, node: Node) -> tuple[Node, int] | None:
         """Return the operation whose result a node is, and which of its results."""
@@ -171,21 +172,15 @@ class Finder:
 
         Those operations run on each example's parts, by vmap.
         """
-        ends: list[Node] = []
-        inner: list[Node] = []
-
-        def visit(node: Node) -> None:
-            if node in inner or node in ends:
-                return
-            if self._end(node) is not None:
-                ends.append(node)
-                return
-            for each in node.all_input_nodes:
-                if holds_sum(self.marks[each]):
-                    visit(each)
-            inner.append(node)
-
-        visit(gradient)
+        reached, pending = set[Node](), [gradient]
+        while pending:
+            node = pending.pop()
+            if node not in reached:
+                reached.add(node)
+                inputs = [] if self._end(node) else node.all_input_nodes
+                pending += [each for each in inputs if holds_sum(self.marks[each])]
+        known = [node for node in gradient.graph.nodes if node in reached]
+        ends, inner = ([node for node in known if (self._end(node) is None) == within] for within in (False, True))
         constants = list(dict.fromkeys(i for node in inner for i in node.all_input_nodes if self.marks[i] is None))
         graph = Graph()
         copies = {node: graph.placeholder(node.name) for node in (*ends, *constants)}

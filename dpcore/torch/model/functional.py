@@ -135,7 +135,7 @@ def _place(tensor: torch.Tensor) -> Hashable:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bytes: NaN is equal to itself there, and 0 is not -0."""
     dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    return dense.contiguous().view(-1).view(torch.uint8)
+    return dense.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def refuse_changed(model: nn.Module, names: Iterable[str]) -> None:
@@ -177,8 +177,10 @@ def refuse_foreign(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in known:
             raise ArgumentError(
-                "the loss depends on a tensor that requires gradients and is no parameter of the model: register it in "
-                "the model, so that it is trained, or call its requires_grad_(False)"
+                f"the loss depends on a tensor of shape {tuple(variable.shape)} that requires gradients and is not "
+                "registered as a parameter of the model, so that it would not be trained: hold modules in "
+                "torch.nn.ModuleList or ModuleDict (those of a JointLoss in trained or held) and tensors as "
+                "torch.nn.Parameter, or call requires_grad_(False)"
             )
         pending += [following for following, _ in node.next_functions]
 

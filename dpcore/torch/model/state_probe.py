@@ -228,7 +228,7 @@ def is_own(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_own_module(name: str) -> bool:
-    module = sys.modules.get(name)
+    module = sys.modules.get(name) or sys.modules.get(name.partition(".")[0])  # torch.ops.aten is in no table
     file = getattr(module, "__file__", None)
     return not _is_installed(file) if file else name == "__main__" or module is None
 

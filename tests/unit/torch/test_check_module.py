@@ -8,7 +8,7 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data.batches import Tree
-from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
+from dpcore.torch.gradients.per_example import WAYS, PerExampleGradient, try_out
 from dpcore.torch.model.check_module import check_module, check_still_frozen
 from dpcore.torch.model.models import build
 from tests.unit.torch.models import Called
@@ -20,9 +20,9 @@ SEQUENCES = torch.zeros(1, 5, 6)
 TOKENS = torch.zeros(1, 5, dtype=torch.int64)
 
 
-def check(model: nn.Module, example: Tree) -> tuple[nn.Module, ...]:
+def check(model: nn.Module, example: Tree, way: str = "auto") -> tuple[nn.Module, ...]:
     frozen = check_module(model)
-    try_out(PerExampleGradient(model, lambda output: output.float().square().sum()), example, frozen)
+    try_out(PerExampleGradient(model, lambda output: output.float().square().sum()), example, frozen, way)
     return frozen
 
 
@@ -160,20 +160,17 @@ def test_harmless_models_pass_and_stay_as_they_are(case: tuple, training: bool) 
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("own", "path"),
-    [
-        ([nn.Linear(6, 6)], "model.own[0].weight"),
-        ({"first": nn.Linear(6, 6)}, "model.own.first.weight"),
-        (torch.ones(6, requires_grad=True), "model.own"),
-    ],
-    ids=["list", "dict", "tensor"],
-)
-def test_what_is_not_registered_is_refused_by_name(own: Any, path: str) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        check(Called(lambda m, x: m.inner(x), inner=nn.Linear(6, 2), own=own), ROWS)
-    assert str(caught.value).startswith(f"{path} requires gradients and is not registered")
-    assert "ModuleList" in str(caught.value)
+@pytest.mark.parametrize("own", [[nn.Linear(6, 6)], (torch.ones(6, 6, requires_grad=True),)], ids=["layer", "tensor"])
+def test_what_is_used_and_not_registered_is_refused(own: Any) -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.inner(x @ getattr(own[0], "weight", own[0]))
+
+    for way in WAYS:
+        with pytest.raises(
+            ArgumentError, match=r"shape \(6, 6\) that requires gradients and is not registered.*ModuleList"
+        ):
+            check(Called(forward, inner=nn.Linear(6, 2), own=own), ROWS, way)
+    check(Called(lambda m, x: m.inner(x), inner=nn.Linear(6, 2), template=own), ROWS)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

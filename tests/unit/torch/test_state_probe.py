@@ -20,11 +20,12 @@ from torch import nn
 
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch.gradients.per_example import WAYS
-from dpcore.torch.model.state_probe import Snapshot
+from dpcore.torch.model.state_probe import Snapshot, walk
 from tests.refused import refused
 from tests.unit.torch.models import Called
 from tests.unit.torch_runs import DATA, METHODS, finish, model, sgd, start, values
 
+aten = torch.ops.aten
 seen_globally: list[Any] = []
 total = 0.0
 
@@ -418,3 +419,8 @@ def test_a_loss_on_a_parameter_that_is_not_the_models_is_refused() -> None:
     scale = nn.Parameter(torch.ones(()))
     with pytest.raises(ArgumentError, match="depends on a tensor that requires gradients"):
         start(model(), loss=lambda output, target: F.cross_entropy(output * scale, target))
+
+
+def test_a_global_that_is_torchs_own_is_not_searched() -> None:
+    """All of torch's operations are attributes of one object, which belongs to no module of `sys.modules`."""
+    assert sum(1 for _ in walk({"function": lambda x: aten.mul(x, 2)})) < 100

@@ -172,6 +172,18 @@ class Plain(nn.Module):
         return plain(self, x)
 
 
+def test_a_parameter_that_is_used_many_times() -> None:
+    """A loop of Python over 520 steps: functions of Python may not call each other as often."""
+
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        h = x
+        for _ in range(520):
+            h = h + s.scale
+        return h
+
+    assert_same(Layers(forward, scale=made(5)), F.cross_entropy, (torch.randn(2, 5), torch.arange(2)), sizes=(2,))
+
+
 def test_compiled_models() -> None:
     batch = torch.randn(4, 5), torch.arange(4) % 3
     assert_same(torch.compile(Plain(), backend="eager"), F.cross_entropy, batch)
@@ -550,6 +562,7 @@ INSIDE = [
     lambda z, y: F.binary_cross_entropy_with_logits(
         z, (y > 0).float().unsqueeze(-1).expand_as(z), pos_weight=torch.ones(3)
     ),
+    lambda z, y: F.kl_div(z.log_softmax(-1), F.one_hot(y, 3).float(), reduction="batchmean"),
 ]
 
 
@@ -575,6 +588,16 @@ LOSSES_REFUSED = [
 def test_losses_of_all_examples_at_once_are_refused(forward: Any, loss: Any, kind: Any, reason: str) -> None:
     with pytest.raises(kind, match=reason):
         proved(Layers(forward), loss, (torch.randn(4, 5), torch.arange(4) % 3))
+
+
+def test_losses_of_distillation() -> None:
+    batch = torch.randn(4, 5), torch.randn(4, 3).softmax(1)
+    for kind, log in (("batchmean", False), ("sum", True), ("none", False)):
+
+        def loss(out: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            return F.kl_div(out.log_softmax(1), t, reduction=kind, log_target=log).sum()  # noqa: B023
+
+        assert_same(Layers(plain), loss, batch)
 
 
 def test_losses_that_take_parameters() -> None:

@@ -16,7 +16,7 @@ import dpcore
 from dpcore.errors import ArgumentError, SpeedWarning
 from dpcore.torch import make_private
 from dpcore.torch.gradients import axis
-from dpcore.torch.gradients.capture import capture
+from dpcore.torch.gradients.capture import COUNTS, capture
 from dpcore.torch.gradients.errors import Mixes, NotCaptured, NotProved
 from dpcore.torch.gradients.proved import Program
 from tests.unit.torch.models import Called
@@ -95,6 +95,22 @@ class MeanBackward(torch.autograd.Function):
         return gradient + gradient.sum(0) / 100
 
 
+class SumsBackward(torch.autograd.Function):
+    """Gives an operation sums over the examples where statistics that all share belong."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (h,) = ctx.saved_tensors
+        sums = h.sum(0), h.square().sum(0)
+        backward = torch.ops.aten.native_batch_norm_backward
+        return backward(gradient, h, None, *sums, None, None, False, 1e-5, [True, False, False])[0]  # type: ignore[no-any-return]
+
+
 class Ones(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, w: Tensor) -> Tensor:
@@ -145,6 +161,7 @@ MIXING: dict[str, Middle] = {
     "its norm": lambda h, _: h / h.norm(),
     "any": lambda h, _: h * (h > 3).any(),
     "top values": lambda h, _: h + h.topk(1, 0)[0],
+    "sums as statistics": lambda h, _: SumsBackward.apply(h),
     "backward alone": lambda h, _: MeanBackward.apply(h),
     "repeated": lambda h, _: h.repeat(2, 1)[: len(h)] + h.repeat(2, 1).view(2, *h.shape).flip(1)[0],
     "unbound": lambda h, _: torch.stack(h.unbind(0)[::-1]),
@@ -317,6 +334,7 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "its own row": two(lambda h, m: h[places(h), torch.full((len(h),), 3)][:, None] + h),
     "an own dimension": two(lambda h, m: h.unsqueeze(1).squeeze(1)),
     "all dimensions squeezed": two(lambda h, m: h.unsqueeze(1).squeeze()),
+    "bilinear": two(lambda h, m: F.bilinear(h[:, :6], h, m.square[:, None, :6].mT.reshape(16, 6, 1) * m.part)),
     "all of the batch": two(lambda h, m: h.narrow(0, 0, len(h))),
 }
 
@@ -456,6 +474,36 @@ def test_an_attribute_that_changes_is_another_graph_and_a_global_is_noticed() ->
     with pytest.raises(ArgumentError, match="computes something else than when it was last looked at"):
         private.step(batch)
     assert private.steps_taken == 15
+
+
+def test_a_size_of_the_models_own_that_is_the_number_of_examples_at_capture() -> None:
+    model = Two(lambda h, _: F.pad(h[:, None], (0, 0, 0, COUNTS[0] - 1)).sum(1) * COUNTS[0])
+    private = start(model, gradients="pairs")
+    assert next(iter(private._engine.gradient.proved.programs.values())).count == COUNTS[1]
+    for batch in (batch for _ in range(4) for batch in private.loader):  # the model is captured again at step 16
+        private.step(batch)
+
+
+def test_a_buffer_of_another_shape_is_another_graph() -> None:
+    model = Two(lambda h, m: h * m.mask)
+    model.register_buffer("mask", torch.ones(1, 16))
+    private = start(model)
+    batch = next(iter(private.loader))
+    model.mask = torch.rand(8, 16)  # a factor for each place in a batch
+    with pytest.raises(ArgumentError, match=r"broadcast.*test_proof\.py, line"):
+        private.step(batch)
+    model.mask = torch.ones(())
+    private.step(batch)
+
+
+def test_a_frozen_layer_that_is_replaced_is_read_in_the_next_step() -> None:
+    model = Two()
+    model.last.requires_grad_(False)
+    private = start(model)
+    proved, batch = private._engine.gradient.proved, (torch.randn(3, 8), torch.zeros(3, dtype=torch.int64))
+    model.last = nn.Linear(16, CLASSES).requires_grad_(False)
+    found = proved.current(proved.values.parameters(), batch, real=False)[1][1]
+    assert found[0].data_ptr() == model.last.weight.data_ptr()
 
 
 def test_a_value_that_decides_leads_to_another_way_which_names_the_line() -> None:

@@ -657,7 +657,13 @@ def _turned(op: axis.Op) -> axis.Marks:
 
 
 def _first_of(op: axis.Op) -> axis.Marks:
-    return next(mark for mark in map(op.of, op.node.all_input_nodes) if mark is not None)
+    marks = [op.of(node) for node in op.node.all_input_nodes]  # a rule must look at all of them
+    return next(mark for mark in marks if mark is not None)
+
+
+def _always(mark: axis.Mark) -> axis.Rule:
+    """Return a rule that says the same of all arguments."""
+    return lambda op: (_first_of(op), mark)[1]
 
 
 WRONG: dict[str, axis.Rule] = {
@@ -666,8 +672,8 @@ WRONG: dict[str, axis.Rule] = {
         axis._pointwise,
     ),
     **dict.fromkeys(("index", "gather", "bmm"), _first_of),
-    **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward", "dpcore::head_weight"), lambda op: None),
-    **dict.fromkeys(("mean.dim", "mv", "prod"), lambda op: SUM),
+    **dict.fromkeys(("mean", "amax", "mm", "embedding_dense_backward", "dpcore::head_weight"), _always(None)),
+    **dict.fromkeys(("mean.dim", "mv", "prod"), _always(SUM)),
     "_unsafe_view": _turned,
     "slice": lambda op: op.mark("self"),
 }
