@@ -11,6 +11,7 @@ from dpcore.torch.data.batches import Tree
 from dpcore.torch.gradients.per_example import PerExampleGradient, try_out
 from dpcore.torch.model.check_module import check_module, check_still_frozen
 from dpcore.torch.model.models import build
+from tests.depth import pairs
 from tests.unit.torch.models import Called
 from tests.unit.torch_runs import Tied
 
@@ -143,10 +144,9 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED.keys())
-@pytest.mark.parametrize("training", [True, False])
-def test_harmless_models_pass_and_stay_as_they_are(case: tuple, training: bool) -> None:
-    make, example = case
+@pytest.mark.parametrize(("name", "training"), pairs(ACCEPTED, [True, False], 2))
+def test_harmless_models_pass_and_stay_as_they_are(name: str, training: bool) -> None:
+    make, example = ACCEPTED[name]
     model = make().train(training)
     torch.manual_seed(5)
     before = torch.get_rng_state()
