@@ -24,7 +24,8 @@ from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore.torch import save_state
-from tests.unit.torch_runs import KEY, METHODS, as_text, finish, model, saved, sgd, start
+from tests.unit.torch_runs import KEY, METHODS, as_text, finish, model, saved, sgd
+from tests.unit.torch_runs import start_one_by_one as start
 
 
 @pytest.mark.parametrize("part", ["run", "optimizer", "loader"])

@@ -16,12 +16,10 @@ from torch import nn
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
 )
 
@@ -204,11 +202,8 @@ ARGUMENTS_REFUSED = {
     "words": (lambda: {"data": (np.array(["a", "b"]), DATA[1])}, r"data\[0\] of dtype <U1: must be numbers"),
     "a list of columns": (lambda: {"data": list(DATA)}, "data=a list of 2 tensors: must be a tuple"),
     "nested lists": (lambda: {"data": [DATA[0].tolist(), DATA[1].tolist()]}, "lists of numbers as its examples"),
-    "rows of numbers": (lambda: {"data": DATA[0].tolist()}, "lists of numbers as its examples"),
     "no length": (lambda: {"data": Lengthless()}, "must be a number of examples"),
     "torch's sampler": (lambda: {"sampling": RandomSampler(Rows())}, "what torch's samplers draw is not accounted"),
-    "weighted": (lambda: {"sampling": WeightedRandomSampler([1.0] * 30, 30)}, "is not accounted"),
-    "distributed": (lambda: {"sampling": DistributedSampler(Rows(), num_replicas=2, rank=0)}, "is not accounted"),
     "a shard": (lambda: {"sampling": shard(PoissonSampler(dataset_size=30, batch_size=8), 0, 2)}, "must be a name"),
     "a class": (lambda: {"sampling": PoissonSampler}, "must be a name"),
     "nothing": (lambda: {"sampling": None}, "sampling=None: must be a name"),
@@ -251,9 +246,6 @@ ARGUMENTS_REFUSED = {
     "users of other data": (
         lambda: {"sampling": UserSampler(PoissonSampler(dataset_size=8, batch_size=8), range(8), 1)},
         "user_of_example of length 8: must name the user of each of the 30,"),
-    "correlated noise with a sampler": (
-        lambda: {"method": METHODS["memf"](8), "sampling": PoissonSampler(dataset_size=30, batch_size=8)},
-        "sampler=PoissonSampler"),
     "sampler of other data": (lambda: {"sampling": PoissonSampler(dataset_size=31, batch_size=8)}, "must be 30"),
     "sampler of other batch": (lambda: {"sampling": FixedOrderSampler(dataset_size=30, batch_size=10)}, "batch_size=8"),
     "option of a sampler": (

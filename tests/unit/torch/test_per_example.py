@@ -155,7 +155,9 @@ def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypa
         return call(self, point, batch, seed, **more)
 
     monkeypatch.setattr(type(run._engine.gradient), "__call__", told)
+    earlier: set[bytes] = set()
     for batch in run.loader:
+        earlier.update(seeds)
         seeds.clear()
         points = len(run._engine.mechanism.points())
         run.step(batch)
@@ -163,6 +165,7 @@ def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypa
         assert len(seeds) == points * micro
         assert len(set(seeds)) == micro
         assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in range(points)]
+        assert earlier.isdisjoint(seeds)
 
 
 def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:

@@ -90,9 +90,6 @@ VECTORS = [
     lambda s, x: s.b(F.relu_(s.a(x))),
     lambda s, x: s.b(part_doubled(s.a(x), 2.0)),  # a view of what was tapped
     lambda s, x: s.b(changed_of_two_names(torch.tanh(s.a(x)) * 1.0, "mul_", s.scale)),
-    lambda s, x: s.b(changed_of_two_names(s.a(x), "__iadd__", s.scale)),
-    lambda s, x: s.b(F.linear(x, changed(s.a.weight.clone(), "mul_", 2.0))),
-    lambda s, x: s.b(F.linear(x, written(s.a.weight.clone(), slice(1, 3), 0.0))),
     lambda s, x: s.b(F.linear(x, part_doubled(s.a.weight.clone().T, s.scale[:5, None]).T)),
     lambda s, x: plain(s, x) + F.linear(s.a(x).detach(), s.b.weight.detach()) + (x @ s.a.weight.data.T)[:, :3],
     lambda s, x: s.b(torch.tanh(s.a.weight @ x.T).T),
@@ -101,7 +98,6 @@ VECTORS = [
     lambda s, x: plain(s, F.linear(x, s.hyper(s.scale).view(5, 5))),
     lambda s, x: plain(s, torch.bmm(s.per(x).view(-1, 5, 5), x.unsqueeze(-1)).squeeze(-1)),
     lambda s, x: plain(s, torch.where(x[:, :1] > 0, x, s.square[0])) * (x[:, :1] > 0),  # not used by all examples
-    lambda s, x: s.b(checkpoint(lambda z: torch.tanh(s.a(z)), x, use_reentrant=False)),
     lambda s, x: s.b(checkpoint(lambda z: torch.tanh(s.a(z)), s.per(x)[:, :5], use_reentrant=True)),
     lambda s, x: s.b(checkpoint(lambda z: torch.tanh(F.linear(z, s.a.weight * s.a.weight)), x, use_reentrant=False)),
     lambda s, x: plain(s, x) * F.mse_loss(s.a.weight, torch.zeros(6, 5)),
@@ -109,8 +105,6 @@ VECTORS = [
     lambda s, x: plain(s, x[:, [1, 0, 2, 3, 4]]) - plain(s, x),
     # Chosen or ordered within an example.
     lambda s, x: s.b(torch.tanh(s.a(x.sort(dim=-1)[0]))),
-    lambda s, x: s.b(torch.tanh(s.a(x)).topk(6, dim=1)[0]),
-    lambda s, x: s.b(torch.tanh(s.a(x)).cumsum(1)),
     lambda s, x: s.b(torch.tanh(s.a(x)).repeat_interleave(2, 0).view(len(x), 2, 6)[:, 0]),
     lambda s, x: s.b(torch.where(x[:, :1] > 0, s.a(x), 0)),
     lambda s, x: s.b(s.a(written(x.clone(), x > 1, 0.5))),
@@ -138,10 +132,8 @@ SEQUENCES = [
         s.a(x.reshape(-1, 5)).view(len(x), -1, 6).mean(1) - s.a(x[:, :2].reshape(-1, 5)).view(-1, 2, 6)[:, 0]
     ),
     lambda s, x: plain(s, torch.cat([s.token.expand(len(x), -1, -1), x], 1)).mean(1),
-    lambda s, x: plain(s, torch.cat([s.token.repeat(len(x), 1, 1), x], 1)).mean(1),
     lambda s, x: plain(s, torch.softmax(s.queries @ x.transpose(1, 2), -1) @ x).mean(1),
     lambda s, x: s.b(torch.tanh(torch.einsum("btd,od->bto", x, s.a.weight)).mean(1)),
-    lambda s, x: plain(s, x + s.table(torch.arange(x.shape[1]))).mean(1),
     lambda s, x: plain(s, x + s.table(torch.arange(x.shape[1]).expand(1, -1)) * 2).mean(1),
     lambda s, x: s.b(((F.elu(s.a(x)) + 1).transpose(1, 2) @ x @ s.square).transpose(1, 2)).mean(
         1
