@@ -1,5 +1,6 @@
-"""What is compiled, and what is told where nothing is; a compiled run itself is in test_head."""
+"""Compiled graphs: the same masks and, but for rounding, the same run."""
 
+import shutil
 from typing import Any
 
 import pytest
@@ -33,6 +34,17 @@ def run(net: nn.Module, **options: Any) -> Any:
         for batch in private.loader:
             private.step(batch)
     return private
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_is_the_run() -> None:
+    plain, compiled = model(), model()
+    run(plain)
+    private = run(compiled, compile=True)
+    assert private._engine.gradient.proved.compiled
+    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("whole", [True, False])

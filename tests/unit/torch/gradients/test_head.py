@@ -367,6 +367,19 @@ def test_under_autocast_logits_have_16_bits_as_with_them() -> None:
         assert (one - two).norm() < 0.01 * two.norm(), name
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiled() -> None:
+    model, batch = Language(True, bias=True), data(6)
+    gradient = PerExampleGradient(model, flat)
+    gradient.proved.lean = gradient.proved.compiled = True
+    gradient.proved.prove(batch)
+    found = gradient(gradient.parameters(), batch, synthetic=True)
+    assert isinstance(found[0], Chunked)
+    check(dict(zip(gradient.names, found, strict=True)), alone(model, flat, batch))
+
+
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 USERS = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, max_examples_per_user=3)
@@ -390,27 +403,6 @@ def test_a_run_goes_where_it_goes_with_logits(name: str, tied: bool) -> None:
         return finish(run, stop=2)
 
     torch.testing.assert_close(ends(True), ends(False), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
-def test_a_compiled_run_is_the_run() -> None:
-    """With the same masks, and a head without its logits."""
-    torch.manual_seed(1)
-    tokens, labels = data(5, examples=30)
-
-    def end(compiled: bool) -> torch.Tensor:
-        torch.manual_seed(0)
-        net = Language(True, bias=True)
-        net.mix = nn.Sequential(net.mix, nn.Dropout(0.1))  # type: ignore[assignment]
-        options = {"sampling": "fixed-order", "max_memory": 1, "compile": compiled}
-        run = start(net, METHODS["dp_sgd"](8), data=(tokens, labels.clamp(min=0)), loss=flat, **options)
-        assert run._engine.gradient.proved.lean
-        assert run._engine.gradient.proved.compiled == compiled
-        return finish(run, stop=2)
-
-    torch.testing.assert_close(end(True), end(False), rtol=1e-5, atol=1e-5)
 
 
 def test_it_is_chosen_where_logits_leave_no_room_and_explained() -> None:
