@@ -1034,7 +1034,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("know the first step's vectors alone", "if type(run.plan.method.query) is not Plain or", "if",
          "'unit/torch/test_doctor_audit.py::test_the_same_run_with_its_noise_halved_is_refuted_by_the_canaries_alone[disk, far points]'"),
         ("take correlated noise for white", "self.matrix[t, : t + 1] @ self.noise[: t + 1]", "self.matrix[t, t] * self.noise[t]",
-         "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[srg_memf]'"),
+         "'unit/torch/test_doctor_audit.py::test_an_honest_run_passes_and_half_of_its_noise_is_refuted[memf]'"),
         ("audit users of one example each", "np.full(self.users, self.each)", "np.full(self.users * self.each, 1)",
          "'unit/torch/test_doctor_audit.py::test_what_canaries_are_known_to_add_is_what_the_run_sums[users]'"),
     ],

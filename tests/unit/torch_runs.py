@@ -63,6 +63,11 @@ def start(
     return run
 
 
+def start_one_by_one(net: nn.Module, method: dpcore.Method | None = None, **options: Any) -> dpcore.torch.PrivateRun:
+    """Return a run that looks for no graph, which is two thirds of the time that a start takes."""
+    return start(net, method, **{"gradients": "one-by-one", **options})
+
+
 def values(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 

@@ -37,9 +37,10 @@ def users() -> UserSampler:
     return UserSampler(PoissonSampler(dataset_size=9, batch_size=4), np.arange(30) % 9, 4)
 
 
-@pytest.mark.parametrize("by_user", [False, True])
-@pytest.mark.parametrize("microbatch_size", [None, 1, 2, 3, 5])
-@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize(
+    ("views", "microbatch_size", "by_user"),
+    [(3, None, False), (1, None, True), (3, 1, True), (3, 2, False), (1, 3, False), (3, 5, True)],
+)
 def test_the_mean_of_an_examples_views_is_clipped_once(views: int, microbatch_size: int | None, by_user: bool) -> None:
     method = dp_sgd(lr=0.3, noise_multiplier=1.0, batch_size=4 if by_user else 8, max_grad_norm=CLIP)
     options = {"sampling": users()} if by_user else {}
@@ -69,22 +70,24 @@ def test_the_mean_of_an_examples_views_is_clipped_once(views: int, microbatch_si
 def test_views_that_are_alike_are_one_row(method: Any) -> None:
     def end(views: int) -> torch.Tensor:
         settings = {"lr": 0.3, "noise_multiplier": 1.0, "batch_size": 8, "max_grad_norm": CLIP}
-        return finish(start(model(), method(**settings), data=views_of(0.0), augmentations=views))
+        return finish(start(model(), method(**settings), data=views_of(0.0), augmentations=views), stop=3)
 
-    assert torch.allclose(end(4), end(1), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(end(1), values(model()), rtol=1e-2)
+    alone = end(1)
+    assert torch.allclose(end(4), alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(alone, values(model()), rtol=1e-2)
 
 
 def test_views_follow_from_the_key_alone_and_cost_nothing() -> None:
     def run(seed: int, **options: Any) -> Any:
         torch.manual_seed(seed)
-        return start(model(), data=views_of(), augmentations=2, stop=5, **options)
+        return start(model(), data=views_of(), augmentations=2, stop=3, **options)
 
-    assert torch.equal(values(run(1).model), values(run(2, num_workers=1).model))
-    assert not torch.equal(values(run(1).model), values(run(1, key=bytes(32)).model))
-    assert run(1).epsilon() == start(model(), data=views_of(), stop=5).epsilon()
-    resumed = load(run(1), saved(run(1)))
-    assert torch.equal(finish(resumed), finish(run(1)))
+    one = run(1)
+    assert torch.equal(values(one.model), values(run(2, num_workers=1).model))
+    other = run(1, key=bytes(32))
+    assert not torch.equal(values(one.model), values(other.model))
+    assert one.epsilon() == start(model(), data=views_of(), stop=3).epsilon()
+    assert torch.equal(finish(load(other, saved(one)), stop=6), finish(one, stop=6))
 
 
 REFUSED = (

@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from dpcore.errors import ArgumentError, ArgumentTypeError
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import WAYS
+from tests.depth import pairs
 from tests.unit.torch.models import Called, Rows
 from tests.unit.torch_runs import DATA, finish, sgd, start
 
@@ -113,7 +114,7 @@ def encoded(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 @pytest.fixture(scope="module")
 def end() -> torch.Tensor:
-    return finish(start(Classifier()))
+    return finish(start(Classifier()), stop=3)
 
 
 # fmt: off
@@ -130,10 +131,9 @@ KINDS = {
 # fmt: on
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("kind", "way"), pairs(KINDS, WAYS, 2))
 def test_the_same_rows_in_another_container_are_the_same_run(kind: str, way: str, end: torch.Tensor) -> None:
-    found = finish(start(Classifier(), data=KINDS[kind](), gradients=way, steps=12, epochs=None))
+    found = finish(start(Classifier(), data=KINDS[kind](), gradients=way), stop=3)
     assert torch.allclose(found, end, rtol=0, atol=3e-4)  # rows and pairs round to the grid each in their way
 
 
@@ -152,7 +152,7 @@ def test_a_mapping_is_the_models_keyword_arguments(kind: str, end: torch.Tensor)
         "a list of dicts": [dict(encoded(x, y)) for x, y in zip(*DATA, strict=True)],
         "one encoding of tensors": UserDict(x=DATA[0], y=DATA[1]),
     }[kind]
-    found = finish(start(Labelled(), data=data, loss=lambda output: output["loss"]))
+    found = finish(start(Labelled(), data=data, loss=lambda output: output["loss"]), stop=3)
     assert torch.allclose(found, end, rtol=0, atol=3e-4)  # rows and pairs round to the grid each in their way
 
 
@@ -174,8 +174,7 @@ ODD_ROWS = {
 # fmt: on
 
 
-@pytest.mark.parametrize("kind", ODD_ROWS)
-@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(("kind", "alone"), pairs(ODD_ROWS, [True, False], 2))
 def test_examples_of_another_form_are_refused_without_telling_which(kind: str, alone: bool) -> None:
     """Alone in its batch the odd one stacks, and still is refused: it would be a batch of another form."""
 

@@ -24,7 +24,8 @@ from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore.torch import save_state
-from tests.unit.torch_runs import KEY, METHODS, as_text, finish, model, saved, sgd, start
+from tests.unit.torch_runs import KEY, METHODS, as_text, finish, model, saved, sgd
+from tests.unit.torch_runs import start_one_by_one as start
 
 
 @pytest.mark.parametrize("part", ["run", "optimizer", "loader"])
@@ -103,13 +104,18 @@ OTHER_SETTINGS = {  # options of the saved run, of the one that shall go on, and
 # fmt: on
 
 
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return saved(start(model(), stop=1))
+
+
 @pytest.mark.parametrize("name", OTHER_SETTINGS)
-def test_what_shapes_the_release_or_its_use_must_be_the_same(name: str) -> None:
+def test_what_shapes_the_release_or_its_use_must_be_the_same(name: str, plain: dict[str, Any]) -> None:
     mine, theirs, words = OTHER_SETTINGS[name]
-    run, other = start(model(), **mine, stop=2), start(model(), **theirs)
+    other, state = start(model(), **theirs), saved(start(model(), **mine, stop=1)) if mine else plain
     before = as_text(other)
     with pytest.raises(ArgumentError, match=words):
-        other.optimizer.load_state_dict(saved(run)["optimizer"])
+        other.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
     assert as_text(other) == before
 
 
@@ -182,21 +188,23 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_state_changes_nothing(name: str) -> None:
-    path, value, words = DAMAGE[name]
+@pytest.fixture(scope="module")
+def filtered() -> tuple[dict[str, Any], dpcore.torch.PrivateRun]:
+    """The state of one run, and another run, that no damaged state changes: all tests may share it."""
 
     def fresh(**options: Any) -> dpcore.torch.PrivateRun:
         strategy = NamedStrategy("banded-inverse-square-root", 3)
         method = dpcore.methods.doppler(lr=0.3, filter="f5", noise_multiplier=1.0, batch_size=8, strategy=strategy)
         return start(model(), method, sampling="fixed_order", **options)
 
-    run = fresh()
-    finish(run, stop=2)
-    state = saved(run)["optimizer"]
+    return saved(fresh(stop=2))["optimizer"], fresh(key=bytes(32), stop=1)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_state_changes_nothing(name: str, filtered: tuple[dict[str, Any], dpcore.torch.PrivateRun]) -> None:
+    path, value, words = DAMAGE[name]
+    state, other = copy.deepcopy(filtered[0]), filtered[1]
     damaged(state, path, value)
-    other = fresh(key=bytes(32))
-    finish(other, stop=1)
     before = as_text(other)
     with pytest.raises(ValueError, match=words) as caught:
         other.optimizer.load_state_dict(state)
@@ -204,18 +212,15 @@ def test_a_damaged_state_changes_nothing(name: str) -> None:
     assert as_text(other) == before
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda n: n[:-1], lambda n: [*n[:-1], math.nan], lambda n: [*n[:-1], 1e7], lambda n: [*n[:-1], -1.0], lambda _: 3],
-)
-def test_damaged_clip_norms_are_refused_and_nothing_is_changed(damage: Any) -> None:
+def test_damaged_clip_norms_are_refused_and_nothing_is_changed() -> None:
     run = start(model(), **ADAPTIVE, stop=3)
-    state, before = saved(run), run.clip_norms
-    public = state["optimizer"]["dpcore"]["public"]
-    public["clip_norms"] = damage(public["clip_norms"])
-    with pytest.raises(ArgumentError, match=r"its clip_norms must be a (number for each step and the next one|list)"):
-        run.optimizer.load_state_dict(state["optimizer"])
-    assert run.clip_norms == before
+    before = run.clip_norms
+    for damage in (before[:-1], [*before[:-1], math.nan], [*before[:-1], 1e7], [*before[:-1], -1.0], 3):
+        state = saved(run)["optimizer"]
+        state["dpcore"]["public"]["clip_norms"] = damage
+        with pytest.raises(ArgumentError, match=r"its clip_norms must be a (number for each step and the next|list)"):
+            run.optimizer.load_state_dict(state)
+        assert run.clip_norms == before
 
 
 def test_a_state_without_its_correlated_noise_gets_it_anew() -> None:

@@ -12,7 +12,8 @@ import dpcore
 from dpcore.errors import ArgumentError, DpcoreError, PrivacyError
 from dpcore.stages.updates.schedules import WarmupCosine
 from dpcore.torch.groups import PRIVACY_SETTINGS
-from tests.unit.torch_runs import METHODS, finish, load, model, saved, sgd, start, values
+from tests.unit.torch_runs import METHODS, finish, load, model, saved, sgd, values
+from tests.unit.torch_runs import start_one_by_one as start
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_schedulers_work_unmodified(name: str) -> None:
     )
     twin_scheduler = schedule(twin)
     seen = set()
-    for _ in range(3):
+    for _ in range(2):
         for batch, same in zip(run.loader, by_hand.loader, strict=True):
             assert torch.equal(batch[0], same[0])
             for key in ("lr", "betas", "momentum"):
@@ -77,7 +78,6 @@ def test_schedulers_work_unmodified(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value", "changes"),
     [
-        ("adagrad", "eps", 0.5, True),
         ("adagrad", "eps", 0.0, True),
         ("adagrad", "weight_decay", 0.5, True),
         ("adagrad corrected", "eps", 0.0, None),
@@ -99,9 +99,9 @@ def test_a_groups_numbers_reach_the_update(name: str, key: str, value: Any, chan
         assert run.steps_taken == 0
         return
     own = start(model(), replace(method, update=replace(method.update, **{key: value})), sampling="fixed_order")
-    assert torch.equal(finish(run), finish(own))
+    assert torch.equal(finish(run, stop=3), finish(own, stop=3))
     other = start(model(), replace(method, update=replace(method.update, **{key: 0.25})), sampling="fixed_order")
-    assert not torch.equal(values(own.model), finish(other))
+    assert not torch.equal(values(own.model), finish(other, stop=3))
 
 
 def test_the_methods_schedule_multiplies_the_rate_of_every_group() -> None:
@@ -125,18 +125,19 @@ def test_the_methods_schedule_multiplies_the_rate_of_every_group() -> None:
     torch.testing.assert_close(values(first), values(second))
 
 
-@pytest.mark.parametrize("key", sorted(PRIVACY_SETTINGS))
-def test_privacy_settings_in_a_group_are_refused(key: str) -> None:
+def test_privacy_settings_in_a_group_are_refused() -> None:
     net = model()
-    with pytest.raises(PrivacyError, match=f"{key}=2.0 in a parameter group"):
-        start(net, params=[{"params": net.parameters(), key: 2.0}])
-    run = start(net)
-    run.optimizer.param_groups[0][key] = 2.0
-    before = values(net).clone()
-    with pytest.raises(PrivacyError, match=f"{key}=2.0 in a parameter group"):
-        run.step(next(iter(run.loader)))
-    assert torch.equal(values(net), before)
-    assert run.steps_taken == 0
+    run, before = start(net), values(net).clone()
+    (group,), batch = run.optimizer.param_groups, next(iter(run.loader))
+    for key in sorted(PRIVACY_SETTINGS):
+        with pytest.raises(PrivacyError, match=f"{key}=2.0 in a parameter group"):
+            start(net, params=[{"params": net.parameters(), key: 2.0}])
+        group[key] = 2.0
+        with pytest.raises(PrivacyError, match=f"{key}=2.0 in a parameter group"):
+            run.step(batch)
+        del group[key]
+        assert torch.equal(values(net), before)
+        assert run.steps_taken == 0
 
 
 GROUPS_REFUSED = {

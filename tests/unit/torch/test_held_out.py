@@ -18,7 +18,8 @@ from dpcore.ledger import Ledger
 from dpcore.statement.verify import holds, verify
 from dpcore.torch import HeldOut
 from tests.refused import refused
-from tests.unit.torch_runs import DATA, finish, model, sgd, start, values
+from tests.unit.torch_runs import DATA, finish, model, sgd, values
+from tests.unit.torch_runs import start_one_by_one as start
 
 HELD = DATA[0][:12].clone() + 0.01, DATA[1][:12].clone()
 
@@ -165,13 +166,15 @@ APART = {
 @pytest.mark.parametrize("kind", SAME)
 def test_training_data_are_refused(kind: str) -> None:
     trained, held = SAME[kind]
-    refused(ArgumentError, "must not be trained on", HeldOut, start(model(), data=trained), held, {"a": accuracy})
+    run = start(model(), data=trained)
+    refused(ArgumentError, "must not be trained on", HeldOut, run, held, {"a": accuracy})
 
 
 @pytest.mark.parametrize("kind", APART)
 def test_other_rows_of_the_same_array_are_not(kind: str) -> None:
     trained, held = APART[kind]
-    assert 0 <= HeldOut(start(model(), data=trained), held, {"a": accuracy}).evaluate()["a"] <= 1
+    run = start(model(), data=trained)
+    assert 0 <= HeldOut(run, held, {"a": accuracy}).evaluate()["a"] <= 1
 
 
 def test_what_else_is_refused() -> None:

@@ -20,7 +20,7 @@ from dpcore.stages.updates.galore import GaLore
 from tests.depth import chosen
 from tests.unit.torch_runs import KEY, METHODS, start
 
-EXAMPLES, DIMENSION, STEPS = 14, 9, 11
+EXAMPLES, DIMENSION, STEPS = 14, 9, 7
 RNG = np.random.default_rng(5)
 A, LABELS = RNG.standard_normal((EXAMPLES, DIMENSION)), RNG.choice([-1.0, 1.0], EXAMPLES)
 PUBLIC = RNG.standard_normal((7, DIMENSION)), RNG.choice([-1.0, 1.0], 7)
@@ -72,7 +72,8 @@ def on_arrays(name: str, record: bool) -> Any:
 def on_torch(name: str, record: bool) -> dpcore.torch.PrivateRun:
     method, sampler = method_and_sampler(name)
     run = start(
-        Logistic(), method, data=(A, LABELS), loss=loss, sampling=sampler, steps=STEPS, epochs=None, microbatch_size=2
+        Logistic(), method, data=(A, LABELS), loss=loss, sampling=sampler, steps=STEPS, epochs=None, microbatch_size=2,
+        gradients="one-by-one",
     )  # fmt: skip
     if record:
         run.record_gradients(1000)

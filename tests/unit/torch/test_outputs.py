@@ -15,7 +15,8 @@ import dpcore.torch
 from dpcore.cli.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.stages.updates.averaging import ExponentialAverage, UniformAverage
-from tests.unit.torch_runs import DATA, METHODS, finish, load, model, saved, sgd, start, values
+from tests.unit.torch_runs import DATA, METHODS, finish, load, model, saved, sgd, values
+from tests.unit.torch_runs import start_one_by_one as start
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

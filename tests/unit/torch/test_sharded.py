@@ -20,7 +20,7 @@ from tests.unit.torch_runs import METHODS, finish, load, model, saved, start
 
 FIXED = {"memf banded", "adam independent banded", "accelerated_srgd"}
 KINDS = [
-    "adaptive clip", "galore adam", "disk kalman", "pmlf", "adam scaled", "uniform average", *sorted(FIXED),
+    "adaptive clip", "galore adam", "disk kalman", "uniform average", *sorted(FIXED),
 ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_a_folder_holds_what_a_state_holds(name: str, tmp_path: Path):
     assert found.keys() == expected.keys()
     for key, vector in expected.items():
         torch.testing.assert_close(found[key], vector, rtol=0, atol=0)
-    finish(other)
+    finish(other, stop=4)
 
 
 def test_the_folder_is_its_owners_and_keeps_one_state(tmp_path: Path):
@@ -137,18 +137,18 @@ def damaged(folder: Path) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("kind", range(11))
-def test_damage_is_named_and_changes_nothing(kind: int, tmp_path: Path):
+def test_damage_is_named_and_changes_nothing(tmp_path: Path):
     run = begin("adam")
     finish(run, stop=2)
-    run.optimizer.save_sharded(tmp_path)
-    damaged(tmp_path)[kind]()
     before = vectors(run)
-    with pytest.raises(DataError, match="checkpoint"):
-        run.optimizer.load_sharded(tmp_path)
-    assert run.steps_taken == 2
-    for name, vector in vectors(run).items():
-        torch.testing.assert_close(vector, before[name], rtol=0, atol=0)
+    for kind in range(11):
+        run.optimizer.save_sharded(folder := tmp_path / str(kind))
+        damaged(folder)[kind]()
+        with pytest.raises(DataError, match="checkpoint"):
+            run.optimizer.load_sharded(folder)
+        assert run.steps_taken == 2
+        for name, vector in vectors(run).items():
+            torch.testing.assert_close(vector, before[name], rtol=0, atol=0)
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path):

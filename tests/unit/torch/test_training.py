@@ -16,6 +16,7 @@ from dpcore.spec.backends import load_backend
 from dpcore.spec.layout import Layout
 from dpcore.spec.stream import Stream
 from dpcore.torch.randomness import seeded
+from tests.depth import pairs
 from tests.unit import torch_runs
 from tests.unit.torch_runs import KEY, finish, load, model, saved
 
@@ -135,13 +136,15 @@ METHODS = {  # the method, torch's optimizer, and what else the brute force need
 # fmt: on
 
 
-@pytest.mark.parametrize(("way", "close_to"), [("one-by-one", (1e-7, 1e-9)), ("auto", (3e-4, 2e-6))])
-@pytest.mark.parametrize("name", METHODS)
-def test_equals_brute_force(name: str, way: str, close_to: tuple[float, float]) -> None:
+CLOSE = {"one-by-one": (1e-7, 1e-9), "auto": (3e-4, 2e-6)}
+
+
+@pytest.mark.parametrize(("name", "way"), pairs(METHODS, CLOSE, 2))
+def test_equals_brute_force(name: str, way: str) -> None:
     """On a grid of 2^-36; vectors that are not formed have factors of 16 bits."""
-    make, optimizer, settings = METHODS[name]
+    (make, optimizer, settings), close_to = METHODS[name], CLOSE[way]
     model, data = problem()
-    run = start(model, data, make(), microbatch_size=3, gradients=way)
+    run = start(model, data, make(), microbatch_size=3, gradients=way, epochs=1)
     indices = [run.plan.sampler.indices(run._engine.mechanism.keys.sampling, t) for t in range(run.plan.steps)]
     assert 0 < min(map(len, indices)) < max(map(len, indices))
     twin, _ = problem()
@@ -154,7 +157,7 @@ def test_microbatch_size_changes_nothing_but_rounding() -> None:
     results = []
     for size in (1, 4, 64):
         model, data = problem()
-        results.append(train(start(model, data, METHODS["disk"][0](), microbatch_size=size)))
+        results.append(train(start(model, data, METHODS["disk"][0](), microbatch_size=size, epochs=1)))
     close(results[0], results[1], rtol=1e-9, atol=1e-10)
     close(results[0], results[2], rtol=1e-9, atol=1e-10)
 
@@ -252,56 +255,32 @@ def test_graph_of_the_old_parameters_cannot_be_used_after_a_step() -> None:
         output.backward()
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The masks that dropout draws, told behind the model's back: no private model may keep them."""
-    masks: list[torch.Tensor] = []
-
-    def telling(x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
-        # Not F.dropout's own code: under a mode for torch's functions that calls F.dropout again, which is this one.
-        mask = torch.dropout(torch.ones_like(x), p, training)
-        masks.append(mask.detach())
-        return x * mask
-
-    monkeypatch.setattr(F, "dropout", telling)
-    return masks
-
-
-def masks_of(told: list[torch.Tensor], seed: int, key: bytes, steps: int, fork: bool | None = None) -> list[list[bool]]:
-    """Train one example a step under torch.manual_seed(seed) and return the masks it met (a query of one point)."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3))
-    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=1.0, batch_size=1)
+def test_dropout_masks_follow_from_the_secret_key_alone() -> None:
+    """Under a seed that somebody may know, removing an example shifts all later masks: the sum moves by more than C."""
+    method = dpcore.methods.dp_sgd(lr=0.1, noise_multiplier=0.0, batch_size=1)  # of the key the masks alone are left
     data = (torch.ones(4, 5), torch.zeros(4, dtype=torch.int64))
 
-    def fresh() -> dpcore.torch.PrivateRun:
-        torch.manual_seed(seed)
+    def end(seed: int, key: bytes = KEY, fork: bool | None = None) -> list[torch.Tensor]:
+        def fresh() -> dpcore.torch.PrivateRun:
+            torch.manual_seed(3)
+            net = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+            torch.manual_seed(seed)
+            sampler = FixedBatches([[0]] * 4, dataset_size=4, batch_size=1)
+            return start(net, data, method, sampling=sampler, epochs=None, steps=3, key=key)
+
+        run = fresh()
+        if fork is not None:
+            run = load(fresh(), saved(run), fork)
         state = torch.get_rng_state()
-        sampler = FixedBatches([[0]] * 4, dataset_size=4, batch_size=1)
-        run = start(model, data, method, sampling=sampler, epochs=None, steps=4, key=key, gradients="one-by-one")
+        found = train(run)
         assert torch.equal(torch.get_rng_state(), state)
-        return run
+        return found
 
-    run = fresh()
-    if fork is not None:
-        run = load(fresh(), saved(run), fork)
-    told.clear()
-    state = torch.get_rng_state()
-    for _, batch in zip(range(steps), run.loader, strict=False):
-        run.step(batch)
-    assert torch.equal(torch.get_rng_state(), state)
-    return [mask.flatten().bool().tolist() for mask in told]
-
-
-def test_dropout_masks_follow_from_the_secret_key_alone(told: list[torch.Tensor]) -> None:
-    """Under a seed that somebody may know, removing an example shifts all later masks: the sum moves by more than C."""
-    masks = masks_of(told, 1, KEY, 3)
-    assert len(masks) == 3
-    assert masks[0] != masks[1] != masks[2] != masks[0]
-    assert masks == masks_of(told, 2, KEY, 3)
-    assert masks[0] != masks_of(told, 1, bytes(32), 1)[0]
-    assert masks == masks_of(told, 1, KEY, 3, fork=False)
-    assert masks[0] != masks_of(told, 1, KEY, 1, fork=True)[0]
+    right = end(1)
+    assert all(map(torch.equal, right, end(2)))
+    assert all(map(torch.equal, right, end(1, fork=False)))
+    assert not any(map(torch.equal, right, end(1, bytes(32))))
+    assert not any(map(torch.equal, right, end(1, fork=True)))
 
 
 def test_the_public_state_holds_nothing_that_masks_follow_from() -> None:

@@ -8,36 +8,23 @@ from torch import nn
 
 from dpcore.stages.clipping.blocks import Block
 from dpcore.torch.data import batches
+from dpcore.torch.gradients.capture import capture
 from dpcore.torch.gradients.per_example import PerExampleGradient
-from dpcore.torch.gradients.proved import ProvedGradient
+from dpcore.torch.gradients.proved import Program, ProvedGradient
+from tests.unit.torch.models import Called
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Of the largest number in the example's gradients of all tensors: some gradients are zero but for rounding."""
 
 
-class Layers(nn.Module):
-    """Two linear layers, 5 to 6 to 3, and other parameters; its forward pass is a function."""
-
-    def __init__(self, forward: Callable[..., Any], **parameters: Any) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3)
-        for name, value in parameters.items():
-            setattr(self, name, value)
-        self._forward = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(self, *args, **kwargs)
+def layers(forward: Callable[..., Any], **parts: Any) -> Called:
+    """Two linear layers, 5 to 6 to 3, and other parts; its forward pass is a function."""
+    return Called(forward, **{"a": nn.Linear(5, 6), "b": nn.Linear(6, 3), **parts})
 
 
-class Readout(nn.Module):
-    """A layer before and after: its input depends on parameters, and all numbers of its output on the loss."""
-
-    def __init__(self, middle: nn.Module, before: nn.Module | None = None) -> None:
-        super().__init__()
-        self.before, self.middle = before or nn.Identity(), middle
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.middle(self.before(inputs[0]), *inputs[1:]))
+def readout(middle: nn.Module, before: nn.Module) -> Called:
+    """A layer whose input depends on parameters, and the loss on all numbers of its output."""
+    return Called(lambda m, x: torch.tanh(m.middle(m.before(x))), before=before, middle=middle)
 
 
 def randomized(model: nn.Module, dtype: torch.dtype = torch.float64, size: float = 0.5) -> nn.Module:
@@ -57,6 +44,15 @@ def loss_of_all(output: Any) -> torch.Tensor:
     )
     assert isinstance(total, torch.Tensor)
     return total
+
+
+def program(model: nn.Module, loss: Any, batch: Any) -> Program:
+    """Return the graph alone: a model that has none is refused without a walk over all that there is in memory."""
+    names = [name for name, _ in model.named_parameters()]
+    captured, check_numbers = capture(model, names, lambda output, targets: loss(output, *targets), batch)
+    found = Program(captured)
+    check_numbers()
+    return found
 
 
 def proved(model: nn.Module, loss: Any, batch: Any) -> ProvedGradient:
@@ -83,9 +79,15 @@ def rows(gradient: ProvedGradient, batch: Any, point: Sequence[torch.Tensor] | N
     return [block.rows().double() for block in blocks(gradient, batch, point)]
 
 
-def alone(model: nn.Module, loss: Any, batch: Any) -> list[torch.Tensor]:
-    """Return the examples' gradients by autograd, each from a call of the model with this example alone."""
+def alone(model: nn.Module, loss: Any, batch: Any, point: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+    """Return the examples' gradients by autograd, each from a call of the model with this example alone.
+
+    With the model's own parameters, or with others in their place.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    own = [parameter.data for parameter in parameters]
+    for parameter, value in zip(parameters, point or own, strict=True):
+        parameter.data = value
     found = []
     for i in range(batches.size(batch)):
         inputs, targets = batches.normalize(batches.tree_map(lambda t: t[i : i + 1].clone(), batch))  # noqa: B023
@@ -95,6 +97,8 @@ def alone(model: nn.Module, loss: Any, batch: Any) -> list[torch.Tensor]:
         found.append([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
         for parameter in parameters:
             parameter.grad = None
+    for parameter, value in zip(parameters, own, strict=True):
+        parameter.data = value
     return [torch.stack(column).reshape(len(column), -1).double() for column in zip(*found, strict=True)]
 
 

@@ -35,8 +35,7 @@ class Mixing(nn.Linear):
         return out - out.mean(0) if self.always or torch.is_grad_enabled() else out
 
 
-@pytest.mark.parametrize("always", [True, False])
-@pytest.mark.parametrize("way", ["auto", "pairs"])
+@pytest.mark.parametrize(("always", "way"), [(True, "auto"), (False, "pairs")])
 def test_a_model_that_mixes_is_refused_by_its_line(always: bool, way: str) -> None:
     where = r"\(module '0' \(Mixing\), test_checks\.py, line \d+, in forward\)"
     words = f"model=Sequential: mean runs over the examples {where}.*gradients='one-by-one'"
@@ -142,8 +141,9 @@ def test_what_has_no_proof_is_taken_one_by_one(name: str) -> None:
     assert gradient.way == "one-by-one"
     assert list(gradient.reasons) == ["pairs"]
     assert words in gradient.reasons["pairs"]
-    with pytest.raises(ArgumentError, match=words):
-        way_of(Called(forward, **parts), "pairs")
+    if name == "no rule":
+        with pytest.raises(ArgumentError, match=words):
+            way_of(Called(forward, **parts), "pairs")
 
 
 @pytest.mark.filterwarnings("ignore:.*far from 1 in size:dpcore.errors.TrainingWarning")

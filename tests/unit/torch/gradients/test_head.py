@@ -119,7 +119,7 @@ def check(found: dict[str, Block], wanted: list[torch.Tensor], tolerance: float 
             torch.testing.assert_close(added / weights[i], right[i], rtol=0, atol=float(1e-3 * size[i]) + 1e-30)
 
 
-KINDS = [("plain", 1), ("tied", 1), ("tied", 6), ("bias", 30), ("tied, bias", 30)]
+KINDS = [("plain", 1), ("tied", 6), ("tied, bias", 30)]
 
 
 @pytest.mark.parametrize(("name", "form"), pairs(LOSSES, KINDS, 3))
@@ -190,8 +190,7 @@ def test_a_gradient_whose_places_are_not_the_logits_stays() -> None:
     check(found, alone(model, flat, batch))
 
 
-@pytest.mark.parametrize("spoils", ["no label", "NaN"])
-@pytest.mark.parametrize("times", [1, 30])
+@pytest.mark.parametrize(("times", "spoils"), [(1, "no label"), (30, "NaN")])
 def test_an_example_without_a_label_or_with_nan_leaves_all_others(times: int, spoils: str) -> None:
     model, batch = Language(), data(times)
     batch[1].clamp_(min=0)
@@ -229,7 +228,7 @@ def test_labels_out_of_range_raise() -> None:
             gradient(gradient.parameters(), (batch[0], labels))
 
 
-@pytest.mark.parametrize("times", [1, 9, 30, 40])
+@pytest.mark.parametrize("times", [9, 30])
 def test_an_examples_part_has_the_same_bits_among_any_others(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = Language(), data(times, examples=5)
     part: Any = blocks_of(model, LOSSES["mean"], batch)["out.weight"]
@@ -341,8 +340,7 @@ def test_a_sum_without_norms_is_no_sum() -> None:
         block.add_sum(PORT, torch.ones(4, dtype=torch.float64), torch.zeros(CLASSES * 8, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("backend", ["numpy", "triton"])
+@pytest.mark.parametrize(("backend", "tied"), [("numpy", True), ("triton", False)])
 def test_other_backends_add_the_same(backend: str, tied: bool) -> None:
     port = load_backend(backend)
     block = blocks_of(Language(tied, classes=20), LOSSES["mean"], data(3, 2, 20))[
@@ -357,9 +355,8 @@ def test_other_backends_add_the_same(backend: str, tied: bool) -> None:
     torch.testing.assert_close(out / 2.0**40, summed(block, weights) / 2.0**40, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_under_autocast_logits_have_16_bits_as_with_them(tied: bool) -> None:
-    model, batch = Language(tied, bias=True), data(30)
+def test_under_autocast_logits_have_16_bits_as_with_them() -> None:
+    model, batch = Language(tied=True, bias=True), data(30)
     with torch.autocast("cpu", torch.bfloat16):
         found, wanted = (blocks_of(model, flat, batch, lean) for lean in (True, False))
     assert isinstance(found["out.bias"], Chunked)
@@ -388,9 +385,7 @@ def test_compiled() -> None:
 USERS = UserSampler(PoissonSampler(dataset_size=10, batch_size=4), np.arange(30) % 10, max_examples_per_user=3)
 
 
-@pytest.mark.parametrize(
-    ("name", "tied"), pairs(["dp_sgd", "per layer", "disk", "srg_memf", "users", "scale"], [False, True], 2)
-)
+@pytest.mark.parametrize(("name", "tied"), pairs(["disk", "per layer", "users", "scale"], [False, True], 2))
 def test_a_run_goes_where_it_goes_with_logits(name: str, tied: bool) -> None:
     """Several points, also subtracted ones; users; groups; scaled gradients."""
     torch.manual_seed(1)
@@ -405,7 +400,7 @@ def test_a_run_goes_where_it_goes_with_logits(name: str, tied: bool) -> None:
             sampling=USERS if users else "fixed-order", max_memory=1 if lean else "1 GB",
         )  # fmt: skip
         assert run._engine.gradient.proved.lean == lean
-        return finish(run, stop=3)
+        return finish(run, stop=2)
 
     torch.testing.assert_close(ends(True), ends(False), rtol=1e-4, atol=1e-4)
 
@@ -446,8 +441,7 @@ class Largest(TorchDispatchMode):  # type: ignore[misc]
         return found
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("times", [1, 30])
+@pytest.mark.parametrize(("times", "tied"), [(1, False), (30, True)])
 def test_no_memory_grows_with_the_classes_but_the_weights(
     times: int, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +449,7 @@ def test_no_memory_grows_with_the_classes_but_the_weights(
         monkeypatch.setattr(module, "CHUNK", 500)
     sizes = []
     for classes in (2000, 8000):
-        model, batch = Language(tied, classes=classes), data(times, examples=16, classes=classes)
+        model, batch = Language(tied, classes=classes), data(times, examples=8, classes=classes)
         gradient = gradient_of(model, flat, batch)
         out = torch.zeros(classes * 8, dtype=torch.float64)
 
@@ -466,20 +460,20 @@ def test_no_memory_grows_with_the_classes_but_the_weights(
         step()
         with Largest() as most:
             step()
-        assert most.size <= 4 * max(2 * 16 * times, 256) * 500
+        assert most.size <= 4 * max(2 * 8 * times, 256) * 500
         sizes.append(peak_bytes(step))
     assert sizes[1] < sizes[0] + 12 * 8192  # a chunk's norms are kept
-    assert sizes[1] < 0.6 * 4 * 16 * times * 8000 + 4 * 256 * 500
+    assert sizes[1] < 0.6 * 4 * 8 * times * 8000 + 4 * 256 * 500
 
 
-@pytest.mark.parametrize(("way", "times"), pairs(["one point", "two points", "users"], [8, 48], 2))
+@pytest.mark.parametrize(("way", "times"), [("two points", 24), ("users", 8)])
 def test_what_follows_from_the_graph_is_what_a_sum_takes(times: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (blocks, head):
         monkeypatch.setattr(module, "CHUNK", 512)
     method = METHODS["disk" if way == "two points" else "dp_sgd"](4 if way == "users" else 8)
     sampling: Any = USERS if way == "users" else "fixed-order"
-    batch, options = data(times, 30, 3000), {"loss": flat, "sampling": sampling, "max_memory": 1}
-    run = start(Language(classes=3000, width=16), method, data=batch, **options)
+    batch, options = data(times, 30, 2000), {"loss": flat, "sampling": sampling, "max_memory": 1}
+    run = start(Language(classes=2000, width=16), method, data=batch, **options)
     peak_of_sum(run, 12)  # a first call imports
     needed, taken = run._rehearsal.needed(12), peak_of_sum(run, 12)
     assert 0.93 * taken < needed < 2.5 * taken, needed / taken

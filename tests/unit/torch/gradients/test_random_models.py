@@ -15,6 +15,7 @@ from dpcore.stages.clipping.blocks import joined
 from dpcore.stages.clipping.clipped_sum import add_sums, norms_of
 from dpcore.torch.data import batches
 from dpcore.torch.gradients.per_example import PerExampleGradient, prove
+from tests.unit.torch.gradients.one_by_one import alone
 from tests.unit.torch.models import Called
 
 WIDTH = 4
@@ -89,18 +90,6 @@ def models(draw: st.DrawFn) -> tuple[nn.Module, Any, int]:
     return model.double() if double else model, (inputs, torch.randint(5, (examples,))), examples
 
 
-def alone(model: nn.Module, batch: Any, point: list[torch.Tensor], names: tuple[str, ...]) -> list[list[torch.Tensor]]:
-    """Each example's gradients, by torch's own backward pass on a batch of one."""
-    found = []
-    for i in range(len(batch[1])):
-        leaves = [value.clone().requires_grad_() for value in point]
-        state = dict(zip(names, leaves, strict=True))
-        output = torch.func.functional_call(model, state, (batch[0][i : i + 1],))
-        F.cross_entropy(output, batch[1][i : i + 1]).backward()
-        found.append([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
-    return found
-
-
 @given(drawn=models(), weights=st.lists(st.sampled_from([1.0, -0.7, 3.0, 1000.0, -999.0]), min_size=1, max_size=3),
        apart=st.sampled_from([1e-2, 1e-4, 1e-6]))  # fmt: skip
 def test_random_models_agree_with_one_by_one_autograd(drawn: Any, weights: list[float], apart: float) -> None:
@@ -114,16 +103,12 @@ def test_random_models_agree_with_one_by_one_autograd(drawn: Any, weights: list[
         joined(block.weighted(w) for block, w in zip(column, weights, strict=True)).map(lambda t: t.detach().numpy())
         for column in zip(*taken, strict=True)
     ]
-    singly = [alone(model, batch, point, gradient.names) for point in points]
+    singly = [alone(model, F.cross_entropy, batch, point) for point in points]
     # What a normalization cancels (a scale before it, say) leaves nothing but the rounding of the whole gradient.
-    terms = sum(
-        abs(w) * torch.stack([torch.cat([g.flatten() for g in row]).double().norm() for row in rows])[:, None]
-        for w, rows in zip(weights, singly, strict=True)
-    )
+    terms = sum(abs(w) * torch.cat(rows, 1).norm(dim=1, keepdim=True) for w, rows in zip(weights, singly, strict=True))
     unit = 1e-5 if here[0].dtype == torch.float32 else 1e-10
     for place, block in enumerate(blocks):
-        of_points = [torch.stack([row[place].flatten() for row in rows]).double() for rows in singly]
-        wanted = sum(w * rows for w, rows in zip(weights, of_points, strict=True))
+        wanted = sum(w * rows[place] for w, rows in zip(weights, singly, strict=True))
         found = torch.from_numpy(np.array(block.rows())).double()
         assert ((found - wanted).norm(dim=1, keepdim=True) <= 20 * unit * terms + 1e-6 * unit).all(), gradient.names[
             place

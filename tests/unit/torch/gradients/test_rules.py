@@ -441,8 +441,13 @@ def arguments(leaves: list[Any], form: Any) -> tuple[tuple[Any, ...], dict[str, 
     return (tree[:-1], tree[-1]) if isinstance(tree[-1], dict) else (tree, {})
 
 
+def seed(number: int) -> None:
+    """As torch.manual_seed, which writes down the stack for each kind of device."""
+    torch.default_generator.manual_seed(number)
+
+
 def run(target: Any, leaves: list[Any], form: Any) -> list[Any]:
-    torch.manual_seed(0)
+    seed(0)
     own = [torch.arange(x.count) if isinstance(x, Own) else x for x in leaves]
     args, kwargs = arguments([x.clone() if isinstance(x, torch.Tensor) else x for x in own], form)
     found = target(*args, **kwargs)
@@ -522,7 +527,7 @@ REJECTING = {"rrelu_with_noise_functional", "poisson", "binomial", "_standard_ga
 
 def accepted(key: str, build: Build, only: Axis | None = None) -> Iterator[Any]:
     """Yield the marks of leaves and of results for which the rule accepts a case."""
-    torch.manual_seed(1)
+    seed(1)
     target = operation(key)
     leaves, form = tree_flatten(build(B))
     try:
@@ -557,14 +562,15 @@ def check(key: str, build: Build) -> int:
         if "empty" in name or name in REJECTING:
             continue
         before = run(target, leaves, form)
-        torch.manual_seed(2)
+        seed(2)
         others = tree_flatten(build(B))[0]
         spoiled = [x * torch.nan if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in leaves]
 
         def mixed(other: list[Any], example: int, leaves: Any = leaves, marks: Any = marks) -> list[Any]:
             return [replaced(x, other[p], marks[p], example) if p in marks else x for p, x in enumerate(leaves)]
 
-        for example, other in product(range(B), (others, spoiled)):
+        for example in range(B):
+            other = spoiled if example % 2 else others
             if not any(marks.values()) or (other is spoiled and SUM in found):
                 continue
             try:
@@ -739,10 +745,10 @@ MAKES: list[Callable[..., torch.Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize("key", depth.chosen(pointwise()[::3], pointwise()))
+@pytest.mark.parametrize("key", depth.chosen(pointwise()[::6], pointwise()))
 def test_an_operation_that_torch_calls_pointwise_is(key: str) -> None:
     target, count = operation(key), 0
-    for make, last in product(MAKES, (4, 1)):
+    for make, last in [*product(MAKES, [4]), (MAKES[0], 1)]:
         build = partial(guessed, target._schema, make, last)
         try:
             run(target, *tree_flatten(build(B)))
