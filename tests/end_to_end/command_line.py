@@ -1,11 +1,11 @@
 """How the tests of the command line run a command. They need what it may need: machines without it skip them."""
 
-import contextlib
 import io
 import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def say(capsys: Any, words: Sequence[str], status: int = 0) -> Any:
 def ask(*words: object, status: int = 0) -> dict[str, Any]:
     """Run a command that answers in JSON; return the answer."""
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with redirect_stdout(out):
         assert main([*map(str, words), "--json"]) == status
     return dict(json.loads(out.getvalue()))
 
@@ -49,7 +49,6 @@ def forked(words: Sequence[str], out: Path, err: Path, before: Callable[[], None
 
 def _told(words: Sequence[str], out: Path, err: Path, before: Callable[[], None]) -> None:
     before()
-    with out.open("a") as told, err.open("a") as wrong:
-        with contextlib.redirect_stdout(told), contextlib.redirect_stderr(wrong):
-            status = main(words)
+    with out.open("a") as told, err.open("a") as wrong, redirect_stdout(told), redirect_stderr(wrong):
+        status = main(words)
     sys.exit(status)

@@ -28,9 +28,7 @@ def record(
     return g
 
 
-@pytest.mark.parametrize(
-    "words", [["first-order v1"], ["First_Order-V1"], ["b=1/11,1/11 a=-9/11"]]
-)
+@pytest.mark.parametrize("words", [["first-order v1"], ["First_Order-V1"], ["b=1/11,1/11 a=-9/11"]])
 def test_a_filters_numbers(words: list[str], capsys):
     told = ask("inspect", "filter", *words)
     kappa = scipy.signal.lfilter([1 / 11, 1 / 11], [1, -9 / 11], np.eye(1, 500)[0])
