@@ -87,8 +87,11 @@ def test_it_leaves_what_it_says_and_goes_on_for_free(tmp_path, capsys):
     assert (settings["lr"], settings["seed"], settings["batch_size"]) == (0.1, 0, 256)
     for reader in ("verify", "statement"):
         assert main([reader, str(out / left["runs"][0]["folder"])]) == 0
-        assert main([reader, str(out)]) == 0
+        assert main([reader, str(out / "statement.json")]) == 0
+    assert main(["statement", str(out)]) == 0
     capsys.readouterr()
+    said = " ".join(say(capsys, ["verify", str(out)]).out.split())
+    assert "comparison.png, config.json, results.json, statement.txt, table.txt, runs/00" in said
     # Nothing of a duration in what may be published, and it is said that tuning is not counted.
     assert "seconds" not in (out / "results.json").read_text() + (out / "table.txt").read_text()
     for text in (printed, (out / "table.txt").read_text(), (out / "statement.txt").read_text()):

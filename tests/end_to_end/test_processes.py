@@ -42,11 +42,7 @@ METHODS = {
     "dp_sgd": lambda: dp_sgd(**COMMON),
     "disk": lambda: disk(**COMMON),
     "dp_adam": lambda: dp_adam(**COMMON),
-    "adaptive clip": lambda: torch_runs.METHODS["adaptive clip"](8),
     "doubling": lambda: torch_runs.METHODS["doubling"](8),
-    "scaled": lambda: dp_adam(
-        variant="delayed_preconditioner", unscaled_steps=2, scaled_steps=4, max_update_norm=1.0, **COMMON
-    ),
 }
 
 
