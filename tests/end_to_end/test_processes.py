@@ -43,6 +43,9 @@ METHODS = {
     "disk": lambda: disk(**COMMON),
     "dp_adam": lambda: dp_adam(**COMMON),
     "doubling": lambda: torch_runs.METHODS["doubling"](8),
+    "scaled": lambda: dp_adam(
+        variant="delayed_preconditioner", unscaled_steps=2, scaled_steps=4, max_update_norm=1.0, **COMMON
+    ),
 }
 
 
