@@ -51,6 +51,27 @@ def read(out: Path, killed: bool = False) -> tuple[Statement, list[dict[str, flo
     return statement, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+# First, so that the forks of the next need not import what a run does.
+def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, capsys, monkeypatch):
+    step, taken = PrivateRun.step, []
+
+    def stuck(run: PrivateRun, batch: object) -> None:
+        step(run, batch)
+        taken.append(run.steps_taken)
+        if len(taken) == 30:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    monkeypatch.setattr(PrivateRun, "step", stuck)
+    assert main(["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")]) == 130
+    assert "stopped at once, in the middle of a step; " in (printed := capsys.readouterr().err)
+    assert "states an upper bound" in printed
+    statement, lines = read(tmp_path / "run")
+    assert len(lines) == 1
+    assert statement.steps_taken == 46 >= len(taken)
+
+
 def test_a_signal_ends_the_run_with_a_true_statement(tmp_path, start: Start):
     """Ctrl-C; SIGTERM in test_cli_resume.py."""
     out, process = tmp_path / "run", start("--json")
@@ -96,26 +117,6 @@ def test_a_signal_before_the_first_step_leaves_nothing(
     assert main(["train", "--epsilon", "3", "--out", str(tmp_path / "run")]) == 128 + number
     assert capsys.readouterr().err == f"dpcore: stopped by {name}; no private step was under way\n"
     assert not (tmp_path / "run").exists()
-
-
-def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, capsys, monkeypatch):
-    step, taken = PrivateRun.step, []
-
-    def stuck(run: PrivateRun, batch: object) -> None:
-        step(run, batch)
-        taken.append(run.steps_taken)
-        if len(taken) == 30:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-
-    monkeypatch.setattr(PrivateRun, "step", stuck)
-    assert main(["train", "--epsilon", "3", "--epochs", "4", "--out", str(tmp_path / "run")]) == 130
-    assert "stopped at once, in the middle of a step; " in (printed := capsys.readouterr().err)
-    assert "states an upper bound" in printed
-    statement, lines = read(tmp_path / "run")
-    assert len(lines) == 1
-    assert statement.steps_taken == 46 >= len(taken)
 
 
 def test_ctrl_c_while_dpcore_is_imported_is_one_sentence():
