@@ -24,7 +24,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("take a number outside the tolerance for a paper's", "abs(paper - here) <= one.tolerance.value", "abs(paper - here) >= one.tolerance.value",
          "end_to_end/test_cli_reproduce.py::test_a_run_goes_on_where_it_stopped_and_says_what_the_paper_prints"),
         ("hold the accuracy beside a loss that a paper prints", 'row["test_loss"] if one.measure == "loss" else', 'row["test_accuracy"] if one.measure == "loss" else',
-         "end_to_end/test_cli_reproduce.py::test_every_tiny_version_runs[disk-table-5-perplexity]"),
+         "end_to_end/test_cli_reproduce.py::test_every_kind_of_tiny_version_runs[disk-table-5-perplexity]"),
         ("run the program that a stranger's recipe names", "if not one.built_in:  # a stranger's", "if False:  # a stranger's",
          "end_to_end/test_cli_reproduce.py::test_nonsense_is_one_sentence"),
         ("go on with a changed recipe in the folder of the former", "if kept.read_bytes() != one.content:", "if not kept.read_bytes():",

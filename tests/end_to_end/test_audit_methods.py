@@ -45,8 +45,8 @@ BANDS = np.linalg.inv(np.linalg.inv(np.eye(9) + 0.5 * np.eye(9, k=-1) + 0.25 * n
 
 
 def passes(method: Method, sampler: Any, steps: int = 9, **settings: Any) -> float:
-    """Audit; return how much of the claim was shown."""
-    found = audit(method, sampler, steps, **{"delta": 1e-5, "key": KEY, **settings})
+    """Audit in half as many runs as by default; return how much of the claim was shown."""
+    found = audit(method, sampler, steps, **{"delta": 1e-5, "key": KEY, "runs": 16, **settings})
     assert not found.flagged, str(found)
     assert 0 <= found.lower_bound_any <= found.lower_bound < found.claimed_epsilon
     assert found.noise_ratio == pytest.approx(1, abs=0.03)
@@ -66,13 +66,13 @@ def test_every_variant(variant: str, make: Callable[..., Method]) -> None:
     method = make(lr=0.1, noise_multiplier=2.0, variant=variant, **more)
     # Independent moments meet the bound of the square in batches of one only; joint ones have few canaries here.
     less = 0.25 if variant in ("independent_moments", "joint_moments") else 0.4
-    assert passes(method, SINGLE if single else ORDER, **({"runs": 128} if single else {})) > less
+    assert passes(method, SINGLE if single else ORDER, **({"runs": 64} if single else {})) > less
 
 
 def test_independent_moments_in_batches_of_one_show_both_releases() -> None:
     method = methods.dp_adam(lr=0.1, noise_multiplier=2.0, variant="independent_moments")
     # One audit of so few runs shows something or nothing by luck.
-    assert max(passes(method, SINGLE, steps=8, runs=192, key=bytes([k]) * 32) for k in chosen((3,), (1, 2, 3))) > 0.1
+    assert max(passes(method, SINGLE, steps=8, runs=96, key=bytes([k]) * 32) for k in chosen((3,), (1, 2, 3))) > 0.3
 
 
 SAMPLED = ["dp_sgd", "disk", "doppler", "pmlf", "inner_outer", "dp_adam", "dp_adagrad"]

@@ -28,9 +28,7 @@ def record(
     return g
 
 
-@pytest.mark.parametrize(
-    "words", [["first-order v1"], ["first-order", "v1"], ["First_Order-V1"], ["b=1/11,1/11 a=-9/11"]]
-)
+@pytest.mark.parametrize("words", [["first-order v1"], ["First_Order-V1"], ["b=1/11,1/11 a=-9/11"]])
 def test_a_filters_numbers(words: list[str], capsys):
     told = ask("inspect", "filter", *words)
     kappa = scipy.signal.lfilter([1 / 11, 1 / 11], [1, -9 / 11], np.eye(1, 500)[0])
@@ -79,7 +77,7 @@ def test_pictures_are_pictures(capsys, tmp_path):
     told = ask("inspect", "filter", "f6", "--out", tmp_path / "f6.png")
     assert told["picture"] == str(tmp_path / "f6.png")
     record(tmp_path / "run")
-    for words in (["filter", "momentum"], ["filter", "none"], ["filter", "kappa=0.7"], ["gradients", tmp_path / "run"]):
+    for words in (["filter", "none"], ["filter", "kappa=0.7"], ["gradients", tmp_path / "run"]):
         assert main(["inspect", *map(str, words), "--out", str(tmp_path / "picture.png")]) == 0
         assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
         (tmp_path / "picture.png").unlink()

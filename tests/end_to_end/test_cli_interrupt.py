@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,44 +14,34 @@ from dpcore import accounting
 from dpcore.cli import datasets, main
 from dpcore.statement import Statement
 from dpcore.torch import PrivateRun
-from tests.depth import nightly
+from tests.end_to_end.command_line import forked
 from tests.fresh import python
 
 EPOCHS = 2000
 PATIENCE = 1800  # seconds, on whatever machine; what takes so long hangs
-Start = Callable[..., subprocess.Popen[str]]
+RUN = ("train", "--noise-multiplier", "2", "--epochs", str(EPOCHS))
+Start = Callable[..., Any]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a run; none is left when the test ends, however it does."""
-    begun: list[subprocess.Popen[str]] = []
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a run and waits for its second epoch; none is left when the test ends, however it does."""
+    begun: list[Any] = []
 
-    def begin(out: Path, *more: str) -> subprocess.Popen[str]:
-        begun.append(_start(out, *more))
-        return begun[-1]
+    def begin(*more: str) -> Any:
+        run = tmp_path / "run"
+        begun.append(process := forked((*RUN, "--out", str(run), *more), tmp_path / "out", tmp_path / "err"))
+        deadline = time.monotonic() + PATIENCE
+        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
+            assert process.is_alive(), (tmp_path / "err").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return process
 
     yield begin
     for process in begun:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def _start(out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dpcore", "train", "--noise-multiplier", "2", "--epochs", str(EPOCHS)]
-    environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    return subprocess.Popen(
-        [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def wait_for_metrics(process: subprocess.Popen[str], out: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        process.kill()
+        process.join()
 
 
 def read(out: Path, killed: bool = False) -> tuple[Statement, list[dict[str, float]]]:
@@ -62,60 +51,7 @@ def read(out: Path, killed: bool = False) -> tuple[Statement, list[dict[str, flo
     return statement, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), pytest.param(signal.SIGTERM, "SIGTERM", marks=nightly)]
-)
-def test_a_signal_ends_the_run_with_a_true_statement(number: signal.Signals, name: str, tmp_path, start: Start):
-    out = tmp_path / "run"
-    process = start(out, "--json")
-    wait_for_metrics(process, out)
-    process.send_signal(number)
-    printed, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + number, errors
-    assert "Traceback" not in errors
-    statement, lines = read(out)
-    told = json.loads(printed)
-    assert told["status"] == f"stopped by {name}"
-    assert told["statement"] == statement.to_dict()
-    assert 0 < statement.steps_taken < statement.steps_planned == 23 * EPOCHS
-    assert lines[-1]["step"] == statement.steps_taken
-    event = accounting.Event.from_dict(statement.event)
-    assert isinstance(event, accounting.PoissonSampledGaussian)
-    assert event.steps == statement.steps_taken
-    assert statement.epsilon["pld"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["pld"]
-    assert f"Stopped by {name}" in statement.note
-    assert (out / "model.safetensors").exists()
-    assert (out / "README.md").exists()
-
-
-@pytest.mark.slow
-def test_a_killed_run_states_at_least_what_was_spent(tmp_path, start: Start):
-    out = tmp_path / "run"
-    process = start(out)
-    wait_for_metrics(process, out)
-    process.kill()
-    process.communicate(timeout=PATIENCE)
-    statement, lines = read(out, killed=True)
-    assert statement.steps_taken >= lines[-1]["step"]
-    assert "spent at most what is stated" in statement.note
-    assert json.loads((out / "config.json").read_text())["settings"]["noise_multiplier"] == 2
-
-
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_a_signal_before_the_first_step_leaves_nothing(
-    number: signal.Signals, name: str, tmp_path, capsys, monkeypatch
-):
-    def load(*_: object) -> None:
-        os.kill(os.getpid(), number)
-        time.sleep(5)
-
-    monkeypatch.setattr(datasets, "load", load)
-    assert main(["train", "--epsilon", "3", "--out", str(tmp_path / "run")]) == 128 + number
-    assert capsys.readouterr().err == f"dpcore: stopped by {name}; no private step was under way\n"
-    assert not (tmp_path / "run").exists()
-
-
+# First, so that the forks of the next need not import what a run does.
 def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, capsys, monkeypatch):
     step, taken = PrivateRun.step, []
 
@@ -134,6 +70,53 @@ def test_a_second_signal_stops_in_mid_step_and_leaves_an_upper_bound(tmp_path, c
     statement, lines = read(tmp_path / "run")
     assert len(lines) == 1
     assert statement.steps_taken == 46 >= len(taken)
+
+
+def test_a_signal_ends_the_run_with_a_true_statement(tmp_path, start: Start):
+    """Ctrl-C; SIGTERM in test_cli_resume.py."""
+    out, process = tmp_path / "run", start("--json")
+    os.kill(process.pid, signal.SIGINT)
+    process.join(PATIENCE)
+    errors = (tmp_path / "err").read_text()
+    assert process.exitcode == 130, errors
+    assert "Traceback" not in errors
+    statement, lines = read(out)
+    told = json.loads((tmp_path / "out").read_text())
+    assert told["status"] == "stopped by Ctrl-C"
+    assert told["statement"] == statement.to_dict()
+    assert 0 < statement.steps_taken < statement.steps_planned == 23 * EPOCHS
+    assert lines[-1]["step"] == statement.steps_taken
+    event = accounting.Event.from_dict(statement.event)
+    assert isinstance(event, accounting.PoissonSampledGaussian)
+    assert event.steps == statement.steps_taken
+    assert statement.epsilon["pld"] == accounting.epsilon(event, 1e-5) < statement.epsilon_planned["pld"]
+    assert "Stopped by Ctrl-C" in statement.note
+    assert (out / "model.safetensors").exists()
+    assert (out / "README.md").exists()
+
+
+def test_a_killed_run_states_at_least_what_was_spent(tmp_path, start: Start):
+    out, process = tmp_path / "run", start()
+    process.kill()
+    process.join(PATIENCE)
+    statement, lines = read(out, killed=True)
+    assert statement.steps_taken >= lines[-1]["step"]
+    assert "spent at most what is stated" in statement.note
+    assert json.loads((out / "config.json").read_text())["settings"]["noise_multiplier"] == 2
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_before_the_first_step_leaves_nothing(
+    number: signal.Signals, name: str, tmp_path, capsys, monkeypatch
+):
+    def load(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+    monkeypatch.setattr(datasets, "load", load)
+    assert main(["train", "--epsilon", "3", "--out", str(tmp_path / "run")]) == 128 + number
+    assert capsys.readouterr().err == f"dpcore: stopped by {name}; no private step was under way\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_ctrl_c_while_dpcore_is_imported_is_one_sentence():

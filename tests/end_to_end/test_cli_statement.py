@@ -140,16 +140,6 @@ def test_a_run_that_was_resumed_and_killed_has_no_card(run: Path, capsys):
     assert "not checked: config.json, metrics.jsonl, model.safetensors" in printed
 
 
-def test_a_comparison_and_the_folders_of_its_runs(tmp_path, capsys):
-    out = tmp_path / "comparison"
-    words = ("--methods", "dp_sgd", "--model", "logistic", "--epochs", "1", "--epsilon", "1", "--seeds", "2")
-    assert main(["compare", *words, "--out", str(out)]) == 0
-    capsys.readouterr()
-    printed = " ".join(say(capsys, ["verify", str(out)]).out.split())
-    assert "comparison.png, config.json, results.json, statement.txt, table.txt, runs/002-dp-sgd" in printed
-    assert main(["verify", str(out / "statement.json")]) == 0
-
-
 def test_a_folder_with_a_statement_that_cannot_be_read_is_no_traceback(run: Path, capsys):
     (run / "statement.json").write_text(json.dumps({"settings_hash": 1, "format": 3}))
     assert "form" in failed(capsys, run)

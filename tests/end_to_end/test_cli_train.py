@@ -32,17 +32,16 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("method", ["dp_sgd", "doppler", "disk", "dp_adam"])
-def test_a_run_leaves_what_it_says(method: str, tmp_path, capsys):
+def test_a_run_leaves_what_it_says(tmp_path):
     out = tmp_path / "run"
-    told = ask("train", "--method", method, "--epsilon", "3", "--epochs", "2", "--lr", "0.1", "--out", str(out))
+    told = ask("train", "--method", "disk", "--epsilon", "3", "--epochs", "2", "--lr", "0.1", "--out", str(out))
     assert {path.name for path in out.iterdir()} == FILES
     statement = Statement.from_json((out / "statement.json").read_text())
     assert told["status"] == "complete"
     assert told["statement"] == statement.to_dict()
     assert (out / "statement.txt").read_text() == statement.text()
     assert statement.steps_taken == statement.steps_planned == 46
-    assert statement.method["name"] == method
+    assert statement.method["name"] == "disk"
 
     # The epsilon is that of the event, and the event is that of the settings in config.json.
     event = accounting.Event.from_dict(statement.event)
@@ -51,7 +50,7 @@ def test_a_run_leaves_what_it_says(method: str, tmp_path, capsys):
     assert event.sample_rate == pytest.approx(64 / 1438, rel=1e-6)
     assert 2.99 < accounting.epsilon(event, 1e-5) == statement.epsilon["pld"] <= 3
     config = json.loads((out / "config.json").read_text())["settings"]
-    assert (config["method"], config["batch_size"], config["lr"], config["seed"]) == (method, 64, 0.1, 0)
+    assert (config["method"], config["batch_size"], config["lr"], config["seed"]) == ("disk", 64, 0.1, 0)
 
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, 23), (2, 46)]
@@ -90,16 +89,13 @@ def test_nothing_secret_is_in_the_folder_or_on_the_screen(tmp_path, capsys, monk
 
 def test_the_seed_fixes_the_initial_weights_and_never_the_noise(tmp_path, capsys):
     runs = []
-    for name in ("one", "two"):
-        out = tmp_path / name
-        ask("train", "--model", "mlp", "--noise-multiplier", "1", "--epochs", "1", "--seed", "5", "--out", str(out))
+    # Steps of 1e-30 are too small to move a float32: what is left is the initialization.
+    for rate, seed in (("0.1", "5"), ("0.1", "5"), ("1e-30", "5"), ("1e-30", "5"), ("1e-30", "6")):
+        out = tmp_path / str(len(runs))
+        words = ("--model", "mlp", "--noise-multiplier", "1", "--epochs", "1", "--batch-size", "256", "--out", str(out))
+        ask("train", *words, "--lr", rate, "--seed", seed)
         runs.append(weights(out))
     assert not np.array_equal(runs[0]["1.weight"], runs[1]["1.weight"])
-    for name, seed in (("three", "5"), ("four", "5"), ("five", "6")):
-        # Steps too small to move a float32: what is left is the initialization.
-        arguments = ["--lr", "1e-30", "--noise-multiplier", "1", "--epochs", "1", "--seed", seed, "--model", "mlp"]
-        ask("train", *arguments, "--out", str(tmp_path / name))
-        runs.append(weights(tmp_path / name))
     np.testing.assert_array_equal(runs[2]["3.weight"], runs[3]["3.weight"])
     assert not np.array_equal(runs[3]["3.weight"], runs[4]["3.weight"])
 

@@ -114,13 +114,16 @@ class Broken(transformers.TrainerCallback):
             raise ValueError("before the step")
 
 
-def test_it_trains_what_a_plain_loop_trains(tmp_path: Path):
-    net = model()
-    method = dpcore.methods.dp_adam(noise_multiplier=1.0, **ADAM)
-    run = plain_loop(net, method)
-    found = trainer(tmp_path, method)
+@pytest.fixture(scope="module")
+def looped() -> Any:
+    """The run of a plain loop by the method that a trainer has by default."""
+    return plain_loop(model(), dpcore.methods.dp_adam(noise_multiplier=1.0, **ADAM))
+
+
+def test_it_trains_what_a_plain_loop_trains(tmp_path: Path, looped: Any):
+    run, found = looped, trainer(tmp_path)
     output = found.train()
-    assert_same(found.model, net)
+    assert_same(found.model, run.model)
     assert found.private.epsilon() == run.epsilon()
     assert output.global_step == run.steps_taken == 10
     spent = {"epsilon": run.epsilon(), "epsilon_planned": run.epsilon(), "delta": 1e-3}
@@ -128,7 +131,7 @@ def test_it_trains_what_a_plain_loop_trains(tmp_path: Path):
     assert math.isnan(output.training_loss)
 
 
-def test_bf16_is_the_precision_of_the_run_and_of_evaluations(tmp_path: Path):
+def test_bf16_is_the_precision_of_the_run_and_of_evaluations(tmp_path: Path, looped: Any):
     """Accelerate puts a cast around the model's forward pass at the first evaluation, which changes no gradient."""
     net, method = model(), dpcore.methods.dp_adam(noise_multiplier=1.0, **ADAM)
     run = plain_loop(net, method, precision="bf16")
@@ -137,7 +140,7 @@ def test_bf16_is_the_precision_of_the_run_and_of_evaluations(tmp_path: Path):
     assert found.private.explain().autocast == run.explain().autocast == "to bfloat16"
     assert_same(found.model, net)
     with pytest.raises(AssertionError):
-        assert_same(plain_loop(model(), method).model, net)
+        assert_same(looped.model, net)
 
 
 def test_a_collators_own_generator_is_found_where_labels_are_taken_out(tmp_path: Path):
@@ -320,7 +323,7 @@ def test_who_interrupts_has_seen_results(tmp_path: Path, kind: type[BaseExceptio
     assert "Results decided to stop after 4 of 10 planned steps" in text
 
 
-def test_a_checkpoint_goes_on(tmp_path: Path):
+def test_a_checkpoint_goes_on(tmp_path: Path, looped: Any):
     first = trainer(tmp_path, save_steps=3, callbacks=[Stop(7)], logging_steps=1)
     first.train()
     folder = tmp_path / "checkpoint-6"
@@ -336,14 +339,13 @@ def test_a_checkpoint_goes_on(tmp_path: Path):
     assert second.private.steps_taken == second.state.global_step == 10
     rates = [entry["learning_rate"] for entry in second.state.log_history if "learning_rate" in entry]
     assert rates == pytest.approx([0.01 * (1 - step / 10) for step in range(10)])
-    assert second.private.epsilon() == pytest.approx(plain_loop(model(), first._method).epsilon())
+    assert second.private.epsilon() == pytest.approx(looped.epsilon())
     # The first six steps are those of the first process; what follows drew fresh noise.
-    six, ten = model(), model()
+    six = model()
     plain_loop(six, first._method, stop=6)
-    plain_loop(ten, first._method)
     for name, value in state["parameters"].items():
         torch.testing.assert_close(value, six.get_parameter(name).detach(), rtol=0, atol=0)
-    assert not torch.equal(second.model.classifier.weight, ten.classifier.weight)
+    assert not torch.equal(second.model.classifier.weight, looped.model.classifier.weight)
 
     with pytest.raises(PrivacyError, match="took 10 steps already"):
         second.train()

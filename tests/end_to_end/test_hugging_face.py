@@ -4,136 +4,73 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from dpcore.torch.gradients.errors import NotCaptured
-from tests.depth import pairs
+from tests.depth import chosen, pairs
+from tests.isolation import hugging_face
+from tests.isolation.hugging_face import of_logits
 from tests.unit.torch.gradients.one_by_one import assert_same, proved, randomized
 
 # Warnings of those packages to each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-
-def own_loss(output: Any) -> torch.Tensor:
-    """The loss that the model computes."""
-    return output.loss
+CASES = {case.name.removeprefix("hf "): case for case in hugging_face.CASES}
 
 
-def moved(model: torch.nn.Module) -> torch.nn.Module:
-    return randomized(model, torch.float32, 0.1)
-
-
-WORDS, TIMES = 37, 7
-MASK = torch.ones(4, TIMES, dtype=torch.long)
-MASK[1, 5:] = MASK[2, 4:] = 0
-BASE = {
-    "vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20,
-    "max_position_embeddings": 32, "pad_token_id": 0,
-}  # fmt: skip
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-ONE_KEY = {"num_key_value_heads": 1}
-SMALL = {"vocab_size": WORDS, "d_model": 16, "decoder_start_token_id": 0, "pad_token_id": 0}
-GPT2 = {
-    "vocab_size": WORDS, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
-
-# fmt: off
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "GPT2LMHeadModel": ("GPT2Config", GPT2),
-    "LlamaForCausalLM": ("LlamaConfig", {**BASE, **ONE_KEY}),
-    "Qwen2ForCausalLM": ("Qwen2Config", {**BASE, **ONE_KEY}),
-    "GPTNeoXForCausalLM": ("GPTNeoXConfig", BASE),
-    "T5ForConditionalGeneration": (
-        "T5Config", {**SMALL, "d_kv": 8, "d_ff": 20, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
-    ),
-    "BertForSequenceClassification": ("BertConfig", {**BASE, **STILL, "num_labels": 3}),
-    "RobertaForSequenceClassification": ("RobertaConfig", {**BASE, **STILL, "num_labels": 3, "pad_token_id": 1}),
-    "DistilBertForSequenceClassification": ("DistilBertConfig", {
-        "vocab_size": WORDS, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 20, "max_position_embeddings": 32,
-        "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "num_labels": 3,
-    }),
-    "DebertaV2ForSequenceClassification": ("DebertaV2Config", {
-        **BASE, **STILL, "num_labels": 3, "relative_attention": True, "position_buckets": 4, "share_att_key": True,
-        "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm", "pooler_dropout": 0.0, "pooler_hidden_size": 16,
-    }),
-}
-# fmt: on
-
-
-def built(name: str, attention: str = "eager") -> torch.nn.Module:
-    """Return a model of random weights, in training mode."""
-    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+def built(name: str) -> tuple[Any, Any, Any]:
+    """Return a model of random weights, its loss, and a batch."""
     torch.manual_seed(0)
-    config, values = MODELS[name]
-    try:
-        made = getattr(transformers, config)(**values, attn_implementation=attention)
-        model = getattr(transformers, name)(made)
-    except ValueError:
-        pytest.skip(f"{name} has no attention {attention!r}")
-    return moved(model.train())
+    model, inputs, targets, loss = CASES[name].build()
+    return model, loss, inputs if targets is None else (inputs, targets)
 
 
-def batch_of(name: str) -> dict[str, torch.Tensor]:
-    torch.manual_seed(1)
-    words = torch.randint(2, WORDS, (4, TIMES))
-    if "Sequence" in name:
-        return {"input_ids": words, "attention_mask": MASK, "labels": torch.arange(4) % 3}
-    return {"input_ids": words, "attention_mask": MASK, "labels": words.masked_fill(MASK == 0, -100)}
+USUAL = ("gpt2 eager", "gpt2 sdpa", "llama", "t5", "bert", "distilbert")
+MORE = ("llama eager", "qwen2", "bert eager", "roberta", "bert pairs", "bert tags", "bart", "vit", "whisper")
 
 
-@pytest.mark.parametrize(
-    ("name", "attention"), pairs([name for name in MODELS if "Deberta" not in name], ["eager", "sdpa"], 2)
-)
-def test_the_loss_that_the_model_computes(name: str, attention: str) -> None:
-    assert_same(built(name, attention), own_loss, batch_of(name), sizes=(4, 2))
+@pytest.mark.parametrize("name", chosen(USUAL, USUAL + MORE))
+def test_the_loss_that_the_model_computes(name: str) -> None:
+    assert_same(*built(name), sizes=(4, 2))
+
+
+@pytest.mark.parametrize("name", ["gpt2 loss of logits", "bert loss of logits"])
+def test_a_loss_of_logits(name: str) -> None:
+    assert_same(*built(name), sizes=(4, 1))
+
+
+def relative_places() -> tuple[Any, Any, Any]:
+    """DeBERTa, with a loss of its logits."""
+    model, _, inputs = built("deberta v2")
+    return model, of_logits, (inputs, inputs.pop("labels"))
 
 
 def test_labels_that_choose_among_the_examples_have_no_proof() -> None:
     """DeBERTa leaves out examples with negative labels: with a loss of logits its graph is proved."""
-    name = "DebertaV2ForSequenceClassification"
     with pytest.raises(NotCaptured, match=r"a value decides.*modeling_deberta_v2\.py, line"):
-        proved(built(name), own_loss, batch_of(name))
+        proved(*built("deberta v2"))
+    assert_same(*relative_places())
 
 
-def of_logits(output: Any, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(output.logits.flatten(0, -2), labels.flatten())
+def checkpointed(model: Any, reentrant: bool) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.enable_input_require_grads()
 
 
-def with_labels_apart(name: str) -> Any:
-    inputs = batch_of(name)
-    return inputs, inputs.pop("labels").clamp(min=0)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForSequenceClassification", "DebertaV2ForSequenceClassification"],
-)
-def test_a_loss_of_logits(name: str) -> None:
-    assert_same(built(name), of_logits, with_labels_apart(name), sizes=(4, 1))
-
-
-@pytest.mark.parametrize(("name", "reentrant"), pairs(
-    ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForSequenceClassification"], [True, False], 2
-))  # fmt: skip
+@pytest.mark.parametrize(("name", "reentrant"), pairs(["gpt2 sdpa", "llama", "bert"], [True, False], 2))
 def test_gradient_checkpoints(name: str, reentrant: bool) -> None:
-    assert_same(with_checkpoints(name, reentrant), own_loss, batch_of(name), sizes=(4,))
+    model, loss, batch = built(name)
+    checkpointed(model, reentrant)
+    assert_same(model, loss, batch, sizes=(4,))
 
 
 def test_gradient_checkpoints_of_relative_places() -> None:
     """Their table passes from layer to layer; checkpoints that nest backward passes cannot follow."""
-    name = "DebertaV2ForSequenceClassification"
-    assert_same(with_checkpoints(name, False), of_logits, with_labels_apart(name), sizes=(4,))
+    model, loss, batch = relative_places()
+    checkpointed(model, reentrant=False)
+    assert_same(model, loss, batch, sizes=(4,))
 
 
-def with_checkpoints(name: str, reentrant: bool) -> torch.nn.Module:
-    model: Any = built(name)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    return model
-
-
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "prompts"])
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "prompts", "lora under checkpoints"])
 def test_adapters_of_frozen_models(kind: str) -> None:
     peft = pytest.importorskip("peft", exc_type=ImportError)
     config = {
@@ -141,33 +78,14 @@ def test_adapters_of_frozen_models(kind: str) -> None:
         "dora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear", use_dora=True),
         "ia3": lambda: peft.IA3Config(task_type="CAUSAL_LM"),
         "prompts": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+        "lora under checkpoints": lambda: peft.LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True),
     }[kind]()
-    model = peft.get_peft_model(built("LlamaForCausalLM"), config)
-    assert_same(moved(model), own_loss, batch_of("LlamaForCausalLM"), sizes=(4, 1))
-
-
-def test_adapters_under_gradient_checkpoints() -> None:
-    """The common recipe: the frozen embedding's output is made to require gradients."""
-    peft = pytest.importorskip("peft", exc_type=ImportError)
-    model = peft.get_peft_model(
-        built("GPT2LMHeadModel"), peft.LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True)
-    )
-    model.gradient_checkpointing_enable()
-    model.enable_input_require_grads()
-    assert_same(moved(model), own_loss, batch_of("GPT2LMHeadModel"), sizes=(4,))
+    model, loss, batch = built("gpt2 sdpa" if "checkpoints" in kind else "llama")
+    model = peft.get_peft_model(model, config)
+    if "checkpoints" in kind:  # the common recipe: the frozen embedding's output is made to require gradients
+        checkpointed(model, reentrant=True)
+    assert_same(randomized(model, torch.float32, 0.1), loss, batch, sizes=(4, 1))
 
 
 def test_speech() -> None:
-    transformers = pytest.importorskip("transformers", exc_type=ImportError)
-    still = dict.fromkeys(
-        ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "layerdrop"), 0.0
-    )
-    config = transformers.Wav2Vec2Config(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20,
-        num_labels=3, conv_dim=(8, 8), conv_stride=(3, 2), conv_kernel=(5, 3), num_conv_pos_embeddings=4,
-        classifier_proj_size=8,
-        num_conv_pos_embedding_groups=2, apply_spec_augment=False, final_dropout=0.0, **still,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = moved(transformers.Wav2Vec2ForSequenceClassification(config).train())
-    assert_same(model, own_loss, {"input_values": torch.randn(4, 60), "labels": torch.arange(4) % 3}, sizes=(4, 1))
+    assert_same(*built("wav2vec2 without padding"))

@@ -60,13 +60,15 @@ GROUPS = ["flat", "flat", "per_layer", "per_tensor", {"a.*": 0.3, "*": 2.0}]
 RULES = ["standard", "standard", "automatic", "automatic_v", "normalized", "psac"]
 BETAS = (0.9, 0.5)
 SAMPLED = (PoissonSampledGaussian, TruncatedPoissonSampledGaussian, CyclicPoissonSampledGaussian)
-ADAPTIVE = ["post_processing", "bias_corrected", "scale_then_privatize", "side_information"]
+ADAPTIVE = {
+    "post_processing": methods.dp_adam, "bias_corrected": methods.dp_adagrad, "scale_then_privatize": methods.dp_adam,
+    "side_information": methods.dp_adagrad,
+}  # fmt: skip
 DELAYED = {"variant": "delayed_preconditioner", "unscaled_steps": 2, "scaled_steps": 2, "max_scaled_norm": 3.0}
 
 METHODS = {
     "dp_sgd": lambda **k: methods.dp_sgd(lr=0.1, **k),
     "doppler": lambda **k: methods.doppler(lr=0.1, filter="second-order", **k),
-    "doppler over adam": lambda **k: methods.doppler(lr=0.1, base="adam", **k),
     "disk": lambda **k: methods.disk(lr=0.1, **k),
     "pmlf": lambda **k: methods.pmlf(lr=0.1, window=3, beta=0.7, **k),
     "inner_outer": lambda **k: methods.inner_outer(lr=0.1, **k),
@@ -90,16 +92,14 @@ METHODS = {
     "dp_adam joint": lambda **k: methods.dp_adam(lr=0.1, betas=BETAS, variant="joint_moments", **k),
     "dp_adagrad joint": lambda **k: methods.dp_adagrad(lr=0.1, variant="joint_moments", **k),
 } | {
-    f"dp_{rule} {variant}": lambda make=make, variant=variant, **k: make(lr=0.1, variant=variant, **k)
-    for rule, make in (("adam", methods.dp_adam), ("adagrad", methods.dp_adagrad))
-    for variant in ADAPTIVE
+    variant: lambda make=make, variant=variant, **k: make(lr=0.1, variant=variant, **k)
+    for variant, make in ADAPTIVE.items()
 }
 CORRELATED = ("memf", "srg_memf", "accelerated_srgd")
 # Under a sampler of their own: "cut" is truncated Poisson.
 METHODS |= {
     "disk, cut": METHODS["disk"],
     "dp_adam independent, cut": METHODS["dp_adam independent"],
-    "dp_adagrad independent, cut": METHODS["dp_adagrad independent"],
     "dp_sgd, shuffled": METHODS["dp_sgd"],
     "srg_memf, shuffled": METHODS["srg_memf"],
     "dp_adam independent, shuffled": METHODS["dp_adam independent"],

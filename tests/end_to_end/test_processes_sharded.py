@@ -34,7 +34,6 @@ FIXED = {"sampling": "fixed-order"}
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {  # method, batch size, options
     "dp_sgd": ("dp_sgd", 2, {"microbatch_size": 1, "steps": 8}),
     "adaptive clip": ("adaptive clip", 2, {"microbatch_size": 2, "steps": 6}),
-    "adam": ("adam", 8, {}),
     "disk": ("disk", 8, {"microbatch_size": 3}),
     "history and average": ("uniform average", 8, {"microbatch_size": 3}),
     "accelerated": ("accelerated independent", 8, {"microbatch_size": 8}),

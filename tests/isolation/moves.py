@@ -60,8 +60,8 @@ def private_run(case: Case, seed: int) -> tuple[PrivateRun, Tree]:
     return run, data
 
 
-def outcome(case: Case, seed: int) -> Outcome:
-    """Remove and replace every example of the case's batch, one at a time."""
+def outcome(case: Case, seed: int, places: Iterable[int] = range(BATCH)) -> Outcome:
+    """Remove and replace the examples at these places of the case's batch, one at a time; of a drawing model all."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of slow ways and unscaled inputs, and torch's own
         try:
@@ -69,15 +69,15 @@ def outcome(case: Case, seed: int) -> Outcome:
             if seed:
                 # Past the calls at which the model is captured once more, which the first seed has seen.
                 run._engine.gradient.proved._calls = 65
-            return moved(run, data)
+            return moved(run, data, places)
         except DpcoreError as refusal:
             return Outcome(REFUSED, str(refusal))
         except Exception as crash:  # noqa: BLE001 - whatever is raised is what is looked for
             return Outcome(CRASHED, f"{type(crash).__name__}: {crash}")
 
 
-def moved(run: PrivateRun, data: Tree) -> Outcome:
-    """Return how far each example of the data but the last, the spare one, moves the sum.
+def moved(run: PrivateRun, data: Tree, places: Iterable[int]) -> Outcome:
+    """Return how far the examples at these places of the data, whose last one is the spare, move the sum.
 
     The draws of a model go on from example to example, so that a removal would give all later ones other draws. The
     argument of `dpcore.torch.randomness` compares sums in which each example keeps its own: so a drawing model's example
@@ -88,7 +88,7 @@ def moved(run: PrivateRun, data: Tree) -> Outcome:
     poisoned = _poisoned(run, data) if draws else []
     batch = batches.tree_map(lambda t: t[:BATCH], data)
     base, removal, replacement, stray, last = _sum(run, batch), 0.0, 0.0, 0.0, 0.0
-    for place in range(BATCH):
+    for place in range(BATCH) if draws else places:  # of a drawing model `stray` is not known, which sees the most
         others = [i for i in range(BATCH) if i != place]
         replacement = _larger(replacement, _sum(run, _replaced(data, place)) - base)
         if draws:

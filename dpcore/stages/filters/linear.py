@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -113,7 +114,12 @@ def named_filter(name: str) -> LowPass:
     ArgumentError
         If there is none of that name; the message says the nearest one.
     """
-    b, a = NAMED_FILTERS[choice(NAMED_FILTERS, filter=name)]
+    return _named(choice(NAMED_FILTERS, filter=name))
+
+
+@cache  # settings are checked by making all of their parts, again and again
+def _named(name: str) -> LowPass:
+    b, a = NAMED_FILTERS[name]
     return LowPass(b=b, a=a)
 
 
