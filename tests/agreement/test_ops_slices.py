@@ -203,10 +203,7 @@ def test_many_examples_have_one_sum_in_any_order_and_batches() -> None:
     assert found == apart
 
 
-@pytest.mark.parametrize(
-    ("rule", "groups"),
-    [("standard", ((0, 1, 2),)), ("normalized", ((0,), (1, 2)))],
-)
+@pytest.mark.parametrize(("rule", "groups"), [("standard", ((0, 1, 2),)), ("normalized", ((0,), (1, 2)))])
 def test_an_example_of_several_layers_moves_the_sum_by_the_clip_norm_at_most(
     monkeypatch: pytest.MonkeyPatch, rule: str, groups: Any
 ) -> None:
