@@ -363,20 +363,6 @@ def test_chord_above_order_32_is_an_upper_bound_and_close(q: float, sigma: float
         assert chord >= exact * (1 - 1e-10)
 
 
-@given(RATES, SIGMAS, STEPS, DELTAS, st.floats(1.0001, 3))
-def test_epsilon_moves_the_right_way(q: float, sigma: float, steps: int, delta: float, more: float) -> None:
-    def epsilon(q: float = q, sigma: float = sigma, steps: int = steps, delta: float = delta) -> float:
-        return epsilon_of(PoissonSampledGaussian(q, sigma, steps), delta)
-
-    here = epsilon() * (1 + 1e-12)
-    assert epsilon(sigma=sigma * more) <= here
-    assert epsilon(q=q / more) <= here
-    assert epsilon(steps=math.floor(steps / more)) <= here
-    assert epsilon(delta=min(0.5, delta * more)) <= here
-    # Sampling never costs: at most what the same steps cost with everyone in them.
-    assert here / (1 + 1e-12) <= epsilon_of(Gaussian(sigma, steps), delta) * (1 + 1e-12)
-
-
 @given(RATES, SIGMAS, STEPS, DELTAS)
 def test_delta_undoes_epsilon(q: float, sigma: float, steps: int, delta: float) -> None:
     event = PoissonSampledGaussian(q, sigma, steps)

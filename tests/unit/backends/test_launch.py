@@ -59,7 +59,7 @@ for missing in ("torch", "triton", "nothing"):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_what_is_missing_is_named_with_its_remedy() -> None:
-    *without, last = message_of(REFUSALS).splitlines()
+    *without, last = (line for line in message_of(REFUSALS).splitlines() if "backend='triton': " in line)
     for missing, line in zip(("torch", "triton"), without, strict=True):
         assert f"backend='triton': importing dpcore_triton failed (import of {missing} halted" in line
         assert "pip install 'dpcore[triton]'" in line

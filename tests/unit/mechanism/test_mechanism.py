@@ -28,7 +28,6 @@ from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from tests.refused import refused
 from tests.unit.mechanism_tools import NumPyBut, interrupted, started
-from tests.unit.two_threads import in_two_threads
 
 KEY = bytes(range(32))
 SHAPES = [("w", (3, 4)), ("b", (4,))]
@@ -245,33 +244,6 @@ def one_step(mechanism: Mechanism, x: list[np.ndarray]) -> None:
         mechanism.add([rows, np.zeros((1, 4), np.float32)])
         time.sleep(0)
     mechanism.release(x)
-
-
-def test_two_threads_on_one_run_never_mix_a_sum_nor_use_a_row_twice() -> None:
-    """Whoever comes second in a step is refused; an exact key has no other guard."""
-    steps = 60
-    alone, x = recorded(steps)
-    for _ in range(steps):
-        one_step(alone, x)
-    mechanism, x = recorded(steps)
-    refused = []
-
-    def work() -> None:
-        while mechanism.step < steps:
-            try:
-                one_step(mechanism, x)
-            except PrivacyError as refusal:
-                refused.append(str(refusal))
-
-    in_two_threads(work)
-    assert mechanism.step == steps
-    assert all(len(sums) == 1 for sums in mechanism.met.values())
-    # What was released is what one thread would have released, or a part of it where a thread was refused amid a step.
-    for key, (total,) in mechanism.met.items():
-        got, whole = np.frombuffer(total), np.frombuffer(alone.met[key][0])
-        assert ((got == whole) | (got == 0) | (got == whole / 2)).all()
-    known = ("another thread is summing", "another thread took the step", "the plan, and its guarantee, end")
-    assert all(any(words in text for words in known) for text in refused)
 
 
 def test_a_batch_whose_step_another_thread_took_is_refused() -> None:
