@@ -225,6 +225,14 @@ def test_a_group_without_a_block_is_refused(backend: Any) -> None:
             backend.group_norms(rows, groups)
 
 
+def test_rows_of_weight_zero_add_nothing(backend: Any) -> None:
+    rows = np.array([[np.nan, np.inf, -np.inf], [1, 2, 3], [np.nan, 0, 0]], dtype=np.float32)
+    out = backend.from_numpy(np.array([1, 1, -0.0]))
+    weights = backend.from_numpy(np.array([0, 2, -0.0]))
+    backend.weighted_sum([backend.from_numpy(rows)], [weights], [out])
+    np.testing.assert_array_equal(backend.to_numpy(out), [3, 5, 6])
+
+
 def test_rows_may_be_views(backend: Any) -> None:
     """Blocks cut out of one matrix of per-example gradients, and a transposed one."""
     rng = np.random.default_rng(0)

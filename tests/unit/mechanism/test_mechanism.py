@@ -423,19 +423,6 @@ def test_an_interrupted_step_leaves_a_scale_for_the_next(monkeypatch: pytest.Mon
     assert all(np.isfinite(p).all() for p in x)
 
 
-def test_micro_batches_add_up() -> None:
-    quiet = methods.dp_sgd(lr=1.0, noise_multiplier=0.0)
-    rows = [np.random.default_rng(0).normal(size=(9, d)).astype(np.float32) for d in (12, 4)]
-    results = []
-    for pieces in ([slice(0, 9)], [slice(0, 4), slice(4, 4), slice(4, 9)]):
-        mechanism, x = build(quiet)
-        for piece in pieces:
-            mechanism.add([block[piece] for block in rows])
-        mechanism.release(x)
-        results.append(np.concatenate([p.ravel() for p in x]))
-    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-7)
-
-
 @dataclass(frozen=True)
 class UnknownEvent(Event):
     """Of a kind that no accountant covers."""
