@@ -16,27 +16,8 @@ def of_shape(shape: Any) -> tuple[int, ...]:
     return tuple([getattr(size, "value", size) for size in shape])
 
 
-def remembering(begin: Callable[..., None], own: set[str], key: Callable[..., Any], given: Callable[..., Any]) -> Any:
-    """Return an `__init__` that takes what follows from a key alone from an object of the same key.
-
-    `given` returns the attributes that are each object's own, named by `own`.
-    """
-    kept: dict[Any, dict[str, Any]] = {}
-
-    def init(self: Any, *args: Any) -> None:
-        which = key(*args)
-        if which not in kept:
-            begin(self, *args)
-            kept[which] = {name: value for name, value in vars(self).items() if name not in own}
-        else:
-            vars(self).update(kept[which], **given(*args))
-
-    return init
-
-
 def hasten(patch: pytest.MonkeyPatch) -> None:
     """Let the interpreter remember what follows from types and shapes, and leave out checks whose result none takes."""
-    from triton.language import core, semantic
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
@@ -44,6 +25,15 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
     # the result is left out unless its `debug` is set, which it is not.
     assert not builder.options.debug
     patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+    _types(patch)
+    _operands(patch)
+    _calls(patch)
+
+
+def _types(patch: pytest.MonkeyPatch) -> None:
+    """Let tensors and blocks of one shape share what follows from it."""
+    from triton.language import core
+    from triton.runtime import interpreter
 
     make, dtypes = interpreter._get_np_dtype, dict[str, Any]()
 
@@ -56,20 +46,52 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(interpreter, "_get_np_dtype", numpy_type)
 
-    def shape_of(handle: Any, kind: Any) -> Any:
-        return of_shape(kind.shape) if kind.is_block() else None
+    equal = core.dtype.__eq__
 
-    def of_tensor(handle: Any, kind: Any) -> dict[str, Any]:
-        return {"handle": handle, "type": kind, "dtype": kind.scalar}
+    def same(one: Any, other: Any) -> bool:
+        return one.name == other.name if type(other) is core.dtype else equal(one, other)
 
-    init = remembering(core.tensor.__init__, {"handle", "type", "dtype"}, shape_of, of_tensor)
-    patch.setattr(core.tensor, "__init__", init)
+    patch.setattr(core.dtype, "__eq__", same)
 
-    def of_block(element: Any, shape: Any) -> Any:
-        return str(element), of_shape(shape)
+    begin_block, blocks = core.block_type.__init__, dict[Any, dict[str, Any]]()
 
-    init = remembering(core.block_type.__init__, {"element_ty"}, of_block, lambda element, _: {"element_ty": element})
-    patch.setattr(core.block_type, "__init__", init)
+    def block(self: Any, element: Any, shape: Any) -> None:
+        plain = of_shape(shape)
+        if (key := (element.name, plain)) not in blocks:
+            begin_block(self, element, shape)
+            blocks[key] = vars(self) | {"plain": plain}
+        self.__dict__.update(blocks[key])
+        self.element_ty = element
+
+    patch.setattr(core.block_type, "__init__", block)
+
+    begin_tensor, tensors = core.tensor.__init__, dict[Any, dict[str, Any]]()
+
+    def tensor(self: Any, handle: Any, kind: Any) -> None:
+        plain = None
+        if kind.is_block():
+            plain = getattr(kind, "plain", None) or of_shape(kind.shape)
+        if plain not in tensors:
+            begin_tensor(self, handle, kind)
+            tensors[plain] = vars(self).copy()
+        own = self.__dict__
+        own.update(tensors[plain])
+        own["handle"], own["type"], own["dtype"] = handle, kind, kind.scalar
+
+    patch.setattr(core.tensor, "__init__", tensor)
+
+
+def _operands(patch: pytest.MonkeyPatch) -> None:
+    """Take operands that are ready as they are."""
+    from triton.language import core, semantic
+    from triton.runtime import interpreter
+
+    broadcast = semantic.TritonSemantic.broadcast_impl_value
+
+    def together(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
+    patch.setattr(semantic.TritonSemantic, "broadcast_impl_value", together)
 
     # Without division, operands of one type need no other; a number beside a tensor becomes a tensor of its kind.
     check = semantic.TritonSemantic.binary_op_type_checking_impl
@@ -77,9 +99,9 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
 
     def checked(self: Any, lhs: Any, rhs: Any, *given: Any) -> Any:
         key = None
-        if len(given) < 3 and type(lhs) is core.tensor and not lhs.dtype.is_ptr():
-            if type(rhs) is core.tensor and lhs.type.name == rhs.type.name:
-                return lhs, rhs
+        if len(given) < 3 and type(lhs) is core.tensor and type(lhs.dtype) is core.dtype:
+            if type(rhs) is core.tensor and lhs.dtype.name == getattr(rhs.dtype, "name", None):
+                return together(self, lhs, rhs)
             if type(rhs) in (int, float):
                 key = lhs.type.name, type(rhs), repr(rhs)  # 0.0 == -0.0
                 if key in constants:
@@ -91,6 +113,44 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
         return left, right
 
     patch.setattr(semantic.TritonSemantic, "binary_op_type_checking_impl", checked)
+
+    # What an operation returns fits its type: it is the operands', or was converted to it.
+    patch.setattr(interpreter.TensorHandle, "__post_init__", lambda self: None)
+
+    def binary(self: Any, lhs: Any, rhs: Any, operation: Callable[..., Any]) -> Any:
+        found, kind = operation(lhs.data, rhs.data), lhs.dtype.scalar
+        if found.dtype != lhs.data.dtype and not interpreter._validate_np_data_size(found, kind):
+            found = found.astype(interpreter._get_np_dtype(kind))
+        return interpreter.TensorHandle(found, kind)
+
+    patch.setattr(type(interpreter.interpreter_builder), "binary_op", binary)
+
+
+def _calls(patch: pytest.MonkeyPatch) -> None:
+    """Come from a kernel's call of the language to what it calls by one function."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    unwrap = core._unwrap_if_constexpr
+    plain = {core.tensor, core.dtype, core.block_type, int, float, bool, str, type(None)}
+
+    def unwrapped(one: Any) -> Any:
+        return one if type(one) in plain else unwrap(one)
+
+    patch.setattr(core, "_unwrap_if_constexpr", unwrapped)
+
+    wrapper = core.builtin(unwrapped).__code__  # which asks whether there is a `_semantic`
+
+    def patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = member.__wrapped__ if getattr(member, "__code__", None) is wrapper else member
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return inner(*args, **named)
+
+        scope.set_attr(owner, name, call)
+
+    patch.setattr(interpreter, "_patch_attr", patch_attribute)
 
     # For each launch it goes through all names of the language.
     look, found = interpreter._patch_lang, dict[Any, list[Any]]()

@@ -1229,7 +1229,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "dpcore/stages/updates/averaging.py": [
         ("start averages at zero", "return (1 - self.decay) / (1 - self.decay ** (step + 1))", "return 1 - self.decay",
-         "unit/stages/test_updates.py"),
+         "papers/test_combinations.py::test_averages_are_of_all_parameters_so_far"),
     ],
     "dpcore/stages/method.py": [
         ("ignore a scaled query inside a window", "if isinstance(inner, Preconditioned):", "if False:", "unit/plan/test_plan.py"),

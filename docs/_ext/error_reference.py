@@ -7,6 +7,7 @@ import inspect
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import dpcore.cli
@@ -28,19 +29,23 @@ def sentence(node: ast.expr | None) -> str | None:
     return None
 
 
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 def raised(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """The class and the message of what a module raises or warns of, where the class is one of ours."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            called = node.exc.func
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            yield name, next(iter(node.exc.args), None)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warn"):
+            yield called_name(node.exc), next(iter(node.exc.args), None)
+        elif isinstance(node, ast.Call) and called_name(node) == "warn":
             given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "category")]
             if len(given) > 1:
                 yield ast.unparse(given[1]).rpartition(".")[2], given[0]
 
 
+@cache
 def collected() -> tuple[dict[str, dict[str, list[str]]], Counter[str]]:
     """Sentences by class and room, and how many of each class have none that can be read off."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -115,11 +115,11 @@ def test_tables_of_16_bits(
     name: str, kind: Any, seed: int, scaled: bool, special: bool, points: tuple[float, ...]
 ) -> None:
     drawn, size, p = Drawn(name, kind, seed, special=special), 11, 6
-    index = [drawn.array(drawn.rng.integers(-1, size, (3, 9))) for _ in points]
-    tokens, inputs = ([drawn.floats(3, 9, p) for _ in points] for _ in range(2))
-    gradients, whole = [drawn.floats(3, 9, size) for _ in points], drawn.floats(3, size * p)
+    index = [drawn.array(drawn.rng.integers(-1, size, (2, 6))) for _ in points]
+    tokens, inputs = ([drawn.floats(2, 6, p) for _ in points] for _ in range(2))
+    gradients, whole = [drawn.floats(2, 6, size) for _ in points], drawn.floats(2, size * p)
     scale = drawn.array(drawn.rng.standard_normal(size * p).astype(np.float32)) if scaled else None
-    weights, results = drawn.weights(3), []
+    weights, results = drawn.weights(2), []
     for k in range(2):
         rows = [pair[k] for pair in tokens]
         out = drawn.array(np.zeros(size * p))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from one_layer import linear_norms, linear_sum
-from strategies import SPECIAL, assert_agree, few, fewer, floats, seeds, writable
+from strategies import SPECIAL, assert_agree, few, fewer, fewest, floats, seeds, writable
 
 import dpcore_numpy as reference
 from dpcore.errors import ArgumentTypeError
@@ -278,7 +278,7 @@ def nearly_the_same(rng: np.random.Generator, *shape: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("by", ["tiles", "gram", "exact", "scale"])
-@fewer
+@fewest
 @given(seeds, st.sampled_from([1, 5, 17]), pairs_of_weights)
 def test_what_a_linear_map_adds_is_within_its_norm(by: str, seed: int, time: int, points: list[float]) -> None:
     """And so is the true vector, since another order of additions may round to it."""
@@ -292,7 +292,7 @@ def test_what_a_linear_map_adds_is_within_its_norm(by: str, seed: int, time: int
         assert squared(vector) <= Fraction(norm) ** 2
 
 
-@fewer
+@fewest
 @given(seeds, st.sampled_from([1, 5, 17]), st.sampled_from(["none", "pairs", "rows"]), pairs_of_weights)
 def test_what_a_tied_matrix_adds_is_within_its_norm(seed: int, time: int, head: str, points: list[float]) -> None:
     backend, rng = load_backend("triton"), np.random.default_rng(seed)
@@ -393,19 +393,6 @@ def test_lengths_of_terms_are_their_norms() -> None:
     expected = 1.5 * np.linalg.norm(wide(e) * wide(scale).reshape(33, 34)[index], axis=2) * (index >= 0)
     _, got = embedding.tokens_of(parts, sent(index), 34, 33, sent(scale))
     np.testing.assert_allclose(backend.to_numpy(got), expected, rtol=1e-12)
-
-
-def test_examples_of_weight_zero_add_nothing() -> None:
-    backend = load_backend("triton")
-    for time in (1, 2):
-        rows = np.full((3, time, 2), np.nan, np.float32)
-        rows[1] = 1
-        weights, out = sent(np.array([0, 2, -0.0])), sent(np.array([1, 1, -0.0, 0]))
-        linear_sum(backend, [sent(rows)], [sent(rows)], [1.0], weights, out)
-        np.testing.assert_array_equal(backend.to_numpy(out), 2 * time + np.array([1, 1, 0, 0]))
-        index, out = np.array([[0] * time, [1] * time, [0] * time]), sent(np.array([1, 1, -0.0, 0]))
-        backend.embedding_sum([sent(index)], [sent(rows)], [1.0], weights, out)
-        np.testing.assert_array_equal(backend.to_numpy(out), [1, 1, 2 * time, 2 * time])
 
 
 @pytest.mark.parametrize("time", [1, 3])

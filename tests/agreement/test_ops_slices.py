@@ -90,7 +90,7 @@ def summed(a: torch.Tensor, e: torch.Tensor, point: float, weights: Any, longest
 @example(1, 65, 257, 65, ("float32", "float32"), C, -3.7, "L4")
 @example(2, 2, 8, 1025, ("bfloat16", "bfloat16"), 2.0**48, 1.0, "L4")
 @example(3, 65, 65, 129, ("bfloat16", "bfloat16"), C, 1.0, "H200")
-@settings(max_examples=chosen(12, 200))
+@settings(max_examples=chosen(8, 200))
 def test_the_kernels_add_the_integers_of_the_reference(
     seed: int, examples: int, p: int, q: int, kind: tuple[str, str], longest: float, point: float, name: str
 ) -> None:
@@ -225,10 +225,7 @@ def test_many_examples_have_one_sum_in_any_order_and_batches() -> None:
     assert found == apart
 
 
-@pytest.mark.parametrize(
-    ("rule", "groups"),
-    [("standard", ((0, 1, 2),)), ("automatic", ((0,), (1, 2))), ("normalized", ((0, 1, 2),))],
-)
+@pytest.mark.parametrize(("rule", "groups"), [("standard", ((0, 1, 2),)), ("normalized", ((0,), (1, 2)))])
 def test_an_example_of_several_layers_moves_the_sum_by_the_clip_norm_at_most(
     monkeypatch: pytest.MonkeyPatch, rule: str, groups: Any
 ) -> None:
@@ -236,8 +233,8 @@ def test_an_example_of_several_layers_moves_the_sum_by_the_clip_norm_at_most(
     same by float64 products, but for what factors round.
     """
     rng, backend = np.random.default_rng(8), load_backend("triton")
-    sides = [np.float32(rng.normal(size=(7, 1, n)) * 10.0 ** rng.uniform(-1, 2, (7, 1, 1))) for n in (70, 9, 9, 65, 65)]
-    sides[0][3], sides[1][5, 0, 2] = 0, np.nan
+    sides = [np.float32(rng.normal(size=(5, 1, n)) * 10.0 ** rng.uniform(-1, 2, (5, 1, 1))) for n in (70, 9, 9, 65, 65)]
+    sides[0][1], sides[1][3, 0, 2] = 0, np.nan
     unit, sizes, limits = 2.0**-36, (630, 585, 65), (0.5, 0.7)[: len(groups)]
     grouping = Grouping(("a", "b")[: len(groups)], groups, limits)
     counts = [sum(sizes[i] for i in members) for members in groups]
@@ -256,7 +253,7 @@ def test_an_example_of_several_layers_moves_the_sum_by_the_clip_norm_at_most(
         return [backend.to_numpy(own) for own in out]
 
     total = [np.zeros(size) for size in sizes]
-    for i in range(7):
+    for i in range(5):
         own = added(backend, slice(i, i + 1))
         for members, limit in zip(groups, (1.0,) * 2 if rule == "normalized" else limits, strict=False):
             length = np.linalg.norm(np.concatenate([own[place] for place in members])) * unit
@@ -265,11 +262,11 @@ def test_an_example_of_several_layers_moves_the_sum_by_the_clip_norm_at_most(
     assert all(np.abs(one).max() > 0 for one in total)
     for one, other in zip(total, added(backend, slice(None)), strict=True):
         np.testing.assert_array_equal(one, other)
-    for one, other in zip(total, added(Graphs(backend), slice(None), repeated=4), strict=True):
-        np.testing.assert_array_equal(4 * one, other)
+    for one, other in zip(total, added(Graphs(backend), slice(None), repeated=3), strict=True):
+        np.testing.assert_array_equal(3 * one, other)
     monkeypatch.setattr(linear, "chip_of", lambda device: None)
     for one, other in zip(total, added(backend, slice(None)), strict=True):
-        assert np.linalg.norm(one - other) <= 7 * 2.0**-10 / unit  # of factors, of examples of length 1 at most
+        assert np.linalg.norm(one - other) <= 5 * 2.0**-10 / unit  # of factors, of examples of length 1 at most
 
 
 def test_the_way_follows_from_shapes_chip_and_whether_the_sum_has_a_bound() -> None:

@@ -289,7 +289,7 @@ RUNS: dict[str, tuple[Any, Any, int, torch.dtype]] = {  # sampler, method, micro
 
 @pytest.mark.parametrize("name", chosen(["weights that change", "users"], list(RUNS)))
 def test_a_training_run_is_that_without_graphs(name: str) -> None:
-    (plain, _), (found, repeating) = (trained(graphs, *RUNS[name], steps=3) for graphs in (False, "model"))
+    (plain, _), (found, repeating) = (trained(graphs, *RUNS[name], steps=2) for graphs in (False, "model"))
     same([value.float() for value in plain], [value.float() for value in found])
     assert repeating.refused is None
     assert sum(one.replays for one in repeating.passes.kept.values()) > repeating._captured
@@ -319,7 +319,7 @@ def test_a_model_without_proof_runs_without_repeated_passes_and_that_is_told() -
     sampling, method, size, _ = RUNS["two points"]
     with pytest.warns(SpeedWarning) as found:
         (plain, _), (other, repeating) = (
-            trained(graphs, sampling, method, size, make=Chosen, steps=2) for graphs in (False, "model")
+            trained(graphs, sampling, method, size, make=Chosen, steps=1) for graphs in (False, "model")
         )
     assert repeating is None
     same(plain, other)

@@ -26,7 +26,6 @@ START = rng.normal(size=D)
 # No batch or example is like another; one batch is empty, and none is as large as the denominator SIZE.
 BATCHES = [np.sort(rng.choice(N, size=rng.integers(1, 11), replace=False)) for _ in range(T)]
 BATCHES[4] = np.arange(0)
-FULL = [np.arange(N)] * T
 SIZE = 12
 
 Array = np.ndarray
@@ -38,11 +37,6 @@ def gradient(x: Array, indices: Array) -> Array:
     """Of losses log cosh(a.x - y): smooth and not quadratic, so that every point matters."""
     a = FEATURES[indices]
     return np.tanh(a @ x - TARGETS[indices])[:, None] * a
-
-
-def quadratic_gradient(x: Array, indices: Array) -> Array:
-    a = FEATURES[indices]
-    return (a @ x - TARGETS[indices])[:, None] * a
 
 
 def of(x: Array, i: int) -> Array:

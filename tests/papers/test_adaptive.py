@@ -144,7 +144,7 @@ def test_joint_moments(k: float | None) -> None:
 
 
 @pytest.mark.parametrize("norm", [None, 2.5])
-@pytest.mark.parametrize("cycle", [(0, 1), (2, 3), (3, 1), (0, 4), (5, 20)], ids=str)
+@pytest.mark.parametrize("cycle", [(0, 1), (2, 3), (5, 20)], ids=str)
 @pytest.mark.parametrize("noise", [None, "banded"], ids=str)
 @pytest.mark.parametrize("update", ["adam", "adagrad"])
 def test_delayed_scale(cycle: tuple[int, int], norm: float | None, noise: str | None, update: str) -> None:
@@ -251,12 +251,6 @@ def test_the_cycle_of_no_unscaled_and_one_scaled_step_is_scale_then_privatize(ma
     scaled = make(variant="scale_then_privatize", **common)
     assert run(delayed).tobytes() == run(scaled).tobytes()
     assert run(scaled).tobytes() != run(make(**COMMON)).tobytes()
-
-
-def test_without_noise_and_clipping_the_scale_cancels() -> None:
-    quiet = {**COMMON, "max_grad_norm": 1e9, "noise_multiplier": 0.0}
-    scaled, plain = methods.dp_adam(variant="scale_then_privatize", **quiet), methods.dp_adam(**quiet)
-    np.testing.assert_allclose(run(scaled), run(plain), rtol=1e-9)
 
 
 def test_side_information() -> None:

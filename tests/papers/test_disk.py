@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from loops import (  # isort: skip
-    FULL, SIZE, START, AdamLoop, N, T, always, assert_same, averaging, gradient, heavy_ball, loop, low_pass,
-    quadratic_gradient, run, sgd, two_points
+    SIZE, START, AdamLoop, N, T, always, assert_same, averaging, gradient, heavy_ball, loop, low_pass,
+    run, sgd, two_points
 )  # fmt: skip
 
-import dpcore
 from dpcore import methods
 from dpcore.stages.filters import NAMED_FILTERS, ScalarKalman
 
@@ -86,24 +83,3 @@ def test_disk_at_gamma_minus_one_is_storm() -> None:
         previous, x = x, x - lr * estimate
         path.append(x.copy())
     np.testing.assert_allclose(run(method, batches), np.stack(path), rtol=1e-9, atol=1e-12)
-
-
-@given(st.floats(0.05, 1.0), st.floats(-2, 2).filter(lambda g: abs(g) > 0.05))
-@settings(max_examples=15)
-def test_disk_on_a_full_batch_quadratic_is_gradient_descent(kappa: float, gamma: float) -> None:
-    method = methods.disk(
-        lr=0.02, kappa=kappa, gamma=gamma, clipping="standard", max_grad_norm=1e9, noise_multiplier=0.0
-    )
-    x, path = START.copy(), [START.copy()]
-    for _ in range(T):
-        x = x - 0.02 * quadratic_gradient(x, np.arange(N)).mean(axis=0)
-        path.append(x.copy())
-    np.testing.assert_allclose(run(method, FULL, quadratic_gradient), np.stack(path), rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("base", ["sgd", "momentum", "adam", "adamw", "adagrad", "accelerated"])
-def test_disk_at_kappa_one_is_its_base(base: str) -> None:
-    chosen = {"base": dpcore.updates.Accelerated(0.1)} if base == "accelerated" else {"base": base, "lr": 0.1}
-    common = {**chosen, "clipping": "automatic", **COMMON}
-    disk, plain = methods.disk(kappa=1.0, gamma=0.3, **common), methods.dp_sgd(**common)
-    assert run(disk).tobytes() == run(plain).tobytes()

@@ -16,6 +16,7 @@ from scipy import stats
 from dpcore import methods, sampling
 from dpcore.stages.filters import OptimalFIR, ScalarKalman
 from dpcore.stages.strategies import BLT, BandedToeplitz, Dense, NamedStrategy, in_blocks
+from tests.depth import pairs
 
 STEPS, D, SIGMA, C, B = 8, 4096, 1.3, 2.0, 7
 COMMON = {"lr": 0.01, "max_grad_norm": C, "noise_multiplier": SIGMA}
@@ -70,23 +71,18 @@ INDEPENDENT = {
 }
 CORRELATED = {
     f"{name}, {kind}": (make(strategy=strategy, **COMMON), matrix)
-    for name, make in (
-        ("memf", methods.memf),
-        ("srg_memf", methods.srg_memf),
-        ("accelerated_srgd", methods.accelerated_srgd),
-        ("dp_adam", methods.dp_adam),
-        ("pmlf", methods.pmlf),
-        ("disk", methods.disk),
-    )
-    for kind, strategy, matrix in (
+    for (name, make), (kind, strategy, matrix) in pairs((
+        ("memf", methods.memf), ("srg_memf", methods.srg_memf), ("accelerated_srgd", methods.accelerated_srgd),
+        ("dp_adam", methods.dp_adam), ("pmlf", methods.pmlf), ("disk", methods.disk),
+    ), (
         ("tree", "tree", tree_matrix(STEPS)),
         ("square-root", "square-root", square_root_matrix(STEPS)),
         ("dense", dense_matrix(STEPS), dense_matrix(STEPS)),
         ("banded", banded_matrix(STEPS), banded_matrix(STEPS)),
         ("banded inverse", NamedStrategy("banded-inverse-square-root", 4), banded_inverse_matrix(STEPS)),
         ("blt", BLT([0.4, 0.1], [0.9, 0.3], STEPS), blt_matrix(STEPS)),
-    )
-}
+    ), 2)
+}  # fmt: skip
 INVERSE = NamedStrategy("banded-inverse-square-root", 4)
 STREAMED = {
     f"{name}, {kind}": (make(strategy=strategy, **COMMON), matrix)

@@ -1,6 +1,5 @@
 """DP-PMLF and InnerOuter (algorithms.md 8) against loops; a window of one point is DOPPLER's loop."""
 
-import numpy as np
 import pytest
 from loops import SIZE, assert_same, heavy_ball, loop, low_pass, run, window
 
@@ -26,14 +25,6 @@ def test_inner_outer_is_its_loop(k: int) -> None:
         lr=0.2, window=k, beta=0.4, outer_momentum=0.8, max_grad_norm=0.7, noise_multiplier=0.5, batch_size=SIZE
     )
     assert_same(run(method), loop(window(k, 0.4, normalized=False), move=heavy_ball(0.2, 0.8)))
-
-
-def test_a_window_of_one_point_is_doppler_and_dp_sgd_with_momentum_to_the_bit() -> None:
-    settings = {"lr": 0.3, "max_grad_norm": 0.7, "noise_multiplier": 0.5, "batch_size": SIZE}
-    pmlf, doppler = methods.pmlf(window=1, filter="f3", **settings), methods.doppler(filter="f3", **settings)
-    assert np.array_equal(run(pmlf), run(doppler))
-    inner_outer = methods.inner_outer(window=1, outer_momentum=0.8, **settings)
-    assert np.array_equal(run(inner_outer), run(methods.dp_sgd(base="momentum", momentum=0.8, **settings)))
 
 
 def test_the_defaults_are_the_papers() -> None:

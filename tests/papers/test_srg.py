@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loops import (  # isort: skip
-    BATCHES, FULL, SIZE, START, STRATEGIES, D, N, T, accumulation, assert_same, difference, given, gradient, heavy_ball,
+    BATCHES, SIZE, START, STRATEGIES, D, N, T, accumulation, assert_same, difference, given, gradient, heavy_ball,
     loop, of, run
 )  # fmt: skip
 
@@ -44,14 +44,6 @@ def test_the_papers_decay_and_momentum_are_the_defaults() -> None:
     chosen, without = method.noise.strategy, plain.noise.strategy
     assert chosen == replace(without, decay=math.exp(-2.5))
     assert without == dpcore.strategies.Recommended(momentum=0.9)
-
-
-def test_srg_without_decay_is_memf() -> None:
-    for name in ("tree", "banded"):
-        srg = methods.srg_memf(lr=0.1, decay=0.0, strategy=given(name), **COMMON)
-        memf = methods.memf(lr=0.1, strategy=given(name), **COMMON)
-        assert run(srg).tobytes() == run(memf).tobytes()
-        assert srg.query.points(5) == memf.query.points(5)
 
 
 def test_memf_with_the_identity_is_dp_sgd_and_costs_the_same() -> None:
@@ -119,35 +111,3 @@ def test_accelerated_srgd_is_its_loop(variant: str, radius: float | None, name: 
 def test_the_default_strategy_is_the_tree_and_none_where_gradients_are_independent() -> None:
     assert methods.accelerated_srgd(lr=0.1).noise.strategy.name == "tree"
     assert methods.accelerated_srgd(lr=0.1, variant="independent").noise.strategy is None
-
-
-@pytest.mark.parametrize("variant", ["accelerated", "independent"])
-def test_accelerated_srgd_without_noise_is_nesterovs_method(variant: str) -> None:
-    """Nesterov's three sequences as Allen-Zhu and Orecchia write them, with steps 1/beta and eta_t / beta."""
-    lr = 0.02
-    method = methods.accelerated_srgd(lr=lr, variant=variant, max_grad_norm=1e9, noise_multiplier=0.0)
-    y = z = START.copy()
-    path = [START.copy()]
-    for t in range(T):
-        x = path[-1]
-        full = gradient(x, np.arange(N)).mean(axis=0)
-        y = x - lr * full
-        z = z - lr * (t + 1) * full
-        share = 2 / (t + 3)
-        path.append(share * z + (1 - share) * y)
-    result = dpcore.minimize(gradient, START, FULL, method, record=True)
-    np.testing.assert_allclose(result.path, np.stack(path), rtol=1e-9, atol=1e-11)
-    np.testing.assert_allclose(result.x, y, rtol=1e-9, atol=1e-11)
-
-
-def test_srg_on_full_batches_is_gradient_descent() -> None:
-    """The differences telescope: G_t is the gradient itself, whatever c, whatever the loss."""
-    for decay in (0.3, 1.0):
-        method = methods.srg_memf(
-            lr=0.02, decay=decay, base="sgd", strategy="tree", max_grad_norm=1e9, noise_multiplier=0.0
-        )
-        x, path = START.copy(), [START.copy()]
-        for _ in range(T):
-            x = x - 0.02 * gradient(x, np.arange(N)).mean(axis=0)
-            path.append(x.copy())
-        np.testing.assert_allclose(run(method, FULL), np.stack(path), rtol=1e-9, atol=1e-11)

@@ -27,7 +27,7 @@ LONG_FUNCTIONS: dict[str, tuple[int, str]] = {
 def sources() -> dict[Path, tuple[str, ast.Module]]:
     """Text and syntax tree of every file of the library, by its path below the root."""
     found = [path for folder in ("dpcore", "backends") for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {path.relative_to(ROOT): (path.read_text(), ast.parse(path.read_text())) for path in found}
+    return {path.relative_to(ROOT): (text := path.read_text(), ast.parse(text)) for path in found}
 
 
 def too_long(sizes: dict[str, int], limit: int, exceptions: dict[str, tuple[int, str]]) -> list[str]:
@@ -133,7 +133,9 @@ def foreign_assignments(tree: ast.Module) -> Iterator[str]:
                 if isinstance(below, ast.Attribute) and foreign(below.value, below.attr):
                     yield f"line {node.lineno}: {ast.unparse(node)}"
                 below = below.value
-        elif isinstance(node, ast.Call) and re.search(r"\b(__)?(set|del)attr(__)?$", ast.unparse(node.func)):
+        elif isinstance(node, ast.Call) and re.fullmatch(
+            r"(__)?(set|del)attr(__)?", getattr(node.func, "attr", getattr(node.func, "id", ""))
+        ):
             owner, name = [*node.args, ast.Constant(0), ast.Constant(0)][:2]
             if isinstance(name, ast.Constant) and foreign(owner, str(name.value)):
                 yield f"line {node.lineno}: {ast.unparse(node)}"

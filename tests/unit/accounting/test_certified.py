@@ -87,19 +87,6 @@ def test_the_exact_value_of_one_step_lies_inside(log_rate: float, log_sigma: flo
         assert epsilon * (1 - 1e-9) <= around.upper
 
 
-@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE])
-@pytest.mark.parametrize("most", [2, 20, 25, 40])
-def test_the_exact_value_of_one_truncated_step_lies_inside(adjacency: Adjacency, most: int) -> None:
-    event = accounting.TruncatedPoissonSampledGaussian(1000, 0.02, most, 1.3, 1, adjacency)
-    ((step, _),) = phases(event).steps  # type: ignore[union-attr]
-    for epsilon in (0.05, 0.3, 1.0, 2.5):
-        exact = sum(w * sampled_delta(q, 1 / sigma, epsilon) for w, q, sigma in step.components)  # type: ignore[union-attr]
-        interval = accounting.delta_interval(event, epsilon)
-        assert interval.lower <= exact * (1 + 1e-9)
-        assert exact <= interval.upper * (1 + 1e-9)
-        assert exact <= accounting.delta(event, epsilon, "rdp")
-
-
 @given(st.lists(st.tuples(st.floats(-0.5, 1.5), st.integers(0, 50)), min_size=1, max_size=4), st.floats(-9, -2))
 def test_without_sampling_all_accountants_agree(parts: list[tuple[float, int]], log_delta_: float) -> None:
     delta = 10.0**log_delta_

@@ -1,22 +1,17 @@
-"""The exact Gaussian accountant against 50-digit arithmetic and against dp-accounting."""
+"""The exact Gaussian accountant against 50-digit arithmetic."""
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("mpmath")
-pytest.importorskip("dp_accounting")
 import mpmath
-from dp_accounting import dp_event, gaussian_mechanism
-from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpcore import accounting
 from dpcore.accounting import Adjacency, Composed, Gaussian, MatrixGaussian
 from dpcore.accounting.gaussian import analytic_noise_multiplier, gaussian_epsilon, log_delta
-from dpcore.accounting.renyi import epsilon_from_rdp, event_rdp
 from dpcore.errors import ArgumentError
 from tests.refused import refused
 
@@ -77,20 +72,6 @@ def test_analytic_calibration_is_the_inverse(epsilon: float, delta: float, count
     reached = accounting.epsilon(Gaussian(sigma, count), delta, "gaussian")
     assert reached <= epsilon * (1 + 1e-12)
     assert reached >= epsilon * (1 - 1e-6)
-
-
-@pytest.mark.parametrize("sigma", [0.4, 1.3, 9.0])
-@pytest.mark.parametrize("sensitivity", [0.7, 1.0, 3.3])
-def test_a_matrix_mechanism_is_one_gaussian_mechanism(sigma: float, sensitivity: float) -> None:
-    event, once = (
-        MatrixGaussian(sigma, sensitivity, 50, "tree(steps=50)"), dp_event.GaussianDpEvent(sigma / sensitivity),
-    )  # fmt: skip
-    exact = gaussian_mechanism.get_epsilon_gaussian(once.noise_multiplier, 1e-6)
-    assert accounting.epsilon(event, 1e-6, "gaussian") == pytest.approx(exact, rel=1e-7)
-    orders = np.array([1.5, 2.0, 8.0, 32.0, 200.0])
-    theirs = rdp_privacy_accountant.RdpAccountant(orders.tolist()).compose(once).get_epsilon(1e-6)
-    assert epsilon_from_rdp(orders, event_rdp(event, orders), 1e-6) == pytest.approx(theirs, rel=1e-9)
-    assert accounting.epsilon(event, 1e-6, "rdp") >= exact
 
 
 def test_matrix_mechanisms_compose_with_others_under_zero_out() -> None:

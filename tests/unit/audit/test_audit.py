@@ -216,7 +216,7 @@ def test_a_canary_is_the_longest_vector_that_the_clip_lets_through(rule: str) ->
 ])  # fmt: skip
 def test_alarms_of_honest_runs_are_as_rare_as_stated(method: Method, sampler: object) -> None:
     alarms = exceeded = 0
-    audits = chosen(24, 200) if method is SGD else chosen(24, 80)
+    audits = chosen(12, 200) if method is SGD else chosen(12, 80)
     for number in range(audits):
         key = bytes([number]) * 32
         found = audit(method, sampler, 4, delta=1e-5, canaries=64, runs=2, confidence=0.9, key=key)

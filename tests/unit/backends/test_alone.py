@@ -59,9 +59,9 @@ _SHAPES = [  # time and widths, and examples
     ((1, 10, 10), 13107),
     ((3, 7, 5), 700),
     ((12, 30, 20), 40),
-    ((24, 2, 2), 32768),
+    ((24, 2, 2), 1000),
     ((24, 10, 10), 1310),
-    ((100, 7, 5), 600),
+    ((100, 7, 5), 60),
     ((257, 1, 7), 33),
     ((257, 1, 7), 1),
     ((256, 1025, 3), 33),
@@ -97,24 +97,6 @@ def test_rows_of_pairs(form: tuple[int, int, int]):
         assert (Linear((a[own],), (e[own],), (1.0,)).rows()[0] == every[i]).all()
 
 
-@pytest.mark.parametrize("examples", [0, 1, 40])
-@pytest.mark.parametrize("times", [[1], [5], [30], [513], [1, 2], [20, 20], [600, 3]])
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("gram", [False, True])
-def test_any_number_of_examples_and_rows(examples: int, times: list[int], scaled: bool, gram: bool):
-    rng = np.random.default_rng(3)
-    inputs, gradients = ([rng.normal(size=(examples, t, n)).astype(np.float32) for t in times] for n in (3, 4))
-    scale = rng.uniform(0.5, 2, 12) if scaled else None
-    weights, out = [1.0, 0.5][: len(times)], np.zeros(12)
-    norms = linear_norms(backend, inputs, gradients, weights, scale=scale, gram=gram)
-    linear_sum(backend, inputs, gradients, weights, np.full(examples, 2.0**30), out, scale=scale)
-    true = sum(w * np.einsum("btp,btq->bqp", a, e) for w, a, e in zip(weights, inputs, gradients, strict=True))
-    true = true.reshape(examples, 12) * (1.0 if scale is None else scale)
-    assert norms.shape == (examples,)
-    assert np.all(norms >= np.linalg.norm(true, axis=1) * (1 - 1e-6))
-    np.testing.assert_allclose(2.0**-30 * out, true.sum(axis=0), rtol=0, atol=1e-2)
-
-
 SHAPES = [(24, 1, 33), (24, 33, 1), (24, 5, 7), (49, 288, 64), (784, 9, 32), (25, 64, 10), (3, 9, 7), (1, 40, 30)]
 
 
@@ -125,12 +107,12 @@ def test_an_example_has_the_bits_that_it_has_alone(shape: tuple[int, int, int], 
     """Wherever in the batch it stands: its norm, and the integers that it adds."""
     time, p, q = shape
     rng = np.random.default_rng(0)
-    a, e = (rng.standard_normal((9, time, width)).astype(np.float32) for width in (p, q))
+    a, e = (rng.standard_normal((4, time, width)).astype(np.float32) for width in (p, q))
     scale = rng.random(p * q).astype(np.float32) if scaled else None
     norms, together, alone = linear_norms(backend, [a], [e], [1.0], exact=exact, scale=scale), *np.zeros((2, p * q))
     weights = 2.0**36 / norms
     linear_sum(backend, [a], [e], [1.0], weights, together, exact=exact, scale=scale)
-    for i in range(9):
+    for i in range(4):
         own = [a[i : i + 1].copy()], [e[i : i + 1].copy()], [1.0]
         assert linear_norms(backend, *own, exact=exact, scale=scale) == norms[i]
         linear_sum(backend, *own, weights[i : i + 1].copy(), alone, exact=exact, scale=scale)

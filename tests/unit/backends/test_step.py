@@ -83,7 +83,7 @@ def compose(
             slot.displacement[...] = slot.parameter - before
 
 
-SIZES = [1, 0, 4095, 4097, 64 * 4096 + 5, 2 * 64 * 4096]
+SIZES = [1, 0, 4095, 4097, 16 * 4096 + 5, 2 * 16 * 4096]
 RING = RingCoefficients((0.5, -0.25, 0.125), 1, 0.75)
 FIR = FilterCoefficients((0.5, 0.25, 0.125), ())
 NOISE_FIR = FilterCoefficients((1.0, 0.25, 0.125), ())

@@ -21,6 +21,7 @@ from dpcore.cli import datasets
 from dpcore.cli.datasets import KEYS, Dataset, load, scaled
 from dpcore.cli.gradients import load_gradients, save_gradients
 from dpcore.errors import ArgumentError, DataError
+from tests.depth import chosen
 from tests.refused import refused
 
 read_npz = functools.partial(datasets.read_arrays, keys=KEYS, optional=("classes",))
@@ -53,7 +54,7 @@ def test_an_archive_is_read_back(tmp_path, save: Any):
 
 
 @given(compressed=st.booleans(), data=st.data())
-@settings(FILES, max_examples=300)
+@settings(FILES, max_examples=chosen(100, 300))
 def test_a_cut_archive_is_refused_and_a_damaged_one_too_or_true(tmp_path, compressed: bool, data: st.DataObject):
     content = bytearray(packed(np.savez_compressed if compressed else np.savez))
     path = tmp_path / "data.npz"

@@ -193,10 +193,7 @@ def test_the_file_sets_defaults_and_the_command_line_wins(tmp_path):
     expected = {"lr": 0.25, "batch_size": 512, "betas": (0.9, 0.99), "groups": {"0.*": 0.5}, "overlay": True}
     assert run_train(["--config", str(path)]) == expected
     assert run_train(["--config", str(path), "--lr", "3"]) == expected | {"lr": 3}
-    assert run_train(["--lr", "3", "--config", str(path), "--no-overlay"]) == expected | {
-        "lr": 3,
-        "overlay": False,
-    }
+    assert run_train(["--lr", "3", "--config", str(path), "--no-overlay"]) == expected | {"lr": 3, "overlay": False}
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -110,7 +110,7 @@ def test_a_sum_that_changed_behind_every_digest_meets_fresh_noise(
     assert again.statement().rows_abandoned[0][0] == 3
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_loading_saving_and_changing(ledger: Ledger, sums: Sums, seed: int) -> None:
     """Several objects, their checkpoints and branches in turn, refusals included."""
     choose = random.Random(seed)
@@ -350,7 +350,7 @@ def test_an_interruption_amid_an_entry_is_no_damage(tmp_path: Path, monkeypatch:
     ("files", "every", "reached"),
     [
         (("mechanism/ledger_account.py",), 1, {"before_draw", "before_release", "_at_work"}),
-        (("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"), 4, {"release", "_reserve", "_at_work"}),
+        (("mechanism/ledger_account.py", "mechanism/mechanism.py", "ledger/"), 9, {"release", "_reserve", "_at_work"}),
     ],
 )
 def test_close_from_a_signals_handler_at_any_line_gives_back_no_row_on_its_way(
@@ -462,12 +462,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.ledger = Ledger.create(Path(self.folder.name) / "a.ledger", budget=budget)
         self.run = self.ledger.begin(
-            name="x",
-            adjacency="add-remove",
-            steps=STEPS,
-            event_after=event_after,
-            description=None,
-            key_digest="k",
+            name="x", adjacency="add-remove", steps=STEPS, event_after=event_after, description=None, key_digest="k"
         )
         self.left: set[tuple[str, int]] = set()  # (branch, row) that have left
         self.first = {self.run.branch_id: 0}

@@ -28,7 +28,6 @@ from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.schedules import Doubling, WarmupCosine
 from tests.refused import refused
 from tests.unit.mechanism_tools import NumPyBut, interrupted, started
-from tests.unit.two_threads import in_two_threads
 
 KEY = bytes(range(32))
 SHAPES = [("w", (3, 4)), ("b", (4,))]
@@ -248,33 +247,6 @@ def one_step(mechanism: Mechanism, x: list[np.ndarray]) -> None:
     mechanism.release(x)
 
 
-def test_two_threads_on_one_run_never_mix_a_sum_nor_use_a_row_twice() -> None:
-    """Whoever comes second in a step is refused; an exact key has no other guard."""
-    steps = 60
-    alone, x = recorded(steps)
-    for _ in range(steps):
-        one_step(alone, x)
-    mechanism, x = recorded(steps)
-    refused = []
-
-    def work() -> None:
-        while mechanism.step < steps:
-            try:
-                one_step(mechanism, x)
-            except PrivacyError as refusal:
-                refused.append(str(refusal))
-
-    in_two_threads(work)
-    assert mechanism.step == steps
-    assert all(len(sums) == 1 for sums in mechanism.met.values())
-    # What was released is what one thread would have released, or a part of it where a thread was refused amid a step.
-    for key, (total,) in mechanism.met.items():
-        got, whole = np.frombuffer(total), np.frombuffer(alone.met[key][0])
-        assert ((got == whole) | (got == 0) | (got == whole / 2)).all()
-    known = ("another thread is summing", "another thread took the step", "the plan, and its guarantee, end")
-    assert all(any(words in text for words in known) for text in refused)
-
-
 def test_a_batch_whose_step_another_thread_took_is_refused() -> None:
     mechanism, x = recorded(9)
     mechanism.draw()
@@ -450,19 +422,6 @@ def test_an_interrupted_step_leaves_a_scale_for_the_next(monkeypatch: pytest.Mon
     monkeypatch.undo()
     advance(mechanism, x, 3)
     assert all(np.isfinite(p).all() for p in x)
-
-
-def test_micro_batches_add_up() -> None:
-    quiet = methods.dp_sgd(lr=1.0, noise_multiplier=0.0)
-    rows = [np.random.default_rng(0).normal(size=(9, d)).astype(np.float32) for d in (12, 4)]
-    results = []
-    for pieces in ([slice(0, 9)], [slice(0, 4), slice(4, 4), slice(4, 9)]):
-        mechanism, x = build(quiet)
-        for piece in pieces:
-            mechanism.add([block[piece] for block in rows])
-        mechanism.release(x)
-        results.append(np.concatenate([p.ravel() for p in x]))
-    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-7)
 
 
 @dataclass(frozen=True)

@@ -92,15 +92,14 @@ def agree(method: Any, kind: str, dtype: type, tolerance: float, **settings: Any
         np.testing.assert_allclose(mechanism.clip_norms, rows.clip_norms, rtol=tolerance)
 
 
-@pytest.mark.parametrize("kind", ["pairs", "mixed"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "kind"), pairs(METHODS, ["pairs", "mixed"], 2))
 def test_pairs_take_the_steps_of_rows(name: str, kind: str) -> None:
     agree(METHODS[name], kind, np.float64, 5e-3 if "scaled" in name else 1e-4)
 
 
 @pytest.mark.parametrize("users", [False, True])
 @pytest.mark.parametrize("name", ["standard, per_layer", "disk, a negative weight", "scaled", "adaptive clip"])
-@pytest.mark.parametrize(("kind", "most"), pairs(["rows", "pairs", "mixed"], [None, 1, 2, 4], 2))
+@pytest.mark.parametrize(("kind", "most"), pairs(["rows", "pairs", "mixed"], [None, 1, 2, 4], 3))
 def test_users_and_splits_change_nothing_but_the_order_of_sums(
     name: str, kind: str, most: int | None, users: bool
 ) -> None:

@@ -131,7 +131,7 @@ def without_noise(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("variant", [None, "independent_moments"])
-@pytest.mark.parametrize(("name", "stop"), pairs(STREAMS, [1, 3, 33, 48, 49], 2))
+@pytest.mark.parametrize(("name", "stop"), pairs(STREAMS, [1, 3, 33, 48, 49], 3))
 def test_vectors_that_were_lost_are_made_anew(name: str, stop: int, variant: str | None) -> None:
     """Also where rows were drawn under the keys of two branches, and for both releases of a step."""
     mechanism, x = build(STREAMS[name], variant=variant)

@@ -14,6 +14,7 @@ from dpcore.stages.filters import NAMED_FILTERS, Accumulation, Averaging, Chain,
 from dpcore.stages.strategies import from_matrix, strategy
 from dpcore.stages.updates import SGD, AdaGrad, Adam
 from dpcore_numpy import recurrence
+from tests.depth import pairs
 
 
 def in_ball(v: np.ndarray, radius: float) -> np.ndarray:
@@ -133,8 +134,10 @@ def filter_matrix(chosen) -> np.ndarray:
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("kind", [None, "identity", "tree", "square-root", "tree-optimal", "dense", "banded"], ids=str)
+KINDS = [None, "identity", "tree", "square-root", "tree-optimal", "dense", "banded"]
+
+
+@pytest.mark.parametrize(("name", "kind"), pairs(FILTERS, KINDS, 3))
 def test_variances_are_the_row_norms_of_the_product(name: str, kind: str | None) -> None:
     if kind is None:
         chosen, c = None, np.eye(T)

@@ -32,7 +32,7 @@ def exact_norm_squared(vector: np.ndarray) -> Fraction:
 
 @given(
     hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=finite32)
-    | hnp.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-1e300, 1e300)),
+    | hnp.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-1e300, 1e300))
 )
 def test_norms_of_any_finite_row(rows: np.ndarray) -> None:
     for row, norm in zip(rows, row_norms([rows]), strict=True):

@@ -234,21 +234,6 @@ def observe(stage: OptimalFIR, signal: np.ndarray, noise_power: float) -> tuple[
     return statistics
 
 
-def test_the_estimate_is_the_formula() -> None:
-    signal = np.random.default_rng(12).normal(0.3, 1, size=(30, 20))
-    stage, power = OptimalFIR(4), 12.0
-    excess = (signal**2).sum(axis=1) - power
-    bottom = np.mean(np.maximum(excess, 1e-3))
-    for count in (1, 3, 30):
-        part = signal[:count]
-        bottom = np.mean(np.maximum(excess[:count], 1e-3))
-        expected_c = [0.5]
-        for tau in range(1, 5):
-            top = [part[t] @ part[t - tau] - max(excess[t - tau], 0) / 2 for t in range(tau, count)]
-            expected_c.append(max(0.0, np.mean(top)) / bottom if top else 0.0)
-        assert stage.autocorrelation(observe(stage, part, power)) == pytest.approx(expected_c, abs=1e-12)
-
-
 def test_the_estimate_converges_to_the_autocorrelation() -> None:
     """A gradient <g_t, g_{t-tau}> = rho^tau ||g||^2 under noise of the given power: c_tau = rho^tau - 1/2."""
     rng = np.random.default_rng(13)

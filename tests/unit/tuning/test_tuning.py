@@ -116,7 +116,7 @@ def test_the_winners_law_is_the_theorems_though_runs_die(
         return Outcome(math.nan, b"", EVENT) if fate.random() < 0.5 else Outcome("good", b"", EVENT)  # type: ignore[arg-type]
 
     counts: Counter[float] = Counter()
-    times = chosen(600, 6000)
+    times = chosen(300, 6000)
     for i in range(times):
         while True:
             try:
