@@ -35,7 +35,7 @@ KEY = bytes(range(32))
 STEPS = 60
 SAVE_EVERY = 4
 EXAMPLES = 64
-KILLS = chosen(16, 200)
+KILLS = chosen(24, 200)
 RUNS = 4  # share them
 
 

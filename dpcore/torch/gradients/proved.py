@@ -387,7 +387,7 @@ class ProvedGradient:
 
     def _held(self, program: Program) -> list[torch.Tensor]:
         """Return the present values of the model's tensors that the graph reads, trained parameters excluded."""
-        present = dict(slots(self.model))
+        present = dict(slots(self.model)) if program.held_names else {}
         return [local(present[name]) for name in program.held_names]
 
 

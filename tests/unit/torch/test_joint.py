@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no tensor": ({"losses": lambda *_: 0.0}, "returned float"),
     "examples that meet": (
         {"losses": Called(lambda g: lambda x, y: g.losses(x - x.mean(0), y))}, r"mean.*test_joint"),
-    "a generator that is left out": ({"held": ()}, r"generator.*those of a JointLoss in trained or held"),
+    "a generator that is left out": ({"held": ()}, r"shape \(5, 3\).*those of a JointLoss in trained or held"),
     "nothing to train": ({"trained": []}, r"trained=\[\]: must have"),
     "a model for a list": ({"held": nn.Linear(1, 1)}, "held='Linear': must be a list"),
     "no function": ({"losses": None}, "losses=None: must be a function"),

@@ -419,7 +419,7 @@ def test_sizes_that_do_not_fit_are_one_sentence_and_no_log_of_torchs() -> None:
 
 def test_a_loss_on_a_parameter_that_is_not_the_models_is_refused() -> None:
     scale = nn.Parameter(torch.ones(()))
-    with pytest.raises(ArgumentError, match="depends on a tensor that requires gradients"):
+    with pytest.raises(ArgumentError, match=r"depends on a tensor of shape \(\) that requires gradients"):
         start(model(), loss=lambda output, target: F.cross_entropy(output * scale, target))
 
 
