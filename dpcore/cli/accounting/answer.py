@@ -33,8 +33,8 @@ from dpcore.plan.plan import Plan, tightest
 from dpcore.sampling import Sampler
 from dpcore.spec.canonical import read_json_file
 from dpcore.spec.extras import needs
-from dpcore.stages.strategies import NAMES, NamedStrategy, Strategy, load
-from dpcore.stages.strategies.saved import ENDINGS
+from dpcore.stages.strategies import NAMES
+from dpcore.stages.strategies.saved import ENDINGS, named_or_saved
 from dpcore.statement.text import counted, format_epsilon, format_lower, format_number
 
 ACCOUNTED = (*sampling.NAMES, "full-batch")
@@ -176,17 +176,8 @@ class EventOptions:
 @lru_cache(maxsize=4)
 def _correlated(strategy: str, bands: int | None, sampler: Any, steps: int) -> Event:
     """Return the event of a run with correlated noise, at noise multiplier 1."""
-    method = memf(lr=1.0, strategy=strategy_of(strategy, bands), noise_multiplier=1.0)
+    method = memf(lr=1.0, strategy=named_or_saved(strategy, bands), noise_multiplier=1.0)
     return Plan(method, sampler, steps).event
-
-
-def strategy_of(text: str, bands: int | None) -> Strategy | NamedStrategy:
-    """Return the strategy of a name, or the one in a file, which has no open number of bands."""
-    if Path(text).suffix.lower() not in ENDINGS:
-        return NamedStrategy(text, bands)
-    if bands is not None:
-        raise ArgumentError(f"bands={bands!r}: must be left out, since {text} has its strategy's")
-    return load(text)
 
 
 _WORDS = {"poisson": "Poisson sampling", "truncated-poisson": "Poisson sampling", "fixed-size": "uniform subsets",

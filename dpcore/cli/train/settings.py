@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, TypeAlias
 
 from dpcore import sampling
-from dpcore.cli.accounting.answer import strategy_of
 from dpcore.cli.datasets import MAX_LENGTH, NAMES, text
 from dpcore.cli.options import (
     count,
@@ -40,7 +39,7 @@ from dpcore.stages.filters import NAMED_FILTERS
 from dpcore.stages.filters.designs import DESIGNS
 from dpcore.stages.method import Method
 from dpcore.stages.strategies import NAMES as STRATEGIES
-from dpcore.stages.strategies.saved import ENDINGS
+from dpcore.stages.strategies.saved import ENDINGS, named_or_saved
 from dpcore.stages.updates.averaging import ExponentialAverage
 from dpcore.stages.updates.galore import GaLore
 from dpcore.stages.updates.rules import COUPLINGS
@@ -300,7 +299,7 @@ class Settings:
             rate = 0.2 if self.clip_lr is None else self.clip_lr
             given["adaptive_clip"] = AdaptiveClip(self.clip_quantile, rate, self.bit_noise)
         if self.strategy is not None:
-            given["strategy"] = strategy_of(self.strategy, self.bands)
+            given["strategy"] = named_or_saved(self.strategy, self.bands)
         if self.schedule is not None:
             given["schedule"] = Doubling() if self.schedule == "doubling" else WarmupCosine(self.warmup_steps or 0)
         if self.galore_rank is not None:

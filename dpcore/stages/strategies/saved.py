@@ -16,6 +16,7 @@ from dpcore.stages.strategies.kinds import (
     BandedInverseToeplitz,
     BandedToeplitz,
     Dense,
+    NamedStrategy,
     from_matrix,
 )
 from dpcore.stages.strategies.streaming import InBlocks
@@ -87,3 +88,12 @@ def load(path: str | os.PathLike[str]) -> Strategy:
         raise DataError(
             f"strategy {given}: is damaged, or has no strategy of a kind known here (.npz, .npy or text)"
         ) from cause
+
+
+def named_or_saved(text: str, bands: int | None) -> Strategy | NamedStrategy:
+    """Return the strategy of a name, or the one in a file, which has no open number of bands."""
+    if Path(text).suffix.lower() not in ENDINGS:
+        return NamedStrategy(text, bands)
+    if bands is not None:
+        raise ArgumentError(f"bands={bands!r}: must be left out, since {text} has its strategy's")
+    return load(text)
