@@ -1629,8 +1629,6 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
         ("release what layers gathered in different orders", "if any(not torch.equal(order, every[self.rank, 0]) for", "if any(False for",
          "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
         ("go on midway through a step of a sharded model", "        if self._begun:\n", "        if False:\n", "end_to_end/test_processes_sharded.py::test_refusals_and_a_failure"),
-        ("count made-up examples where a process has none", "            super()._gradients(point, trial_batch(", "            return super()._gradients(point, trial_batch(",
-         "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
         ("gather one process's rows alone", "try:\n                processes.all_gather(every, own, self._group)",
          "try:\n                every.copy_(own.repeat(world))",
          "end_to_end/test_processes_sharded.py::test_shards_are_one_run"),
