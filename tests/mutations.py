@@ -402,7 +402,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_triton/tied.py": [
         ("leave out the cross term of a table beside rows, in the kernel", "crossed * 2.0**-exponent", "0 * crossed",
-         "agreement/test_ops_pairs.py::test_norms_of_tables_beside_rows_agree"),
+         "agreement/test_ops_pairs.py::test_rows_that_are_those_of_the_table_are_twice_as_long"),
         ("let a table cancel the rows beside it, in the kernel", "CANCELLATION * (alone + norms[:, 0])", "0 * norms[:, 0]",
          "agreement/test_ops_pairs.py::test_a_tied_matrix_whose_parts_cancel_keeps_a_share_of_their_norms"),
         ("forget what tensor cores round of a tied head", "    if not cores:", "    if True:",

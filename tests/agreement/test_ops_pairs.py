@@ -229,6 +229,14 @@ def test_norms_of_tables_beside_rows_agree(
     assert_norms_agree("tied_row_norms", indices, gradients, points, rows, size)
 
 
+def test_rows_that_are_those_of_the_table_are_twice_as_long() -> None:
+    """Among numbers without relation the cross term is small."""
+    backend, rows = load_backend("triton"), floats(np.random.default_rng(1), 2, 3, 5)
+    arguments = [sent(np.array([[0, 1, 2]] * 2))], [sent(rows)], [1.0], sent(rows.reshape(2, 15)), 3
+    found = backend.to_numpy(backend.tied_row_norms(*arguments))
+    np.testing.assert_allclose(found, 2 * np.linalg.norm(rows.reshape(2, 15).astype(np.float64), axis=1), rtol=1e-5)
+
+
 def squared(vector: Iterable[Fraction | float]) -> Fraction:
     """The squared norm, exactly."""
     return sum((Fraction(value) ** 2 for value in vector), Fraction(0))
