@@ -768,7 +768,7 @@ TABLE: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "backends/dpcore_torch/arithmetic.py": [
         ("let torch round products to bfloat16", 'torch.autocast("cpu", enabled=False)', 'torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"))',
-         "unit/backends/test_pairs.py::test_products_stay_float32_where_torch_is_told_to_be_fast"),
+         "unit/backends/test_arithmetic.py::test_autocast_around_a_step_rounds_no_product"),
         ("end the arithmetic of another thread", "            if not self._inside:\n                torch._C._set_mkldnn_enabled(self._enabled)",
          "            torch._C._set_mkldnn_enabled(self._enabled)", "unit/backends/test_arithmetic.py"),
         ("read denormals as the caller does", "flushes = denormals_are_zero()", "flushes = False", "unit/backends/test_arithmetic.py"),

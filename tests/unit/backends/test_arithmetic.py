@@ -135,3 +135,10 @@ def test_other_dtypes_are_named():
     one, ones = torch.zeros(2, 1, 3, dtype=torch.int16), torch.ones(2, dtype=torch.bfloat16)
     refused(ArgumentTypeError, "int16", linear_norms, dpcore_torch, [one], [one], [1.0])
     refused(ArgumentTypeError, "bfloat16", dpcore_torch.clip_factors, [ones], "standard", [1.0], [3], [0.0], 1.0)
+
+
+def test_autocast_around_a_step_rounds_no_product() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        with bounded():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
