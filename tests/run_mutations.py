@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from importlib.util import cache_from_source
 from io import BytesIO
 from pathlib import Path
 from typing import TypedDict
@@ -86,11 +87,17 @@ def make(mutation: Mutation, folder: Path) -> Result:
     text = path.read_text()
     if text.count(mutation.old) != 1:
         raise SystemExit(f"{mutation.path}: {mutation.old!r} must stand there once; the mutation is out of date")
-    path.write_text(text.replace(mutation.old, mutation.new))
+
+    def write(changed: str) -> None:
+        path.write_text(changed)
+        # Python takes bytecode for current if its file has the same size and the same second.
+        Path(cache_from_source(str(path))).unlink(missing_ok=True)
+
+    write(text.replace(mutation.old, mutation.new))
     try:
         noticed = red(folder, shlex.split(mutation.tests), "-x")
     finally:
-        path.write_text(text)
+        write(text)
     return Result(name=mutation.name, path=mutation.path, noticed=noticed, seconds=round(time.monotonic() - begin, 1))
 
 
